@@ -1,0 +1,330 @@
+"""Flags and the main loop that every binary shares.
+
+A binary adds its own flags, builds its algorithm, and hands it to `main_job`; everything else
+(data, partition, rounds, scores, references, files) is the same for all methods.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from experiments.progress import ProgressBar
+from experiments.report import Report
+from jaxfedmvc import data, engine
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.local_kmeans import local_kmeans
+from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.scoring import score
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string(
+    "dataset", "digits", "A named set (digits, mnist_usps, bdgp, ...) or a path to a .npz or .mat."
+)
+flags.DEFINE_string("data_dir", None, "Where sets lie; else $JAXFEDMVC_DATA, else ./data.")
+flags.DEFINE_enum("scale", "auto", ["auto", "none", "minmax", "standard"], "Scaling of features.")
+flags.DEFINE_integer("n_clusters", None, "K; the number of classes where labels are known.")
+flags.DEFINE_integer("n_clients", 12, "Clients of all kinds.", lower_bound=1)
+flags.DEFINE_string("ratio", "1:1", "Clients with all views : clients with a part of them.")
+flags.DEFINE_integer("partial_views", 1, "Views that a partial client holds.", lower_bound=1)
+flags.DEFINE_integer("samples_per_client", None, "Samples of each client; None deals out all.")
+flags.DEFINE_float("dirichlet", None, "Label skew beta; None deals out at random.")
+flags.DEFINE_integer("rounds", 5, "Communication rounds.", lower_bound=1)
+flags.DEFINE_integer("seed", 0, "First seed.")
+flags.DEFINE_integer("seeds", 1, "Number of seeds: of the partition and of the run.", lower_bound=1)
+flags.DEFINE_list(
+    "participation", ["1.0"],
+    "Share of clients that take part: one number, or one for clients with all views and one for"
+    " the others.",
+)  # fmt: skip
+flags.DEFINE_bool("resample_participants", False, "Draw who takes part anew every round.")
+flags.DEFINE_integer(
+    "client_chunk", None,
+    "Clients computed at once; bounds memory. None: 1 on CPU, all on an accelerator.",
+)  # fmt: skip
+flags.DEFINE_string("output_dir", None, "Result folder; None: results/<algorithm>-<set>-<time>/.")
+flags.DEFINE_string(
+    "compilation_cache", "~/.cache/jaxfedmvc", "Where compiled programs are kept; empty: nowhere."
+)
+
+
+class Task(NamedTuple):
+    """What one binary runs, checked before anything is computed or written."""
+
+    algorithm: FederatedAlgorithm
+    federations: list[Federation]  # one for each seed, all of the same shapes
+    n_clusters: int
+    pooled: np.ndarray  # [n, sum of D_v]: all views of all samples, for the reference only
+
+
+def launch(main: Callable[[], None]) -> None:
+    """Runs a binary: bad input is one line on stderr and exit code 2, never a traceback."""
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            rest = FLAGS(argv)
+            if len(rest) > 1:
+                raise flags.Error(f"unexpected arguments {rest[1:]}; everything is a flag")
+        except (flags.Error, OSError) as error:
+            fail(error)
+        return rest
+
+    app.run(lambda _: main(), flags_parser=parse)
+
+
+def fail(error: BaseException) -> None:
+    """Prints the one line and leaves with exit code 2."""
+    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def checked(build: Callable[[], Any]) -> Any:
+    """`build()`, where a ValueError, a missing file or an absent extra is the user's to mend."""
+    try:
+        return build()
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+
+
+def load_federations() -> tuple[list[Federation], int, np.ndarray]:
+    """One federation for each seed, the number of clusters, and the pooled raw views.
+
+    Raises:
+      ValueError, OSError: What is wrong with the flags or the data.
+    """
+    dataset = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.scale)
+    if FLAGS.n_clusters is not None:
+        n_clusters = FLAGS.n_clusters
+    elif dataset.labels is not None:
+        n_clusters = len(np.unique(dataset.labels))
+    else:
+        raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
+    federations = [
+        Federation.from_arrays(
+            dataset.views,
+            dataset.labels,
+            partition=data.hybrid_partition(
+                seed,
+                n_samples=len(dataset.views[0]),
+                n_views=len(dataset.views),
+                n_clients=FLAGS.n_clients,
+                ratio=data.parse_ratio(FLAGS.ratio),
+                partial_views=min(FLAGS.partial_views, max(1, len(dataset.views) - 1)),
+                samples_per_client=FLAGS.samples_per_client,
+                dirichlet=FLAGS.dirichlet,
+                labels=dataset.labels,
+            ),
+        )
+        for seed in seeds()
+    ]
+    return federations, n_clusters, np.concatenate(dataset.views, axis=1)
+
+
+def seeds() -> list[int]:
+    """The seeds of this job."""
+    return list(range(FLAGS.seed, FLAGS.seed + FLAGS.seeds))
+
+
+def participation_shares(federation: Federation) -> list[float]:
+    """One share for each cohort, from the flag.
+
+    Raises:
+      ValueError: Not one or two numbers.
+    """
+    try:
+        shares = [float(text) for text in FLAGS.participation]
+    except ValueError:
+        shares = []
+    if len(shares) not in (1, 2):
+        raise ValueError(
+            f"participation: got {','.join(FLAGS.participation)!r}; allowed is one number in"
+            " (0, 1], or two with a comma between"
+        )
+    return [shares[0 if federation.holds_all_views(c) else -1] for c in federation.cohorts]
+
+
+def prepare(build: Callable[[int], FederatedAlgorithm]) -> Task:
+    """Everything that can be wrong with flags and data, found before anything is written.
+
+    Raises:
+      ValueError, OSError, ImportError: What is wrong.
+    """
+    if FLAGS.client_chunk is not None and FLAGS.client_chunk < 1:
+        raise ValueError(f"client_chunk: got {FLAGS.client_chunk}; allowed is 1 or more")
+    federations, n_clusters, pooled = load_federations()
+    algorithm = build(n_clusters)
+    for federation in federations:
+        engine.draw_participants(federation, jax.random.key(0), participation_shares(federation))
+        federation.check_rows(n_clusters, f"as many as the {n_clusters} clusters")
+    # Shapes only: whatever the algorithm itself refuses is found here.
+    jax.eval_shape(lambda key: algorithm.init(key, federations[0].without_labels()), _key(0))
+    return Task(algorithm, federations, n_clusters, pooled)
+
+
+def main_job(
+    name: str,
+    build: Callable[[int], FederatedAlgorithm],
+    cost: Callable[[str, int, int, int], float],
+) -> None:
+    """Runs `name` on the flags' federations, shows progress, and writes the result folder.
+
+    Args:
+      name: Of the algorithm, for folders and titles.
+      build: `n_clusters -> algorithm`, from the binary's flags.
+      cost: `(stage, phase, views held, views of all) -> work of one client`, in any unit: the time
+        left is reckoned from it.
+    """
+    if FLAGS.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(FLAGS.compilation_cache))
+    task = checked(lambda: prepare(build))
+    stem = Path(FLAGS.dataset).stem.lower()
+    report = checked(lambda: Report(FLAGS, name, stem, task.federations[0], seeds()))
+    print(task.federations[0].describe(), flush=True)
+
+    shares = participation_shares(task.federations[0])
+    report.traffic = engine.traffic(task.algorithm, task.federations[0], participation=shares)
+    total = _work(task, shares, cost) * len(task.federations)
+    with ProgressBar(total) as bar:
+        began = time.perf_counter()
+        programs = _compile(task, shares, _progress(bar, task.federations[0], cost))
+        report.seconds["compile"] = time.perf_counter() - began
+        report.header(bar.write)
+        pooled = jnp.asarray(task.pooled)
+        for seed, federation in zip(seeds(), task.federations, strict=True):
+            _one_seed(programs, federation, pooled, seed, report, bar.write)
+    for line in report.finish():
+        print(line)
+
+
+class Programs(NamedTuple):
+    """The compiled parts of a run; the same for every seed."""
+
+    start: Callable[..., Any]
+    setup: Callable[..., Any]
+    one_round: Callable[..., Any]
+    evaluate: Callable[..., Any]
+    references: Callable[..., Any]
+
+
+def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Programs:
+    """Compiles ahead of time, so that compilation and running are timed apart."""
+    chunk = FLAGS.client_chunk
+    if chunk is None and jax.default_backend() == "cpu":
+        chunk = 1  # measured fastest there: one client's weights stay in the cache
+    algorithm, n_clusters = task.algorithm, task.n_clusters
+    keywords: dict[str, Any] = {"client_chunk": chunk}
+
+    def start(federation: Federation, key: jax.Array) -> engine.RunState:
+        return engine.start(algorithm, federation, key, participation=shares)
+
+    def setup(federation: Federation, key: jax.Array, state: engine.RunState) -> Any:
+        return engine.setup(algorithm, federation, key, state, progress=progress, **keywords)
+
+    def one_round(
+        federation: Federation, key: jax.Array, state: engine.RunState, r: jax.Array
+    ) -> Any:
+        if FLAGS.resample_participants:
+            chosen = engine.draw_participants(federation, key, shares, r)
+            state = state._replace(participants=chosen)
+        return engine.one_round(algorithm, federation, key, state, r, progress=progress, **keywords)
+
+    def evaluate(
+        federation: Federation, key: jax.Array, state: engine.RunState, r: jax.Array
+    ) -> Any:
+        state, _ = engine.finish(algorithm, federation, key, state, r, **keywords)
+        labels = engine.assign(algorithm, federation, state, **keywords)
+        result = {"labels": labels}
+        if algorithm.embed is not None:
+            result["embedding"] = engine.embed(algorithm, federation, state, **keywords)
+        if federation.labels is not None:
+            result["scores"] = score(federation, labels, n_clusters, state.participants)
+        return result
+
+    def references(federation: Federation, key: jax.Array, pooled: jax.Array) -> dict[str, Any]:
+        """Clusterings to compare with: no collaboration, and no privacy and no missing view."""
+        alone = engine.run(local_kmeans(n_clusters), federation, key, 0).labels
+        ids = [cohort.sample_ids for cohort in federation.cohorts]
+        held = jnp.zeros(len(pooled), bool)
+        for places in ids:
+            held = held.at[jnp.where(places < 0, len(pooled), places)].set(True, mode="drop")
+        together = kmeans(key, pooled, n_clusters, where=held, n_init=10).labels
+        return {
+            "no collaboration": score(federation, alone, n_clusters),
+            "pooled k-means": score(federation, [together[i] for i in ids], n_clusters),
+        }
+
+    federation, key, r = task.federations[0], _key(0), jnp.int32(0)
+    state = jax.eval_shape(start, federation, key)
+    donated = {"donate_argnums": 2}  # the previous state's memory serves the next
+    programs = Programs(
+        start=jax.jit(start).lower(federation, key).compile(),
+        setup=jax.jit(setup, **donated).lower(federation, key, state).compile(),
+        one_round=jax.jit(one_round, **donated).lower(federation, key, state, r).compile(),
+        evaluate=jax.jit(evaluate).lower(federation, key, state, r).compile(),
+        references=jax.jit(references),
+    )
+    return programs
+
+
+def _one_seed(
+    programs: Programs,
+    federation: Federation,
+    pooled: jax.Array,
+    seed: int,
+    report: Report,
+    write: Callable[[str], None],
+) -> None:
+    key = _key(seed)
+    if federation.labels is not None:
+        report.add_references(jax.device_get(programs.references(federation, key, pooled)))
+    began = time.perf_counter()
+    state = programs.start(federation, key)
+    state, _ = programs.setup(federation, key, state)
+    result: dict[str, Any] = {}
+    for r in range(FLAGS.rounds):
+        state, info = programs.one_round(federation, key, state, jnp.int32(r))
+        result = jax.device_get(programs.evaluate(federation, key, state, jnp.int32(r)))
+        report.add_round(seed, r + 1, info, result.get("scores"), write)
+    report.seconds["run"] += time.perf_counter() - began
+    report.last = (federation, result)
+
+
+def _key(seed: int) -> jax.Array:
+    return jax.random.key(seed)
+
+
+def _progress(
+    bar: ProgressBar, federation: Federation, cost: Callable[[str, int, int, int], float]
+) -> engine.Progress:
+    def advance(stage: str, phase: int, cohort: int, n: int) -> None:
+        held = len(federation.cohorts[cohort].view_ids)
+        bar.advance(n * cost(stage, phase, held, federation.n_views))
+
+    return advance
+
+
+def _work(task: Task, shares: list[float], cost: Callable[[str, int, int, int], float]) -> float:
+    federation, algorithm = task.federations[0], task.algorithm
+    total = 0.0
+    for stage, phases, times in (
+        ("setup", algorithm.setup, 1), ("round", algorithm.round, FLAGS.rounds),
+    ):  # fmt: skip
+        for p, phase in enumerate(phases):
+            if phase.who == "leader":
+                total += times * cost(stage, p, federation.n_views, federation.n_views)
+                continue
+            for cohort, share in zip(federation.cohorts, shares, strict=True):
+                n = max(1, round(share * cohort.n_clients))
+                total += times * n * cost(stage, p, len(cohort.view_ids), federation.n_views)
+    return total

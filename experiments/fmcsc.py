@@ -1,0 +1,80 @@
+"""FMCSC, federated end to end: `python -m experiments.fmcsc [--flagfile=...]`."""
+
+from __future__ import annotations
+
+from absl import flags
+
+from experiments import common
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_list("hidden", ["256", "256", "512"], "Widths of the encoder's hidden layers.")
+flags.DEFINE_integer("latent_dim", 20, "Width of Z, H^v and H.")
+flags.DEFINE_integer("head_hidden", 256, "Hidden width of the heads.")
+flags.DEFINE_integer("pretrain_epochs", 250, "Epochs of reconstruction before the rounds.")
+flags.DEFINE_integer("local_epochs", 25, "Epochs of a round.")
+flags.DEFINE_integer("distill_epochs", 50, "Epochs of eq. (6) in a round.")
+flags.DEFINE_integer("batch_size", 256, "Rows of a step.")
+flags.DEFINE_enum("contrast", "paper", ["paper", "ntxent"], "Form of the feature contrast.")
+flags.DEFINE_string("components", "ABCD", "Components that are on; leave out letters to ablate.")
+flags.DEFINE_integer("n_init", 100, "k-means++ restarts of the client that passes its centroids.")
+flags.DEFINE_float("learning_rate", 3e-4, "Adam's step size.")
+flags.DEFINE_float("tau_m", 0.5, "Temperature of the feature contrast, eq. (5).")
+flags.DEFINE_float("tau_p", 0.5, "Temperature of the model contrast, eq. (7).")
+flags.DEFINE_float("weight_floor", 1e-3, "Least mutual-information weight, in bits.")
+
+
+def config(n_clusters: int) -> FMCSCConfig:
+    """The static configuration, from flags.
+
+    Raises:
+      ValueError: A flag's value is not allowed.
+    """
+    names = (
+        "latent_dim", "head_hidden", "pretrain_epochs", "local_epochs", "distill_epochs",
+        "batch_size", "contrast", "components", "n_init",
+    )  # fmt: skip
+    try:
+        hidden = tuple(int(width) for width in FLAGS.hidden)
+    except ValueError as error:
+        raise ValueError(
+            f"hidden: got {','.join(FLAGS.hidden)!r}; allowed are whole numbers with commas"
+        ) from error
+    return FMCSCConfig(n_clusters, hidden=hidden, **{name: FLAGS[name].value for name in names})
+
+
+def hyperparams() -> FMCSCHyperparams:
+    """The numbers that may be swept, from flags.
+
+    Raises:
+      ValueError: A flag's value is not allowed.
+    """
+    names = ("learning_rate", "tau_m", "tau_p", "weight_floor")
+    for name in names:
+        if not FLAGS[name].value > 0:
+            raise ValueError(f"{name}: got {FLAGS[name].value}; allowed is above 0")
+    return FMCSCHyperparams(**{name: FLAGS[name].value for name in names})
+
+
+def build(n_clusters: int) -> FederatedAlgorithm:
+    """The algorithm, from flags."""
+    return fmcsc(config(n_clusters), hyperparams())
+
+
+def cost(stage: str, phase: int, held: int, n_views: int) -> float:
+    """Work of one client in passes over one view, for the time left."""
+    if stage == "setup":
+        return FLAGS.pretrain_epochs * held
+    distills = held == n_views and "B" in FLAGS.components
+    return (FLAGS.local_epochs + FLAGS.distill_epochs * distills) * held
+
+
+def main() -> None:
+    """Runs the job that the flags describe."""
+    common.main_job("fmcsc", build, cost)
+
+
+if __name__ == "__main__":
+    common.launch(main)

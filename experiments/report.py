@@ -1,0 +1,282 @@
+"""What a job leaves behind: the table on the terminal, and the files of the result folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from jaxfedmvc import plots
+from jaxfedmvc.exchange import Traffic
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.scoring import GROUPS
+
+METRICS = ("acc", "nmi", "ari", "purity")
+WAYS = {"pooled": "pooled labels, one matching", "per_client": "mean over clients, each matched"}
+# What the terminal shows; the files hold every group.
+_SHOWN = {"all": "all clients", "multi_view": "multi-view", "partial_view": "partial-view"}
+Scores = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+class Report:
+    """Gathers results of one job; one folder, nothing overwritten, nothing half-written.
+
+    Attributes:
+      seconds: "compile" and "run", filled in by the job.
+      traffic: Bytes of each stage, filled in by the job.
+      last: Federation and evaluation of the last seed, for the map.
+    """
+
+    def __init__(
+        self,
+        values: flags.FlagValues,
+        algorithm: str,
+        dataset: str,
+        federation: Federation,
+        seeds: list[int],
+    ) -> None:
+        """Makes the folder.
+
+        Raises:
+          OSError, ValueError: It cannot be written, or holds results already.
+        """
+        self._values, self._algorithm, self._dataset = values, algorithm, dataset
+        self._federation, self._seeds = federation, seeds
+        self.seconds = {"compile": 0.0, "run": 0.0}
+        self.traffic: dict[str, Traffic] = {}
+        self.last: tuple[Federation, dict[str, Any]] = (federation, {})
+        self._references: list[Mapping[str, Scores]] = []
+        self._scores: dict[int, list[Scores]] = {seed: [] for seed in seeds}
+        self._losses: dict[int, list[dict[str, float]]] = {seed: [] for seed in seeds}
+        self.folder = self._make_folder(values.output_dir)
+        _write(self.folder / "flags.txt", "\n".join(_flag_lines(values)) + "\n")
+
+    def _make_folder(self, asked: str | None) -> Path:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folder = Path(asked or f"results/{self._algorithm}-{self._dataset}-{stamp}")
+        if asked is None:
+            tries = (folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))
+            while folder.exists():
+                folder = next(tries)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise OSError(
+                f"output_dir: cannot write to {str(folder)!r} ({error.strerror}); give a folder"
+                " that can be written"
+            ) from error
+        if any(folder.glob("rounds.csv")):
+            raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
+        return folder
+
+    # The rounds.
+
+    def header(self, write: Callable[[str], None]) -> None:
+        """Prints the head of the rounds' table."""
+        blocks = "".join(f"| {name:^27s}" for name in _SHOWN.values())
+        write(f"{'':10s}{'loss':>8s} {blocks}|  MB, all clients")
+        names = "| " + "".join(f"{name.upper():>6s} " for name in METRICS)[:-1].ljust(27)
+        write(f"{'seed round':10s}{'':>8s} {names * len(_SHOWN)}|    up   down")
+
+    def add_round(
+        self,
+        seed: int,
+        round_number: int,
+        info: Any,
+        scores: Scores | None,
+        write: Callable[[str], None],
+    ) -> None:
+        """Prints a round's line and appends it to rounds.csv."""
+        losses = _losses(info, self._federation)
+        self._losses[seed].append(losses)
+        if scores is not None:
+            self._scores[seed].append(scores)
+        row: dict[str, Any] = {"seed": seed, "round": round_number} | losses
+        for group in GROUPS:
+            for way in WAYS:
+                for name in METRICS:
+                    value = math.nan if scores is None else float(scores[group][way][name])
+                    row[f"{group}/{way}/{name}"] = value
+        row |= {"bytes_up": self.traffic["round"].up, "bytes_down": self.traffic["round"].down}
+        path = self.folder / "rounds.csv"
+        fresh = not path.exists()
+        with path.open("a", newline="") as file:
+            table = csv.DictWriter(file, list(row))
+            if fresh:
+                table.writeheader()
+            table.writerow(row)
+        up, down = (row[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
+        cells = "".join(_cells(scores, group, "pooled") for group in _SHOWN)
+        write(f"{seed:4d} {round_number:5d}{losses['loss']:8.3f} {cells}|{up:6.1f} {down:6.1f}")
+
+    def add_references(self, references: Mapping[str, Scores]) -> None:
+        """Takes one seed's reference clusterings."""
+        self._references.append(references)
+
+    # The end.
+
+    def finish(self) -> Iterator[str]:
+        """Writes summary and pictures; yields the lines for the terminal."""
+        final = [self._scores[seed][-1] for seed in self._seeds if self._scores[seed]]
+        rows = {self._algorithm: final}
+        for name in self._references[0] if self._references else ():
+            rows[name] = [references[name] for references in self._references]
+        for way, title in WAYS.items():
+            if not final:
+                yield "no labels: nothing is scored"
+                break
+            yield ""
+            yield f"{title} (mean over {len(final)} seed{'s' * (len(final) > 1)})"
+            for name, scores in rows.items():
+                cells = "".join(_cells(_mean(scores), group, way) for group in _SHOWN)
+                yield f"{name:18s} {cells}|"
+        summary = self._summary(final, rows)
+        self._draw(final, rows)
+        _write(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        yield ""
+        yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
+        yield f"written: {self.folder}/ (summary.json, rounds.csv, flags.txt, *.png)"
+
+    def _summary(self, final: list[Scores], rows: Mapping[str, list[Scores]]) -> dict[str, Any]:
+        bytes_of = {stage: {"up": t.up, "down": t.down} for stage, t in self.traffic.items()}
+        return {
+            "algorithm": self._algorithm,
+            "dataset": self._dataset,
+            "n_clients": self._federation.n_clients,
+            "n_clusters": self._n_clusters(),
+            "rounds": self._values.rounds,
+            "seeds": self._seeds,
+            "metrics": _statistics(final, "all", "pooled"),
+            "groups": {
+                name: {
+                    group: {way: _statistics(scores, group, way) for way in WAYS}
+                    for group in GROUPS
+                }
+                for name, scores in rows.items()
+            },
+            "bytes_per_round": bytes_of["round"],
+            "bytes_setup": bytes_of["setup"],
+            "bytes_finish": bytes_of["finish"],
+            "seconds": self.seconds,
+            "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
+            "versions": {
+                "python": platform.python_version(),
+                **{name: metadata.version(name) for name in ("jaxfedmvc", "jax", "flax", "optax")},
+            },
+        }
+
+    def _n_clusters(self) -> int:
+        return self._values.n_clusters or self._federation.n_classes
+
+    def _draw(self, final: list[Scores], rows: Mapping[str, list[Scores]]) -> None:
+        title = f"{self._algorithm} on {self._dataset}, {len(self._seeds)} seed(s)"
+        scores = {}
+        for group, name in _SHOWN.items() if final else ():
+            for metric in ("acc", "nmi") if group == "all" else ("acc",):
+                runs = [
+                    [s[group]["pooled"][metric] for s in self._scores[seed]] for seed in self._seeds
+                ]
+                if np.isfinite(runs).all():
+                    scores[f"{metric.upper()}, {name}"] = np.asarray(runs, float)
+        levels = {}
+        for name, runs in rows.items():
+            if name != self._algorithm:
+                levels[f"ACC, {name}"] = float(_mean(runs)["all"]["pooled"]["acc"])
+        names = self._losses[self._seeds[0]][0]
+        losses = {
+            name: np.asarray([[r[name] for r in self._losses[seed]] for seed in self._seeds])
+            for name in names
+            if name != "loss" or len(names) == 1
+        }
+        plots.curves(self.folder / "curves.png", scores, losses, levels, title)
+        federation, result = self.last
+        if "embedding" in result:
+            self._draw_map(federation, result)
+
+    def _draw_map(self, federation: Federation, result: Mapping[str, Any]) -> None:
+        real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
+        points = np.concatenate([e[m] for e, m in zip(result["embedding"], real, strict=True)])
+        clusters = np.concatenate([p[m] for p, m in zip(result["labels"], real, strict=True)])
+        colourings = {"by cluster": clusters}
+        if federation.labels is not None:
+            truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
+            colourings = {"by true class": np.concatenate(truth)} | colourings
+        partial = np.concatenate(
+            [
+                np.full(m.sum(), not federation.holds_all_views(cohort))
+                for cohort, m in zip(federation.cohorts, real, strict=True)
+            ]
+        ).astype(int)
+        names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
+        plots.embedding(
+            self.folder / "embedding.png", points, colourings, partial, names,
+            f"t-SNE of the representation, {self._algorithm} on {self._dataset},"
+            f" seed {self._seeds[-1]}",
+        )  # fmt: skip
+
+
+def _cells(scores: Scores | None, group: str, way: str) -> str:
+    """The four metrics of a group, in a fixed width."""
+    if scores is None:
+        return "| " + "     - " * 3 + "     -"
+    values = [float(scores[group][way][name]) for name in METRICS]
+    return "| " + " ".join(f"{'-' if math.isnan(v) else format(v, '.3f'):>6s}" for v in values)
+
+
+def _mean(scores: list[Scores]) -> Scores:
+    return jax.tree.map(lambda *values: float(np.mean(values)), *scores)
+
+
+def _statistics(scores: list[Scores], group: str, way: str) -> dict[str, Any]:
+    """Mean, standard deviation (over seeds, population form) and every seed's value."""
+    result = {}
+    for name in METRICS if scores else ():
+        values = [float(s[group][way][name]) for s in scores]
+        if any(math.isnan(v) for v in values):
+            continue
+        result[name] = {
+            "mean": float(np.mean(values)), "std": float(np.std(values)), "per_seed": values
+        }  # fmt: skip
+    return result
+
+
+def _losses(info: Any, federation: Federation) -> dict[str, float]:
+    """Mean training losses of the round's last phase: of all, multi-view and partial clients."""
+    clients = info[-1]["clients"]
+    values: dict[str, list[np.ndarray]] = {"multi_view": [], "partial_view": []}
+    for cohort, reported in zip(federation.cohorts, clients, strict=True):
+        kind = "multi_view" if federation.holds_all_views(cohort) else "partial_view"
+        values[kind].append(np.asarray(reported["loss"]))
+    means = {f"loss_{k}": float(np.mean(np.concatenate(v))) for k, v in values.items() if v}
+    everyone = np.concatenate([part for parts in values.values() for part in parts])
+    return {"loss": float(np.mean(everyone)), **means}
+
+
+def _flag_lines(values: flags.FlagValues) -> Iterator[str]:
+    """The flags of the binaries, so that the file serves as a --flagfile."""
+    for module, defined in sorted(values.flags_by_module_dict().items()):
+        if "experiments" in module:
+            for flag in defined:
+                if flag.value is not None and flag.name not in ("output_dir", "flagfile"):
+                    yield flag.serialize()
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes all or nothing."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)

@@ -1,0 +1,24 @@
+"""Federated multi-view clustering in JAX.
+
+Read `algorithm.py` (the two types that every method is made of), then a method under
+`algorithms/`, then `engine.py`, which runs it.
+"""
+
+from jaxfedmvc import data, engine
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms import ALGORITHMS
+from jaxfedmvc.engine import run
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.scoring import score
+
+__all__ = [
+    "ALGORITHMS",
+    "Cohort",
+    "FederatedAlgorithm",
+    "Federation",
+    "Phase",
+    "data",
+    "engine",
+    "run",
+    "score",
+]

@@ -1,0 +1,73 @@
+"""The two types that every method of this library is made of.
+
+In each exchange every client computes a MESSAGE from what it holds and what it was sent; a
+reduction turns the messages into what is sent next. The message is the only thing that leaves a
+client: it is what is counted, clipped, noised and put on the wire. `info` is what a simulation may
+look at (losses, norms): it is never sent, never counted, and a deployed node drops it.
+
+Shapes: a `client` function sees ONE client and no client axis. The engine vmaps it over a cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from jaxfedmvc.federation import Cohort, Federation
+
+PyTree = Any
+
+
+class Phase(NamedTuple):
+    """One exchange between the clients and the server.
+
+    Attributes:
+      broadcast: `(server_state, view_ids) -> sent`, what clients that hold these views are sent.
+        It is given the views' ids and no data: a server knows no more of a cohort.
+      client: `(key, sent, client_state, client) -> (client_state, message, info)`. `client` is one
+        client of a `Cohort`. The state keeps its structure and shapes; the message is a pytree of
+        arrays; info a pytree of small arrays.
+      server: `(key, server_state, messages, weights) -> (server_state, info)`. One entry for each
+        cohort that takes part. With `reduce="stack"`: messages stacked on a leading client axis
+        and weights [clients], zero for a client whose message must not count. With
+        `reduce="sum"`: the sum of the messages over the clients of non-zero weight, and the
+        number of these clients. In a protocol without a server every peer evaluates this
+        function on the messages that it collected.
+      reduce: "sum" declares that the server needs no more than the sum of the messages. The engine
+        then adds them up as they come, so that memory follows the chunk and not the number of
+        clients, and secure aggregation can hide every single message.
+      who: "everyone" who takes part in the run, or the "leader" alone: the participant of lowest
+        client id among those that hold the most views.
+    """
+
+    broadcast: Callable[[PyTree, tuple[int, ...]], PyTree]
+    client: Callable[[jax.Array, PyTree, PyTree, Cohort], tuple[PyTree, PyTree, PyTree]]
+    server: Callable[
+        [jax.Array, PyTree, tuple[PyTree, ...], tuple[jax.Array, ...]], tuple[PyTree, PyTree]
+    ]
+    reduce: Literal["stack", "sum"] = "stack"
+    who: Literal["everyone", "leader"] = "everyone"
+
+
+class FederatedAlgorithm(NamedTuple):
+    """A method: pure functions over explicit states.
+
+    Attributes:
+      init: `(key, federation) -> (server_state, client_states)`, client_states one stack for each
+        cohort. Reads shapes, row counts and client ids of the federation, never feature values.
+      setup: Exchanges made once, before the rounds.
+      round: The exchanges of one round.
+      finish: Exchanges made once, after the rounds.
+      assign: `(server_state, client_state, client) -> labels [rows]`, after `finish`.
+      embed: `(server_state, client_state, client) -> [rows, d]`, the representation that `assign`
+        clusters, or None where a method has none. For pictures and for scores that pool it.
+    """
+
+    init: Callable[[jax.Array, Federation], tuple[PyTree, tuple[PyTree, ...]]]
+    setup: tuple[Phase, ...]
+    round: tuple[Phase, ...]
+    finish: tuple[Phase, ...]
+    assign: Callable[[PyTree, PyTree, Cohort], jax.Array]
+    embed: Callable[[PyTree, PyTree, Cohort], jax.Array] | None = None

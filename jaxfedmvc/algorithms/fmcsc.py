@@ -1,0 +1,529 @@
+"""FMCSC: federated multi-view clustering by synergistic contrast, in the paper's order.
+
+Chen et al., "Bridging Gaps: Federated Multi-View Clustering in Heterogeneous Hybrid Views",
+NeurIPS 2024. Equation numbers are the paper's.
+
+Some clients hold all views, the others a part of them (in the paper: one). A "kind" is a subset of
+views, written as the tuple of view ids; there is one global model for each kind: f_g for all views,
+f_g^v for view v alone, and one more for every other subset that some client holds. Partial clients
+with several views are treated as the paper treats single-view ones, which generalises to them
+without a new term: z of eq. (7) is then each of their views' low-level feature in turn, averaged.
+
+Where this departs from the paper's text or from its published code, BUILD_NOTES.md says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxfedmvc import losses, nn
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.federation import Cohort, Federation
+
+PyTree = Any
+Kind = tuple[int, ...]
+Views = Mapping[int, jax.Array]
+
+
+@dataclass(frozen=True)
+class FMCSCConfig:
+    """What changes shapes, loop lengths or the program; the defaults are the paper's (D.2).
+
+    Attributes:
+      n_clusters: K.
+      hidden: Widths of the encoder's hidden layers; the decoder mirrors them.
+      latent_dim: d_v = d, the width of Z^v, H^v and H. One number, since eq. (7) compares them.
+      head_hidden: Hidden width of the heads H^v and H.
+      pretrain_epochs: Epochs of reconstruction before the rounds.
+      local_epochs: E, epochs of a round.
+      distill_epochs: Epochs of eq. (6) in a round.
+      batch_size: Rows of a step.
+      contrast: "paper" for eq. (5) as printed, "ntxent" for the form of the published code.
+      components: Letters that are switched on. A: consensus pre-training (without it every client
+        pre-trains from a start of its own). B: multi-view clients optimise the partial global
+        models, eq. (6). C: model contrast, eq. (7), on models that partial clients keep (without
+        it they restart from the global model and only reconstruct). D: mutual-information
+        weights (without it a plain average).
+      n_bins: Bins of the mutual information's histogram.
+      n_init: k-means++ restarts of the client whose centroids are passed on.
+    """
+
+    n_clusters: int
+    hidden: tuple[int, ...] = (500, 500, 2000)
+    latent_dim: int = 20
+    head_hidden: int = 256
+    pretrain_epochs: int = 250
+    local_epochs: int = 25
+    distill_epochs: int = 50
+    batch_size: int = 256
+    contrast: str = "paper"
+    components: str = "ABCD"
+    n_bins: int = 10
+    n_init: int = 100
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the field."""
+        for name in ("n_clusters", "latent_dim", "head_hidden", "batch_size", "n_bins", "n_init"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")
+        for name in ("pretrain_epochs", "local_epochs", "distill_epochs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 0 or more")
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden: got {self.hidden}; allowed are widths of 1 or more")
+        if self.contrast not in ("paper", "ntxent"):
+            raise ValueError(f"contrast: got {self.contrast!r}; allowed is 'paper' or 'ntxent'")
+        if not set(self.components) <= set("ABCD"):
+            raise ValueError(f"components: got {self.components!r}; allowed are letters of 'ABCD'")
+
+
+@struct.dataclass
+class FMCSCHyperparams:
+    """Numbers that may be swept: every leaf may be traced or batched.
+
+    Attributes:
+      learning_rate: Adam's step size.
+      tau_m: Temperature of the feature contrast, eq. (5).
+      tau_p: Temperature of the model contrast, eq. (7).
+      weight_floor: Least mutual-information weight of a model, in bits, before normalisation.
+        The difference of section 3.4 can be negative, and a weight cannot.
+    """
+
+    learning_rate: jax.Array | float = 3e-4
+    tau_m: jax.Array | float = 0.5
+    tau_p: jax.Array | float = 0.5
+    weight_floor: jax.Array | float = 1e-3
+
+
+class Autoencoder(NamedTuple):
+    """Parameters of one view's encoder E^v and decoder D^v."""
+
+    encoder: PyTree
+    decoder: PyTree
+
+
+class Model(NamedTuple):
+    """Parameters of a model of one kind.
+
+    Attributes:
+      autoencoders: E^v and D^v of each view of the kind.
+      view_heads: H^v of each view, on models for all views; empty on partial models, where no loss
+        would train them.
+      joint_head: H, from the concatenated Z.
+    """
+
+    autoencoders: dict[int, Autoencoder]
+    view_heads: dict[int, PyTree]
+    joint_head: PyTree
+
+
+class Features(NamedTuple):
+    """Outputs of a model: [rows, d] each; `reconstruction` [rows, D_v]."""
+
+    reconstruction: dict[int, jax.Array]
+    z: dict[int, jax.Array]
+    h_views: dict[int, jax.Array]
+    h: jax.Array
+
+
+class ServerState(NamedTuple):
+    """The global models, f_g and f_g^v, by kind, and the centroids that are passed on [K, d]."""
+
+    models: dict[Kind, Model]
+    centroids: jax.Array
+
+
+class Update(NamedTuple):
+    """A client's message of a round: everything is a sum's summand, eq. (10).
+
+    Attributes:
+      models: For each kind that the client trained, its parameters TIMES the weight.
+      weights: For each of these kinds the weight, a scalar.
+    """
+
+    models: dict[Kind, Model]
+    weights: dict[Kind, jax.Array]
+
+
+# --- The model, section 3.2 and eq. (3) -----------------------------------------------------------
+
+
+def init_autoencoder(key: jax.Array, config: FMCSCConfig, view_dim: int) -> Autoencoder:
+    """Fresh parameters for one view."""
+    key_encoder, key_decoder = jax.random.split(key)
+    return Autoencoder(
+        nn.init_mlp(key_encoder, view_dim, (*config.hidden, config.latent_dim)),
+        nn.init_mlp(key_decoder, config.latent_dim, (*config.hidden[::-1], view_dim)),
+    )
+
+
+def init_model(
+    key: jax.Array, config: FMCSCConfig, view_dims: tuple[int, ...], kind: Kind
+) -> Model:
+    """Fresh parameters of a model of this kind; `view_dims` are those of the federation."""
+    head = (config.head_hidden, config.latent_dim)
+    keys = {v: jax.random.split(jax.random.fold_in(key, v)) for v in kind}
+    is_full = len(kind) == len(view_dims)
+    key_joint = jax.random.fold_in(key, len(view_dims))
+    return Model(
+        {v: init_autoencoder(keys[v][0], config, view_dims[v]) for v in kind},
+        {v: nn.init_mlp(keys[v][1], config.latent_dim, head) for v in kind if is_full},
+        nn.init_mlp(key_joint, config.latent_dim * len(kind), head),
+    )
+
+
+def features(config: FMCSCConfig, model: Model, views: Views) -> Features:
+    """Z^v, reconstruction, H^v and H = H([Z^1, ..., Z^V]), eq. (3), with unit rows of H.
+
+    Args:
+      config: Widths.
+      model: Parameters.
+      views: [rows, D_v] of every view of the model.
+    """
+    head = (config.head_hidden, config.latent_dim)
+    z, reconstruction = {}, {}
+    for v, params in model.autoencoders.items():
+        z[v] = nn.apply_mlp(params.encoder, (*config.hidden, config.latent_dim), views[v])
+        widths = (*config.hidden[::-1], views[v].shape[-1])
+        reconstruction[v] = nn.apply_mlp(params.decoder, widths, z[v])
+    joint = jnp.concatenate([z[v] for v in sorted(z)], axis=-1)
+    return Features(
+        reconstruction,
+        z,
+        h_views={v: nn.apply_mlp(params, head, z[v]) for v, params in model.view_heads.items()},
+        h=losses.l2_normalize(nn.apply_mlp(model.joint_head, head, joint)),
+    )
+
+
+# --- Losses, eq. (1) to (8) -----------------------------------------------------------------------
+
+
+def reconstruction_loss(
+    reconstruction: Mapping[int, jax.Array], views: Views, mask: jax.Array
+) -> jax.Array:
+    """Eq. (1), (2): the sum over views of the mean squared error."""
+    return sum(
+        (losses.mean_squared_error(r, views[v], mask) for v, r in reconstruction.items()),
+        start=jnp.zeros(()),
+    )
+
+
+def multi_view_loss(
+    config: FMCSCConfig, tau_m: jax.Array | float, model: Model, views: Views, mask: jax.Array
+) -> jax.Array:
+    """Eq. (8) on a client with all views: eq. (1) plus eq. (5)."""
+    contrast = losses.feature_contrast if config.contrast == "paper" else losses.ntxent
+    out = features(config, model, views)
+    total = reconstruction_loss(out.reconstruction, views, mask)
+    for h_view in out.h_views.values():
+        total += contrast(out.h, h_view, mask, tau_m)
+    return total
+
+
+def partial_view_loss(
+    config: FMCSCConfig,
+    tau_p: jax.Array | float,
+    model: Model,
+    views: Views,
+    h_global: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    """Eq. (8) on a partial client: eq. (2) plus eq. (7), averaged over the client's views."""
+    out = features(config, model, views)
+    contrast = [losses.model_contrast(out.h, h_global, z, mask, tau_p) for z in out.z.values()]
+    return reconstruction_loss(out.reconstruction, views, mask) + sum(contrast) / len(contrast)
+
+
+def distillation_loss(
+    config: FMCSCConfig,
+    models: Mapping[Kind, Model],
+    views: Views,
+    h_joint: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    """Eq. (6): H of every partial model towards the client's joint H, which is a constant.
+
+    Reconstruction is added, so that the decoders stay those of their encoders.
+    """
+    total = jnp.zeros(())
+    for model in models.values():
+        out = features(config, model, views)
+        total += losses.mean_squared_error(out.h, h_joint, mask)
+        total += reconstruction_loss(out.reconstruction, views, mask)
+    return total
+
+
+# --- Weights, section 3.4 -------------------------------------------------------------------------
+
+
+def multi_view_weight(config: FMCSCConfig, out: Features, mask: jax.Array) -> jax.Array:
+    """Weight of f_m: sum over views of I(H, H^v), in bits."""
+    shared = [
+        losses.mutual_information(out.h, h_view, mask, config.n_bins)
+        for h_view in out.h_views.values()
+    ]
+    return sum(shared, start=jnp.zeros(()))
+
+
+def partial_view_weight(
+    config: FMCSCConfig, out: Features, h_global: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Weight of f_p and of f_m^v: I(H, H_g) - I(H, Z^v), the latter averaged over views."""
+    own = [losses.mutual_information(out.h, z, mask, config.n_bins) for z in out.z.values()]
+    return losses.mutual_information(out.h, h_global, mask, config.n_bins) - sum(own) / len(own)
+
+
+# --- The algorithm --------------------------------------------------------------------------------
+
+
+def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> FederatedAlgorithm:
+    """FMCSC, algorithm 1, as a `FederatedAlgorithm`.
+
+    Server state: `ServerState`. Client state: a partial client's own `Model`, which it keeps from
+    round to round; nothing on a client with all views, which starts every round from f_g.
+
+    `init` raises ValueError where no client holds all views, or a client has fewer samples than
+    clusters; `assign` and `embed` where there is no global model for the client's subset of views.
+    """
+    hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
+    has = {letter: letter in config.components for letter in "ABCD"}
+
+    def init(key: jax.Array, federation: Federation) -> tuple[ServerState, tuple[PyTree, ...]]:
+        full = tuple(range(federation.n_views))
+        held = {cohort.view_ids for cohort in federation.cohorts}
+        if full not in held:
+            raise ValueError(
+                f"federation: no client holds all {federation.n_views} views; FMCSC needs one at"
+                " least, to learn what the views have in common"
+            )
+        federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
+        models = {
+            kind: init_model(key, config, federation.view_dims, kind)
+            for kind in held | {(v,) for v in full}
+        }
+        clients = tuple(
+            ()
+            if cohort.view_ids == full
+            else jax.tree.map(
+                lambda x, n=cohort.n_clients: jnp.broadcast_to(x, (n, *x.shape)),
+                models[cohort.view_ids],
+            )
+            for cohort in federation.cohorts
+        )
+        return ServerState(models, jnp.zeros((config.n_clusters, config.latent_dim))), clients
+
+    def fit(
+        key: jax.Array, params: PyTree, loss: Any, rows: PyTree, mask: jax.Array, epochs: int
+    ) -> tuple[PyTree, jax.Array]:
+        return nn.fit(
+            key, params, loss, rows, mask,
+            epochs=epochs, batch_size=config.batch_size, learning_rate=hyper.learning_rate,
+        )  # fmt: skip
+
+    # Setup: (consensus) pre-training, section 3.2.
+
+    def send_model(server: ServerState, view_ids: Kind) -> Model:
+        return server.models[view_ids]
+
+    def pretrain(
+        key: jax.Array, sent: Model, state: PyTree, client: Cohort
+    ) -> tuple[PyTree, dict[int, Autoencoder], dict[str, jax.Array]]:
+        """Eq. (1), (2); the message is the client's autoencoders and nothing else."""
+        start = sent.autoencoders
+        if not has["A"]:
+            dims = {v: x.shape[-1] for v, x in client.by_view().items()}
+            start = {
+                v: init_autoencoder(jax.random.fold_in(key, v), config, dims[v])
+                for v in client.view_ids
+            }
+
+        def loss(autoencoders: dict[int, Autoencoder], views: Views, mask: jax.Array) -> jax.Array:
+            model = sent._replace(autoencoders=autoencoders)
+            out = features(config, model, views).reconstruction
+            return reconstruction_loss(out, views, mask)
+
+        trained, history = fit(
+            key, start, loss, client.by_view(), client.mask, config.pretrain_epochs
+        )
+        if isinstance(state, Model):  # a partial client, which keeps its model
+            state = sent._replace(autoencoders=trained)
+        return state, trained, {"loss": history[-1:].sum()}
+
+    def average_autoencoders(
+        key: jax.Array, server: ServerState, messages: tuple, counts: tuple
+    ) -> tuple[ServerState, dict]:
+        """Every global model takes the mean autoencoders of the clients that hold its views.
+
+        As in eq. (10), multi-view clients count for the partial models too.
+        """
+        models = {}
+        for kind, model in server.models.items():
+            parts = [
+                ({v: message[v] for v in kind}, count)
+                for message, count in zip(messages, counts, strict=True)
+                if set(kind) <= set(message)
+            ]
+            models[kind] = model._replace(autoencoders=_average(parts, model.autoencoders))
+        return server._replace(models=models), {}
+
+    def pretrain_phase(who: Any) -> Phase:
+        return Phase(send_model, pretrain, average_autoencoders, reduce="sum", who=who)
+
+    # Rounds: sections 3.3 and 3.4.
+
+    def send_models(server: ServerState, view_ids: Kind) -> dict[Kind, Model]:
+        """A multi-view client receives every global model that it will train, others their own."""
+        trains_all = has["B"] and _is_full(view_ids, server)
+        return {k: m for k, m in server.models.items() if trains_all or k == view_ids}
+
+    def local_training(
+        key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
+    ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
+        is_full = bool(sent[client.view_ids].view_heads)
+        return (train_multi_view if is_full else train_partial_view)(key, sent, state, client)
+
+    def train_multi_view(
+        key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
+    ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
+        views, mask = client.by_view(), client.mask
+        key_own, key_copies = jax.random.split(key)
+
+        def loss(model: Model, views: Views, mask: jax.Array) -> jax.Array:
+            return multi_view_loss(config, hyper.tau_m, model, views, mask)
+
+        own, history = fit(key_own, sent[client.view_ids], loss, views, mask, config.local_epochs)
+        out = features(config, own, views)
+        trained = {client.view_ids: own}
+        bits = {client.view_ids: multi_view_weight(config, out, mask)}
+        info = {"loss": history[-1:].sum()}
+
+        received = {kind: m for kind, m in sent.items() if kind != client.view_ids}
+        if received:
+
+            def distillation(
+                models: dict[Kind, Model], rows: tuple[Views, jax.Array], mask: jax.Array
+            ) -> jax.Array:
+                return distillation_loss(config, models, *rows, mask)
+
+            target = jax.lax.stop_gradient(out.h)
+            copies, history = fit(
+                key_copies, received, distillation, (views, target), mask, config.distill_epochs
+            )
+            info["distillation"] = history[-1:].sum()
+            for kind, copy in copies.items():
+                h_global = features(config, received[kind], views).h
+                copied = features(config, copy, views)
+                trained[kind] = copy
+                bits[kind] = partial_view_weight(config, copied, h_global, mask)
+        return state, upload(trained, bits), info | {"weight": bits[client.view_ids]}
+
+    def train_partial_view(
+        key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
+    ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
+        views, mask = client.by_view(), client.mask
+        received = sent[client.view_ids]
+        h_global = features(config, received, views).h
+
+        def loss(model: Model, rows: tuple[Views, jax.Array], mask: jax.Array) -> jax.Array:
+            if has["C"]:
+                return partial_view_loss(config, hyper.tau_p, model, *rows, mask)
+            out = features(config, model, rows[0])
+            return reconstruction_loss(out.reconstruction, rows[0], mask)
+
+        own, history = fit(
+            key,
+            state if has["C"] else received,
+            loss,
+            (views, h_global),
+            mask,
+            config.local_epochs,
+        )
+        bits = partial_view_weight(config, features(config, own, views), h_global, mask)
+        info = {"loss": history[-1:].sum(), "weight": bits}
+        return own, upload({client.view_ids: own}, {client.view_ids: bits}), info
+
+    def upload(models: dict[Kind, Model], bits: dict[Kind, jax.Array]) -> Update:
+        weights = {
+            kind: jnp.maximum(b, hyper.weight_floor) if has["D"] else jnp.ones(())
+            for kind, b in bits.items()
+        }
+        scaled = {
+            kind: jax.tree.map(lambda x, w=weights[kind]: w * x, model)
+            for kind, model in models.items()
+        }
+        return Update(scaled, weights)
+
+    def aggregate(
+        key: jax.Array, server: ServerState, messages: tuple[Update, ...], counts: tuple
+    ) -> tuple[ServerState, dict]:
+        """Eq. (10), for each kind of model; a kind that nobody sent stays as it was."""
+        models = {
+            kind: _average(
+                [(m.models[kind], m.weights[kind]) for m in messages if kind in m.models], model
+            )
+            for kind, model in server.models.items()
+        }
+        return server._replace(models=models), {}
+
+    # Finish: clustering, eq. (12). One client's centroids give every client the same numbering.
+
+    def seed_centroids(
+        key: jax.Array, sent: Model, state: PyTree, client: Cohort
+    ) -> tuple[PyTree, jax.Array, dict]:
+        h = features(config, sent, client.by_view()).h
+        found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init)
+        return state, found.centroids, {"inertia": found.inertia}
+
+    def pass_centroids(
+        key: jax.Array, server: ServerState, messages: tuple, weights: tuple
+    ) -> tuple[ServerState, dict]:
+        return server._replace(centroids=messages[0][0]), {}
+
+    def embed(server: ServerState, state: PyTree, client: Cohort) -> jax.Array:
+        if client.view_ids not in server.models:
+            raise ValueError(
+                f"client: holds views {client.view_ids}; there are global models for"
+                f" {sorted(server.models)}. Drop a view, or train with such a client"
+            )
+        return features(config, server.models[client.view_ids], client.by_view()).h
+
+    def assign(server: ServerState, state: PyTree, client: Cohort) -> jax.Array:
+        """k-means on the client's own H, from the centroids that were passed on."""
+        h = embed(server, state, client)
+        return kmeans(
+            None, h, config.n_clusters, where=client.mask, centroids=server.centroids
+        ).labels
+
+    lead = (pretrain_phase("leader"),) if has["A"] else ()
+    return FederatedAlgorithm(
+        init=init,
+        setup=(*lead, pretrain_phase("everyone")),
+        round=(Phase(send_models, local_training, aggregate, reduce="sum"),),
+        finish=(Phase(send_model, seed_centroids, pass_centroids, who="leader"),),
+        assign=assign,
+        embed=embed,
+    )
+
+
+def _is_full(kind: Kind, server: ServerState) -> bool:
+    return bool(server.models[kind].view_heads)
+
+
+def _average(parts: list[tuple[PyTree, jax.Array]], otherwise: PyTree) -> PyTree:
+    """Sum of the sums over the sum of the weights; `otherwise` where no weight came."""
+    if not parts:
+        return otherwise
+    weight = sum((w for _, w in parts), start=jnp.zeros(()))
+    safe = jnp.where(weight > 0, weight, 1.0)
+
+    def mean(old: jax.Array, *sums: jax.Array) -> jax.Array:
+        return jnp.where(weight > 0, sum(sums[1:], start=sums[0]) / safe, old)
+
+    return jax.tree.map(mean, otherwise, *(s for s, _ in parts))

@@ -1,0 +1,399 @@
+"""Multi-view data sets, from scikit-learn's digits or from ``.npz`` and ``.mat`` files.
+
+Nothing is downloaded. `load` finds a file, brings it to one layout (float32 views with the samples
+in rows, labels 0..K-1), checks it and scales it.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.io import loadmat
+from scipy.sparse import csc_matrix, issparse
+
+_SUFFIXES = (".npz", ".mat")
+_SCALES = ("auto", "none", "minmax", "standard")
+_FORMATS = ".npz with view_0.. and labels, or .mat with X1.. or a cell array X, and labels Y"
+
+# What published .mat files call the cell array (or single matrix) of views, and the labels.
+_MAT_VIEWS = ("x", "data", "fea")
+_MAT_LABELS = ("y", "gt", "truth", "truelabel", "labels", "label", "gnd")
+
+
+class Dataset(NamedTuple):
+    """Views of the same samples, row by row.
+
+    Attributes:
+      name: stem of the file the data came from, or ``"digits"``.
+      views: one float32 array [n, D_v] per view.
+      labels: [n] int32 classes 0..K-1, or None when the file has none.
+    """
+
+    name: str
+    views: tuple[np.ndarray, ...]
+    labels: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """What is published about a named set: its files, shapes, default scaling and origin."""
+
+    stems: tuple[str, ...]  # accepted file names, the preferred one first
+    n_samples: int
+    view_dims: tuple[tuple[int, ...], ...]  # every layout in circulation
+    n_classes: int
+    scale: str
+    source: str
+
+
+_RECORDS: dict[str, _Record] = {
+    "mnist_usps": _Record(
+        stems=("MNIST_USPS",),
+        n_samples=5000,
+        view_dims=((784, 784), (784, 256)),  # USPS framed to 28x28, or as it is, 16x16
+        n_classes=10,
+        scale="none",
+        source="MNIST_USPS.mat in the data folder of github.com/myliu2048/DSE-FDMC",
+    ),
+    "bdgp": _Record(
+        stems=("BDGP",),
+        n_samples=2500,
+        view_dims=((1750, 79),),
+        n_classes=5,
+        scale="minmax",
+        source="BDGP.mat of github.com/scutbioinformatics/CELT",
+    ),
+    "multi_fashion": _Record(
+        stems=("Multi_Fashion", "Fashion", "Multi_Fashion_rebuilt"),
+        n_samples=10000,
+        view_dims=((784, 784, 784),),
+        n_classes=10,
+        scale="bytes",
+        source="Fashion.mat of github.com/SubmissionsIn/MFLVC, or rebuild it from Fashion-MNIST "
+        "(three images of one class per sample) as Multi_Fashion_rebuilt.npz",
+    ),
+    "nuswide": _Record(
+        stems=("NUSWIDE",),
+        n_samples=5000,
+        view_dims=((65, 226, 145, 74, 129),),
+        n_classes=5,
+        scale="minmax",
+        source="the NUS-WIDE subset of 5 views and 5 classes (NUSWIDE.mat) in the data "
+        "collections of MFLVC and other multi-view clustering repositories",
+    ),
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the documented sets; only ``"digits"`` needs no file."""
+    return ("digits", *_RECORDS)
+
+
+def load(name: str, data_dir: str | None = None, scale: str = "auto") -> Dataset:
+    """Loads, checks and scales a multi-view data set.
+
+    Args:
+      name: ``"digits"``; the path of a ``.npz`` or ``.mat`` file; or the name of a file in the data
+        folder, in any case and without its suffix. Files of the sets in `names` must have the
+        published shapes, however they are asked for.
+      data_dir: the data folder. By default ``$JAXFEDMVC_DATA`` is searched, then ``./data``.
+      scale: ``"minmax"`` maps each feature to [0, 1] and ``"standard"`` to zero mean and unit
+        variance, both sending constant features to 0; ``"none"`` keeps the values. ``"auto"`` is
+        the usual choice for a named set (bytes of Multi-Fashion / 255, MNIST-USPS as it is) and
+        ``"minmax"`` for everything else.
+
+    Returns:
+      The data set: views [n, D_v] float32, labels [n] int32 or None.
+
+    Raises:
+      FileNotFoundError: the file of a named set, or the given path, does not exist.
+      ValueError: the name or the scaling is unknown, or the file's content is unusable.
+    """
+    if scale not in _SCALES:
+        raise ValueError(f"scale must be one of {', '.join(_SCALES)}; got {scale!r}")
+    if name.lower() == "digits":
+        dataset, record = digits_views(), None
+    else:
+        path = _find(name, data_dir)
+        dataset, record = _read(path), _record(path.stem)
+        if record is not None:
+            _check_record(path, dataset, record)
+    if scale == "auto":
+        scale = "minmax" if record is None else record.scale
+    return dataset._replace(views=tuple(_scaled(view, scale) for view in dataset.views))
+
+
+def digits_views() -> Dataset:
+    """Three unscaled views of scikit-learn's 1797 handwritten digits of 8x8 pixels.
+
+    Returns:
+      Views [1797, 64] pixels in 0..1, [1797, 40] log magnitudes of the 2-D Fourier transform and
+      [1797, 72] gradient histograms of unit length; labels [1797].
+    """
+    from sklearn.datasets import load_digits  # deferred: slow to import
+
+    digits = load_digits()
+    images = digits.images / 16.0  # [n, 8, 8]
+    n = len(images)
+    # The spectrum of a real image is symmetric: rfft2 keeps the half that carries information.
+    fourier = np.log1p(np.abs(np.fft.rfft2(images)))  # [n, 8, 5]
+    views = (images.reshape(n, -1), fourier.reshape(n, -1), _gradient_histograms(images))
+    labels = digits.target.astype(np.int32)
+    return Dataset("digits", tuple(view.astype(np.float32) for view in views), labels)
+
+
+def check_arrays(views: Sequence[Any], labels: Any = None) -> None:
+    """Checks that views, and labels if any, describe the same samples with usable numbers.
+
+    Args:
+      views: arrays [n, D_v].
+      labels: array [n], or None.
+
+    Raises:
+      ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers;
+        the views differ in their number of rows; or the labels are not one per row.
+    """
+    if len(views) == 0:
+        raise ValueError("no views: at least one array [n, D] is needed")
+    arrays = [np.asarray(view) for view in views]
+    for index, view in enumerate(arrays):
+        if view.ndim != 2 or view.size == 0:
+            raise ValueError(f"view {index} must be a non-empty array [n, D]; got {view.shape}")
+        if view.dtype.kind not in "biuf":
+            raise ValueError(f"view {index} must hold real numbers; got dtype {view.dtype}")
+        if bad := view.size - int(np.isfinite(view).sum()):
+            raise ValueError(f"view {index} has {bad} values that are NaN or infinite")
+    rows = [len(view) for view in arrays]
+    if len(set(rows)) > 1:
+        raise ValueError(f"views must have the same number of rows; got {rows}")
+    if labels is not None and np.shape(labels) != (rows[0],):
+        raise ValueError(f"labels must have shape ({rows[0]},); got {np.shape(labels)}")
+
+
+def _gradient_histograms(images: np.ndarray) -> np.ndarray:
+    """Orientation histograms [n, 72] of images [n, 8, 8]: 3x3 overlapping cells of 8 bins."""
+    dy, dx = np.gradient(images, axis=(1, 2))
+    # A gradient and its opposite describe the same edge, so orientations live in [0, pi). The
+    # second modulus catches an angle that rounds up to pi itself.
+    bins = np.floor(np.arctan2(dy, dx) % np.pi * 8 / np.pi).astype(int) % 8
+    votes = np.hypot(dx, dy)[..., None] * np.eye(8)[bins]  # [n, 8, 8, bins]
+    corners = [(row, column) for row in (0, 2, 4) for column in (0, 2, 4)]
+    cells = [votes[:, r : r + 4, c : c + 4].sum(axis=(1, 2)) for r, c in corners]
+    histograms = np.concatenate(cells, axis=1)
+    norms = np.linalg.norm(histograms, axis=1, keepdims=True)
+    return histograms / np.maximum(norms, np.finfo(float).tiny)
+
+
+def _scaled(view: np.ndarray, scale: str) -> np.ndarray:
+    """Scales a view [n, D]; float64 inside, so that wide ranges lose nothing before the cast."""
+    x = view.astype(np.float64)
+    if scale == "bytes" and x.max() > 1:  # some copies come already divided
+        x /= 255.0
+    elif scale in ("minmax", "standard"):
+        low, span = x.min(axis=0), np.ptp(x, axis=0)
+        # Constant features are told by their range: their computed deviation may miss zero.
+        shift, width = (low, span) if scale == "minmax" else (x.mean(axis=0), x.std(axis=0))
+        x = np.where(span > 0, (x - shift) / np.where(span > 0, width, 1.0), 0.0)
+    return x.astype(np.float32)
+
+
+def _record(name: str) -> _Record | None:
+    """The record whose alias or file stem is `name`, in any case; None when there is none."""
+    key = name.lower().replace("-", "_")
+    for alias, record in _RECORDS.items():
+        if key == alias or key in (stem.lower() for stem in record.stems):
+            return record
+    return None
+
+
+def _check_record(path: Path, dataset: Dataset, record: _Record) -> None:
+    dims = tuple(view.shape[1] for view in dataset.views)
+    labels = dataset.labels
+    n, k = len(dataset.views[0]), None if labels is None else int(labels.max()) + 1
+    if n != record.n_samples or dims not in record.view_dims or k not in (None, record.n_classes):
+        expected = " or ".join(str(list(layout)) for layout in record.view_dims)
+        raise ValueError(
+            f"{path}: a file of this name must hold {record.n_samples} samples, view dimensions "
+            f"{expected} and {record.n_classes} classes; got {n} samples, {list(dims)} and "
+            f"{k} classes (rename it to load it as another set)"
+        )
+
+
+def _find(name: str, data_dir: str | None) -> Path:
+    """Resolves a name to the path of an existing file."""
+    path = Path(name).expanduser()
+    is_supported = path.suffix.lower() in _SUFFIXES
+    if path.is_file():
+        if not is_supported:
+            raise ValueError(f"{path}: unknown format; accepted: {_FORMATS}")
+        return path
+    if is_supported:
+        raise FileNotFoundError(f"{path}: no such file; accepted formats: {_FORMATS}")
+
+    record = _record(name)
+    stems = (name,) if record is None else record.stems
+    choices = (os.environ.get("JAXFEDMVC_DATA"), "data") if data_dir is None else (data_dir,)
+    folders = [Path(choice).expanduser() for choice in choices if choice]
+    for folder in folders:
+        if found := _file_in(folder, stems):
+            return found
+    looked = ", ".join(str(folder.absolute()) for folder in folders)
+    if record is None:
+        raise ValueError(
+            f"unknown data set {name!r}: known names are {', '.join(names())}; a path to a .npz or "
+            f".mat file, or the name of one in the data folder, also works (looked in {looked})"
+        )
+    wanted = " or ".join(f"{stem}.npz/.mat" for stem in stems)
+    raise FileNotFoundError(
+        f"{name}: no {wanted} in {looked}; get {record.source}, and put it there or name its "
+        f"folder in $JAXFEDMVC_DATA; accepted formats: {_FORMATS}"
+    )
+
+
+def _file_in(folder: Path, stems: Iterable[str]) -> Path | None:
+    """The first file of `folder` named by a stem, earlier stems and ``.npz`` preferred."""
+    if not folder.is_dir():
+        return None
+    # Reversed, so that of two names that differ in case only the alphabetically first one stays.
+    files = {path.name.lower(): path for path in sorted(folder.iterdir(), reverse=True)}
+    wanted = (stem.lower() + suffix for stem in stems for suffix in _SUFFIXES)
+    return next((files[name] for name in wanted if name in files), None)
+
+
+def _read(path: Path) -> Dataset:
+    """Reads a file into views [n, D_v] of any real dtype and labels [n] int32; checks them."""
+    is_npz = path.suffix.lower() == ".npz"
+    try:
+        content = _npz_content(path) if is_npz else _mat_content(path)
+    except ImportError:
+        raise
+    except Exception as error:  # the decoders raise a zoo of types on a damaged file
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from error
+    try:
+        views = _numbered(content, r"view_(\d+)" if is_npz else r"(?:x|view|data)_?(\d+)")
+        if not views and not is_npz:
+            views = _cells(content)
+        if not views:
+            raise ValueError(f"no views among {sorted(content)}; accepted: {_FORMATS}")
+        labels = _labels(content, ("labels",) if is_npz else _MAT_LABELS)
+        if not is_npz:
+            views = _samples_in_rows(views, None if labels is None else len(labels))
+        check_arrays(views, labels)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return Dataset(path.stem, tuple(views), labels)
+
+
+def _npz_content(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        return {key: file[key] for key in file.files}
+
+
+def _mat_content(path: Path) -> dict[str, Any]:
+    """The variables of a .mat file by lower-case name; cell arrays as object arrays."""
+    with path.open("rb") as file:
+        head = file.read(520)
+    # Version 7.3 is HDF5, whose signature MATLAB writes behind a block of 512 bytes of its own.
+    if b"\x89HDF\r\n\x1a\n" in (head[:8], head[512:]):
+        content = _hdf5_content(path)
+    else:
+        content = loadmat(path)
+    return {key.lower(): value for key, value in content.items() if not key.startswith(("_", "#"))}
+
+
+def _hdf5_content(path: Path) -> dict[str, Any]:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(
+            f"{path}: MATLAB files of version 7.3 need h5py: pip install 'jaxfedmvc[mat]'"
+        ) from error
+
+    def value(item: Any) -> Any:
+        if isinstance(item, h5py.Group):
+            if "MATLAB_sparse" not in item.attrs:
+                return None  # a struct
+            shape = (int(item.attrs["MATLAB_sparse"]), len(item["jc"]) - 1)
+            return csc_matrix((item["data"][()], item["ir"][()], item["jc"][()]), shape)
+        if h5py.check_ref_dtype(item.dtype) is None:
+            return np.asarray(item[()]).T  # MATLAB stores by columns, which HDF5 reads as rows
+        references = item[()].T
+        cells = np.empty(references.shape, object)
+        for index in np.ndindex(references.shape):
+            cells[index] = value(file[references[index]])
+        return cells
+
+    with h5py.File(path, "r") as file:
+        return {key: value(item) for key, item in file.items() if not key.startswith("#")}
+
+
+def _dense(value: Any) -> np.ndarray:
+    return np.asarray(value.toarray() if issparse(value) else value)
+
+
+def _numbered(content: Mapping[str, Any], pattern: str) -> list[np.ndarray]:
+    """The arrays whose whole name matches `pattern`, in the order of their numbers."""
+    matches = ((re.fullmatch(pattern, key), value) for key, value in content.items())
+    views = {int(match[1]): _dense(value) for match, value in matches if match}
+    numbers = sorted(views)
+    if numbers and (numbers[0] > 1 or numbers[-1] - numbers[0] + 1 != len(numbers)):
+        raise ValueError(f"views must be numbered without gaps; got {numbers}")
+    return [views[number] for number in numbers]
+
+
+def _cells(content: Mapping[str, Any]) -> list[np.ndarray]:
+    """The views of a cell array, or the one view of a plain matrix."""
+    key = next((key for key in _MAT_VIEWS if key in content), None)
+    if key is None:
+        return []
+    value = content[key]
+    is_cell = isinstance(value, np.ndarray) and value.dtype == object
+    return [_dense(cell) for cell in value.ravel()] if is_cell else [_dense(value)]
+
+
+def _labels(content: Mapping[str, Any], keys: Sequence[str]) -> np.ndarray | None:
+    """Labels [n] int32 in 0..K-1, or None when there is no key for them."""
+    key = next((key for key in keys if key in content), None)
+    if key is None:
+        return None
+    labels = _dense(content[key])
+    while labels.dtype == object and labels.size:  # truelabel{v}: the same labels for every view
+        labels = _dense(labels.flat[0])
+    if labels.dtype.kind not in "biuf" or max(labels.shape, default=0) != labels.size:
+        got = f"{labels.dtype} of shape {labels.shape}"
+        raise ValueError(f"labels must be a vector of numbers; got {got}")
+    if not np.isfinite(labels).all():
+        raise ValueError("labels hold NaN or infinite values")
+    return np.unique(labels.ravel(), return_inverse=True)[1].astype(np.int32)
+
+
+def _samples_in_rows(views: Sequence[np.ndarray], n: int | None) -> list[np.ndarray]:
+    """Views [n, D_v] from matrices, or stacks of images, with the samples in rows or columns.
+
+    Without labels (`n` None) the number of samples is the one size that all views share.
+    """
+    shapes = [view.shape for view in views]
+    if any(len(shape) < 2 for shape in shapes):
+        raise ValueError(f"every view must have at least two dimensions; got shapes {shapes}")
+    ends = [{shape[0], shape[-1]} for shape in shapes]
+    if n is None:
+        shared = set.intersection(*ends)
+        if len(shared) != 1:
+            raise ValueError(f"without labels, views must share exactly one size; got {shapes}")
+        (n,) = shared
+    elif not all(n in pair for pair in ends):
+        raise ValueError(f"every view must have a side of {n}, one per label; got {shapes}")
+    # A view as wide as it is long follows the others, as a file keeps to one orientation.
+    sides = {shape[0] == n for shape in shapes if (shape[0] == n) != (shape[-1] == n)}
+    if any(shape[0] == shape[-1] for shape in shapes) and len(sides) != 1:
+        raise ValueError(f"cannot tell rows from columns in views of shapes {shapes}")
+    side = next(iter(sides), True)
+    in_rows = [shape[0] == n if shape[0] != shape[-1] else side for shape in shapes]
+    return [
+        (view if rows else np.moveaxis(view, -1, 0)).reshape(n, -1)
+        for view, rows in zip(views, in_rows, strict=True)
+    ]

@@ -1,0 +1,240 @@
+"""One exchange: what each participant is sent, computes and sends back, and what is made of it.
+
+The only place that knows of chunks, padding of chunks and weights of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfedmvc import messages as messages_lib
+from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.federation import Cohort, Federation
+
+PyTree = Any
+Progress = Callable[[str, int, int, int], None]
+
+# Client ids are int32 and not negative: no client shares the server's key.
+_SERVER = 2**31
+
+
+class RunState(NamedTuple):
+    """Everything that a run carries from one exchange to the next.
+
+    Attributes:
+      server: The algorithm's server state.
+      clients: The algorithm's client states, one stack for each cohort.
+      participants: For each cohort the places [taking part] of the clients that take part.
+    """
+
+    server: PyTree
+    clients: tuple[PyTree, ...]
+    participants: tuple[jax.Array, ...]
+
+
+class Traffic(NamedTuple):
+    """Bytes that all clients together send (`up`) and receive (`down`) in one stage."""
+
+    up: int
+    down: int
+
+
+def run_phases(
+    phases: Sequence[Phase],
+    stage: str,
+    federation: Federation,
+    key: jax.Array,
+    state: RunState,
+    client_chunk: int | None,
+    progress: Progress | None,
+    ledger: list[Traffic] | None = None,
+) -> tuple[RunState, list[Any]]:
+    """Runs phases one after another.
+
+    Args:
+      phases: Of one stage.
+      stage: Its name, for `progress`.
+      federation: The data.
+      key: Of this stage and round.
+      state: Before the phases.
+      client_chunk: Static number of clients computed at once; None means all of a cohort.
+      progress: Called on the host as `(stage, phase, cohort, clients done)` after every chunk.
+      ledger: Receives the bytes of every cohort's exchange, while tracing.
+
+    Returns:
+      The state after the phases, and `{"clients", "server"}` with the info of each phase.
+
+    Raises:
+      ValueError: `client_chunk` below 1.
+    """
+    if client_chunk is not None and client_chunk < 1:
+        raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more, or None")
+    infos = []
+    for p, phase in enumerate(phases):
+        report = None if progress is None else _reporter(progress, stage, p)
+        state, info = _run_phase(
+            phase, federation, jax.random.fold_in(key, p), state, client_chunk, report, ledger
+        )
+        infos.append(info)
+    return state, infos
+
+
+def _reporter(progress: Progress, stage: str, phase: int) -> Callable[[int, int, Any], None]:
+    def report(cohort: int, n: int, done: jax.Array) -> None:
+        # The unused operand ties the report to the end of the chunk's computation.
+        jax.debug.callback(lambda _: progress(stage, phase, cohort, n), done)
+
+    return report
+
+
+def _run_phase(
+    phase: Phase,
+    federation: Federation,
+    key: jax.Array,
+    state: RunState,
+    client_chunk: int | None,
+    report: Callable[[int, int, Any], None] | None,
+    ledger: list[Traffic] | None,
+) -> tuple[RunState, Any]:
+    client_states = list(state.clients)
+    messages, weights, infos = [], [], []
+    for c, places in _who(phase, federation, state.participants):
+        cohort = federation.cohorts[c]
+        sent = phase.broadcast(state.server, cohort.view_ids)
+        client_states[c], message, weight, info, message_bytes = _map_clients(
+            phase, key, sent, client_states[c], cohort, places, client_chunk,
+            None if report is None else partial(report, c),
+        )  # fmt: skip
+        messages.append(message)
+        weights.append(weight)
+        infos.append(info)
+        if ledger is not None:
+            n = places.shape[0]
+            ledger.append(Traffic(n * message_bytes, n * messages_lib.nbytes(sent)))
+    server, server_info = phase.server(
+        jax.random.fold_in(key, _SERVER), state.server, tuple(messages), tuple(weights)
+    )
+    info = {"clients": tuple(infos), "server": server_info}
+    return RunState(server, tuple(client_states), state.participants), info
+
+
+def _who(
+    phase: Phase, federation: Federation, participants: tuple[jax.Array, ...]
+) -> list[tuple[int, jax.Array]]:
+    """The cohorts that take part in a phase, and the places of their clients."""
+    if phase.who == "everyone":
+        return list(enumerate(participants))
+    widest = max(range(len(participants)), key=lambda c: len(federation.cohorts[c].view_ids))
+    places = participants[widest]
+    first = jnp.argmin(federation.cohorts[widest].client_ids[places])
+    return [(widest, places[first][None])]
+
+
+def _map_clients(
+    phase: Phase,
+    key: jax.Array,
+    sent: PyTree,
+    states: PyTree,
+    cohort: Cohort,
+    places: jax.Array,
+    client_chunk: int | None,
+    report: Callable[[int, Any], None] | None,
+) -> tuple[PyTree, PyTree, jax.Array, PyTree, int]:
+    """One phase of one cohort's participants, a chunk at a time.
+
+    Returns the states of the whole cohort, the messages (stacked, or their sum), the weights
+    (stacked, or their sum), the participants' infos, and the bytes of one message.
+    """
+    n = places.shape[0]
+    n_chunks, size = _chunks(n, client_chunk)
+    message_bytes: list[int] = []
+
+    def chunk(states: PyTree, places: jax.Array) -> tuple[PyTree, PyTree, jax.Array, PyTree]:
+        # A place beyond the cohort is padding of the last chunk: it repeats a client, with weight
+        # zero, and its state is dropped.
+        real = places < cohort.n_clients
+        mine = _take(states, places)
+        clients = _take(cohort, places)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, clients.client_ids)
+        new, message, info = jax.vmap(phase.client, (0, None, 0, 0))(keys, sent, mine, clients)
+        message_bytes.append(messages_lib.nbytes(message) // size)
+        weight = (real & jnp.any(clients.mask, axis=-1)).astype(jnp.float32)
+        states = jax.tree.map(lambda old, x: old.at[places].set(x, mode="drop"), states, new)
+        if phase.reduce == "sum":
+            message = jax.tree.map(lambda m: _weighted_sum(m, weight), message)
+            weight = jnp.sum(weight)
+        if report is not None:
+            report(size, (weight, info))
+        return states, message, weight, info
+
+    if n_chunks == 1:
+        states, message, weight, info = chunk(states, places)
+        return states, message, weight, info, message_bytes[0]
+
+    padded = jnp.pad(places, (0, n_chunks * size - n), constant_values=cohort.n_clients)
+    stacked = padded.reshape(n_chunks, size)
+    # With "sum" the running sum is carried, so that no more than one chunk's messages exist.
+    summed = phase.reduce == "sum"
+    shapes = jax.eval_shape(chunk, states, stacked[0])[1:3] if summed else ()
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+    def step(carry: PyTree, places: jax.Array) -> tuple[PyTree, PyTree]:
+        states, total = carry
+        states, message, weight, info = chunk(states, places)
+        if summed:
+            return (states, jax.tree.map(jnp.add, total, (message, weight))), ((), info)
+        return (states, total), ((message, weight), info)
+
+    (states, total), (each, info) = jax.lax.scan(step, (states, zeros), stacked)
+    message, weight = total if summed else jax.tree.map(lambda x: _unchunk(x, n), each)
+    info = jax.tree.map(lambda x: _unchunk(x, n), info)
+    return states, message, weight, info, message_bytes[0]
+
+
+def _chunks(n: int, client_chunk: int | None) -> tuple[int, int]:
+    """Number of chunks, and their size, evened out to pad the last as little as can be."""
+    n_chunks = -(-n // min(client_chunk or n, n))
+    return n_chunks, -(-n // n_chunks)
+
+
+def _take(tree: PyTree, places: jax.Array) -> PyTree:
+    return jax.tree.map(lambda x: x.at[places].get(mode="clip"), tree)
+
+
+def _unchunk(x: jax.Array, n: int) -> jax.Array:
+    return x.reshape(-1, *x.shape[2:])[:n]
+
+
+def _weighted_sum(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Sum over the leading axis of the entries of non-zero weight; a NaN of weight 0 is no NaN."""
+    keep = weight.reshape(-1, *(1,) * (x.ndim - 1)) > 0
+    return jnp.sum(jnp.where(keep, x, jnp.zeros_like(x)), axis=0)
+
+
+def over_clients(
+    function: Callable[[PyTree, PyTree, Cohort], jax.Array],
+    federation: Federation,
+    state: RunState,
+    client_chunk: int | None,
+) -> tuple[jax.Array, ...]:
+    """`function(server_state, client_state, client)` for all clients of all cohorts."""
+    results = []
+    for cohort, states in zip(federation.cohorts, state.clients, strict=True):
+        mapped = jax.vmap(function, (None, 0, 0))
+        n = cohort.n_clients
+        n_chunks, size = _chunks(n, client_chunk)
+        if n_chunks == 1:
+            results.append(mapped(state.server, states, cohort))
+            continue
+        places = jnp.minimum(jnp.arange(n_chunks * size), n - 1).reshape(n_chunks, size)
+        out = jax.lax.map(
+            lambda p, c=cohort, s=states, f=mapped: f(state.server, _take(s, p), _take(c, p)),
+            places,
+        )
+        results.append(_unchunk(out, n))
+    return tuple(results)

@@ -1,0 +1,265 @@
+"""What the clients hold: cohorts of clients with the same views, padded and masked.
+
+A `Federation` is a tuple of `Cohort`s. Grouping the clients by the subset of views that they hold
+means that no compute is spent on views that are missing, that any subset is allowed, and that
+`jax.vmap` over a cohort needs nothing special. Horizontal federations (disjoint samples) and
+vertical ones (shared samples, one view each) are the same container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxfedmvc.data.datasets import check_arrays
+from jaxfedmvc.data.partition import Part
+
+
+@struct.dataclass
+class Cohort:
+    """Clients that hold the same subset of views, stacked on a leading client axis.
+
+    `jax.vmap` over a cohort hands a function ONE client: the same fields without that axis. Where
+    a function of this library takes a `client`, it takes a `Cohort` of that form.
+
+    Attributes:
+      views: One array [clients, rows, D_v] for each view of `view_ids`, in that order.
+      mask: bool [clients, rows]; False marks padding. Everything computed honours it.
+      sample_ids: int32 [clients, rows], the row of the pooled data; -1 for padding.
+      client_ids: int32 [clients], unique over the federation. A client's randomness derives from
+        it, so that neither chunking nor order nor participation changes it.
+      view_ids: Which views these are (static).
+    """
+
+    views: tuple[jax.Array, ...]
+    mask: jax.Array
+    sample_ids: jax.Array
+    client_ids: jax.Array
+    view_ids: tuple[int, ...] = struct.field(pytree_node=False)
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients; not defined for the one client that `vmap` hands out."""
+        return self.client_ids.shape[0]
+
+    def by_view(self) -> dict[int, jax.Array]:
+        """The views keyed by view id."""
+        return dict(zip(self.view_ids, self.views, strict=True))
+
+
+@struct.dataclass
+class Federation:
+    """All cohorts, and beside them the labels, which are for scoring only.
+
+    Labels lie outside the cohorts, so that a client function cannot see them; the engine hands
+    algorithms `without_labels()`.
+
+    Attributes:
+      cohorts: The clients, grouped by the views that they hold.
+      labels: One int32 [clients, rows] for each cohort (-1 for padding), or None.
+      view_dims: D_v of every view of the federation (static).
+      n_classes: Number of distinct labels, None without labels (static).
+    """
+
+    cohorts: tuple[Cohort, ...]
+    labels: tuple[jax.Array, ...] | None
+    view_dims: tuple[int, ...] = struct.field(pytree_node=False)
+    n_classes: int | None = struct.field(pytree_node=False)
+
+    @property
+    def n_views(self) -> int:
+        """Number of views of the whole federation."""
+        return len(self.view_dims)
+
+    @property
+    def n_clients(self) -> int:
+        """Number of clients of all cohorts."""
+        return sum(cohort.n_clients for cohort in self.cohorts)
+
+    def holds_all_views(self, cohort: Cohort) -> bool:
+        """Whether clients of this cohort are multi-view (full-view) clients."""
+        return len(cohort.view_ids) == self.n_views
+
+    def without_labels(self) -> Federation:
+        """The federation as algorithms see it."""
+        return self.replace(labels=None, n_classes=None)  # type: ignore[attr-defined]
+
+    def check_rows(self, at_least: int, reason: str) -> None:
+        """Checks that every client has enough samples; nothing is checked while tracing.
+
+        Raises:
+          ValueError: Names the first client with fewer than `at_least`, and the reason.
+        """
+        for cohort in self.cohorts:
+            if isinstance(cohort.mask, jax.core.Tracer):
+                return
+            for client, rows in zip(cohort.client_ids, cohort.mask.sum(axis=1), strict=True):
+                if rows < at_least:
+                    raise ValueError(
+                        f"client {client} (views {cohort.view_ids}) has {rows} samples; allowed is"
+                        f" {at_least} or more ({reason})"
+                    )
+
+    def describe(self) -> str:
+        """One line for each cohort: how many clients, which views, how many samples each."""
+        lines = []
+        for cohort in self.cohorts:
+            rows = np.asarray(cohort.mask.sum(axis=1))
+            kind = "all views" if self.holds_all_views(cohort) else f"views {cohort.view_ids}"
+            lines.append(
+                f"{cohort.n_clients} clients with {kind}, "
+                f"{rows.min()}..{rows.max()} samples each, {rows.sum()} in all"
+            )
+        return "\n".join(lines)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        views: Sequence[Any],
+        labels: Any | None = None,
+        *,
+        partition: Sequence[Part],
+    ) -> Federation:
+        """Splits pooled arrays over clients, as a simulation does.
+
+        Args:
+          views: One array [n, D_v] for each view.
+          labels: [n] integers, for scoring only, or None.
+          partition: For each cohort its `view_ids`, `sample_ids` [clients, rows] (-1 pads) and
+            `client_ids` [clients], e.g. from `data.hybrid_partition`.
+
+        Raises:
+          ValueError: Row counts differ, a value is NaN or infinite, a client is empty, a client or
+            a sample or a view is not there, two cohorts hold the same views.
+        """
+        views = tuple(np.asarray(view, np.float32) for view in views)
+        check_arrays(views, labels)
+        _check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
+        n_classes = None
+        if labels is not None:
+            names, labels = np.unique(np.asarray(labels), return_inverse=True)
+            n_classes = len(names)
+        cohorts, cohort_labels = [], []
+        for part in partition:
+            ids = np.asarray(part.sample_ids, np.int32)
+            present = ids >= 0
+            cohorts.append(
+                Cohort(
+                    views=tuple(
+                        jnp.asarray(np.where(present[..., None], views[v][ids], 0.0))
+                        for v in part.view_ids
+                    ),
+                    mask=jnp.asarray(present),
+                    sample_ids=jnp.asarray(ids),
+                    client_ids=jnp.asarray(part.client_ids, jnp.int32),
+                    view_ids=tuple(part.view_ids),
+                )
+            )
+            if labels is not None:
+                cohort_labels.append(jnp.asarray(np.where(present, labels[ids], -1), jnp.int32))
+        return cls(
+            cohorts=tuple(cohorts),
+            labels=tuple(cohort_labels) if labels is not None else None,
+            view_dims=tuple(view.shape[1] for view in views),
+            n_classes=n_classes,
+        )
+
+    @classmethod
+    def from_clients(
+        cls, clients: Sequence[Mapping[int, Any]], labels: Sequence[Any] | None = None
+    ) -> Federation:
+        """Takes data that already lies with its clients.
+
+        Args:
+          clients: For each client its views, `{view id: array [rows, D_v]}`. Client ids are the
+            places in this sequence; view ids are 0..V-1, each held by somebody.
+          labels: For each client its labels [rows], for scoring only, or None.
+
+        Raises:
+          ValueError: As `from_arrays`; the message names the client.
+        """
+        if not clients:
+            raise ValueError("clients: got none; at least one is needed")
+        n_views = 1 + max((v for client in clients for v in client), default=-1)
+        widths: dict[int, int] = {}
+        starts, n_samples = [], 0
+        for i, client in enumerate(clients):
+            rows = {len(array) for array in client.values()}
+            if len(rows) != 1 or rows == {0}:
+                raise ValueError(
+                    f"client {i}: views have row counts {sorted(rows)}; every client needs at least"
+                    " one view, and all its views the same number of rows, not zero"
+                )
+            for v, array in client.items():
+                shape = np.shape(array)
+                if len(shape) != 2 or widths.setdefault(v, shape[1]) != shape[1]:
+                    raise ValueError(
+                        f"client {i}: view {v} has shape {shape}; allowed is"
+                        f" [rows, {widths.get(v, 'D_v')}] as on the other clients"
+                    )
+            starts.append(n_samples)
+            n_samples += rows.pop()
+        if sorted(widths) != list(range(n_views)):
+            raise ValueError(f"clients: views {sorted(widths)} are held; allowed are 0..V-1, each")
+        # Pooled on the host only to share one construction with `from_arrays`; a view that a
+        # client does not hold stays zero there and is not gathered.
+        pooled = [np.zeros((n_samples, widths[v]), np.float32) for v in range(n_views)]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for i, client in enumerate(clients):
+            groups.setdefault(tuple(sorted(client)), []).append(i)
+            for v, array in client.items():
+                pooled[v][starts[i] : starts[i] + len(array)] = array
+        partition = []
+        for view_ids in sorted(groups, key=lambda ids: (-len(ids), ids)):
+            members = groups[view_ids]
+            counts = [len(clients[i][view_ids[0]]) for i in members]
+            ids = np.full((len(members), max(counts)), -1, np.int32)
+            for row, (i, count) in enumerate(zip(members, counts, strict=True)):
+                ids[row, :count] = starts[i] + np.arange(count)
+            partition.append(Part(view_ids, ids, np.asarray(members, np.int32)))
+        return cls.from_arrays(
+            pooled, None if labels is None else np.concatenate(labels), partition=partition
+        )
+
+
+def _check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> None:
+    if not partition:
+        raise ValueError("partition: got no cohort; at least one is needed")
+    seen_views: set[tuple[int, ...]] = set()
+    client_ids: list[int] = []
+    for part in partition:
+        views = tuple(part.view_ids)
+        if (
+            not views
+            or list(views) != sorted(set(views))
+            or not 0 <= views[0] <= views[-1] < n_views
+        ):
+            raise ValueError(
+                f"partition: view_ids {views}; allowed is a non-empty increasing tuple from"
+                f" 0..{n_views - 1}"
+            )
+        if views in seen_views:
+            raise ValueError(f"partition: two cohorts hold the views {views}; merge them")
+        seen_views.add(views)
+        ids = np.asarray(part.sample_ids)
+        if ids.ndim != 2 or len(part.client_ids) != ids.shape[0]:
+            raise ValueError(
+                f"partition: sample_ids of cohort {views} have shape {ids.shape} with"
+                f" {len(part.client_ids)} client_ids; allowed is [clients, rows] and [clients]"
+            )
+        if ids.size and (ids.max() >= n_samples or ids.min() < -1):
+            raise ValueError(
+                f"partition: sample_ids of cohort {views} lie in {ids.min()}..{ids.max()}; allowed"
+                f" is 0..{n_samples - 1}, and -1 for padding"
+            )
+        for client, row in zip(part.client_ids, ids, strict=True):
+            if not (row >= 0).any():
+                raise ValueError(f"partition: client {client} is empty; give it a sample")
+        client_ids += [int(c) for c in part.client_ids]
+    if len(set(client_ids)) != len(client_ids) or min(client_ids) < 0:
+        raise ValueError("partition: client_ids must be unique and not negative")

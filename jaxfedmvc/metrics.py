@@ -1,0 +1,270 @@
+"""Agreement of a clustering with known classes, as pure functions of two label vectors.
+
+Every score is a function of the contingency matrix alone, and contingency matrices of disjoint
+groups of rows add up. `contingency` and `scores_from_contingency` are therefore public: the score
+of a whole federation needs each client's [n_classes, n_clusters] counts, not its labels.
+
+Counts are float32, exact up to 2**24 rows. The sums below are arranged so that everything
+subtracted is an exact integer, which keeps the scores within about 1e-6 of double precision even
+when nearly all rows share one cluster.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+from optax import assignment
+
+
+def contingency(
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    n_classes: int,
+    n_clusters: int,
+    where: ArrayLike | None = None,
+) -> Array:
+    """Counts how many rows of each class fell into each cluster.
+
+    Args:
+        labels: Class of each row, integer [n].
+        predicted: Cluster of each row, integer [n].
+        n_classes: Number of classes, static.
+        n_clusters: Number of clusters, static; it may differ from `n_classes`.
+        where: Rows to count, bool [n]; all of them if None.
+
+    Returns:
+        Counts, float32 [n_classes, n_clusters]. A row whose label or prediction is out of range,
+        such as the -1 of padding, is counted nowhere, whether selected or not.
+
+    Raises:
+        ValueError: If `n_classes` or `n_clusters` is below 1, or if `labels`, `predicted` and
+            `where` are not vectors of one length.
+    """
+    labels, predicted = jnp.asarray(labels), jnp.asarray(predicted)
+    for name, size in (("n_classes", n_classes), ("n_clusters", n_clusters)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+    if labels.ndim != 1:
+        raise ValueError(f"labels must have shape [n], got {labels.shape}")
+    if predicted.shape != labels.shape:
+        raise ValueError(f"predicted must have shape {labels.shape}, got {predicted.shape}")
+    counted = (labels >= 0) & (labels < n_classes) & (predicted >= 0) & (predicted < n_clusters)
+    if where is not None:
+        where = jnp.asarray(where, bool)
+        if where.shape != labels.shape:
+            raise ValueError(f"where must have shape {labels.shape}, got {where.shape}")
+        counted &= where
+    # Uncounted rows add zero to cell (0, 0): a negative index would wrap around, not be dropped.
+    cells = jnp.where(counted, labels, 0), jnp.where(counted, predicted, 0)
+    return jnp.zeros((n_classes, n_clusters), jnp.float32).at[cells].add(counted)
+
+
+def scores_from_contingency(table: Array) -> dict[str, Array]:
+    """All scores of one contingency matrix.
+
+    Args:
+        table: Counts, float32 [n_classes, n_clusters], as returned by `contingency`, or the sum
+            of several such matrices.
+
+    Returns:
+        Scalars under the keys `acc`, `nmi`, `ari` and `purity`; all NaN if `table` is all zero.
+
+    Raises:
+        ValueError: If `table` is not a matrix.
+    """
+    if table.ndim != 2:
+        raise ValueError(f"table must have shape [n_classes, n_clusters], got {table.shape}")
+    return {"acc": _acc(table), "nmi": _nmi(table), "ari": _ari(table), "purity": _purity(table)}
+
+
+def scores(
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    n_classes: int,
+    n_clusters: int,
+    where: ArrayLike | None = None,
+) -> dict[str, Array]:
+    """All scores of one clustering, sharing one contingency matrix.
+
+    Args:
+        labels: Class of each row, integer [n].
+        predicted: Cluster of each row, integer [n].
+        n_classes: Number of classes, static.
+        n_clusters: Number of clusters, static.
+        where: Rows to score, bool [n]; all of them if None.
+
+    Returns:
+        Scalars under the keys `acc`, `nmi`, `ari` and `purity`, as returned by `accuracy`, `nmi`,
+        `ari` and `purity`. All are NaN if no row is counted: a group without rows has no score.
+
+    Raises:
+        ValueError: As `contingency` does.
+    """
+    return scores_from_contingency(contingency(labels, predicted, n_classes, n_clusters, where))
+
+
+def accuracy(
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    n_classes: int,
+    n_clusters: int,
+    where: ArrayLike | None = None,
+) -> Array:
+    """Fraction of rows that are right under the best one-to-one naming of clusters as classes.
+
+    With N the contingency matrix of n rows, max over matchings M of sum_{(i, j) in M} N_ij / n,
+    found by the Hungarian method (Kuhn, 1955). With more clusters than classes the surplus
+    clusters stay unmatched and their rows count as wrong, and likewise for surplus classes.
+
+    Args:
+        labels: Class of each row, integer [n].
+        predicted: Cluster of each row, integer [n].
+        n_classes: Number of classes, static.
+        n_clusters: Number of clusters, static.
+        where: Rows to score, bool [n]; all of them if None.
+
+    Returns:
+        Scalar in [0, 1]; NaN if no row is counted.
+
+    Raises:
+        ValueError: As `contingency` does.
+    """
+    return _acc(contingency(labels, predicted, n_classes, n_clusters, where))
+
+
+def nmi(
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    n_classes: int,
+    n_clusters: int,
+    where: ArrayLike | None = None,
+) -> Array:
+    """Normalised mutual information I(U; V) / ((H(U) + H(V)) / 2) (Vinh et al., 2010).
+
+    Args:
+        labels: Class of each row, integer [n].
+        predicted: Cluster of each row, integer [n].
+        n_classes: Number of classes, static.
+        n_clusters: Number of clusters, static.
+        where: Rows to score, bool [n]; all of them if None.
+
+    Returns:
+        Scalar in [0, 1]; NaN if no row is counted. It is 1 if both labelings put all rows into one
+        group and 0 if only one of them does.
+
+    Raises:
+        ValueError: As `contingency` does.
+    """
+    return _nmi(contingency(labels, predicted, n_classes, n_clusters, where))
+
+
+def ari(
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    n_classes: int,
+    n_clusters: int,
+    where: ArrayLike | None = None,
+) -> Array:
+    """Rand index adjusted for chance (Hubert & Arabie, 1985).
+
+    Over ordered pairs of distinct rows, with `tp` pairs together in both labelings, `fn` only in
+    `labels`, `fp` only in `predicted` and `tn` in neither:
+
+        2 (tp tn - fn fp) / ((tp + fn) (fn + tn) + (tp + fp) (fp + tn)).
+
+    Args:
+        labels: Class of each row, integer [n].
+        predicted: Cluster of each row, integer [n].
+        n_classes: Number of classes, static.
+        n_clusters: Number of clusters, static.
+        where: Rows to score, bool [n]; all of them if None.
+
+    Returns:
+        Scalar, 1 for equal partitions, about 0 for unrelated ones and as low as -0.5; NaN if no row
+        is counted.
+
+    Raises:
+        ValueError: As `contingency` does.
+    """
+    return _ari(contingency(labels, predicted, n_classes, n_clusters, where))
+
+
+def purity(
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    n_classes: int,
+    n_clusters: int,
+    where: ArrayLike | None = None,
+) -> Array:
+    """Fraction of rows in the commonest class of their cluster, sum_j max_i N_ij / n.
+
+    Args:
+        labels: Class of each row, integer [n].
+        predicted: Cluster of each row, integer [n].
+        n_classes: Number of classes, static.
+        n_clusters: Number of clusters, static.
+        where: Rows to score, bool [n]; all of them if None.
+
+    Returns:
+        Scalar in [0, 1]; NaN if no row is counted.
+
+    Raises:
+        ValueError: As `contingency` does.
+    """
+    return _purity(contingency(labels, predicted, n_classes, n_clusters, where))
+
+
+def _acc(table: Array) -> Array:
+    matched = assignment.hungarian_algorithm(-table)  # accepts rectangular costs
+    return table[matched].sum() / table.sum()
+
+
+def _purity(table: Array) -> Array:
+    return table.max(axis=0).sum() / table.sum()
+
+
+def _nmi(table: Array) -> Array:
+    n = table.sum()
+    classes, clusters, only_class, only_cluster, neither = _margins(table)
+    # I = sum_ij p_ij log(n N_ij / (a_i b_j)). The argument minus one, n N_ij / (a_i b_j) - 1, has
+    # the numerator below; log1p of it survives p_ij near 1, where log(p_ij) is all rounding.
+    excess = (table * neither - only_class * only_cluster) / jnp.maximum(classes * clusters, 1.0)
+    # Empty cells have p_ij = 0 and an excess of -1, hence 0 * -inf without the guard.
+    information = jnp.sum(table * jnp.log1p(jnp.where(table > 0, excess, 0.0))) / n
+    normaliser = (_entropy(classes) + _entropy(clusters)) / 2
+    trivial = normaliser == 0  # one class and one cluster
+    score = jnp.clip(information / jnp.where(trivial, 1.0, normaliser), 0.0, 1.0)
+    return jnp.where(n > 0, jnp.where(trivial, 1.0, score), jnp.nan)
+
+
+def _ari(table: Array) -> Array:
+    _, _, only_class, only_cluster, neither = _margins(table)
+    # Sums of non-negative terms with exact factors: nothing cancels before tp tn - fn fp.
+    tp = jnp.sum(table * (table - 1))
+    fn = jnp.sum(table * only_class)
+    fp = jnp.sum(table * only_cluster)
+    tn = jnp.sum(table * neither)
+    same = (fn == 0) & (fp == 0)  # equal partitions, including those that leave 0 / 0 below
+    spread = (tp + fn) * (fn + tn) + (tp + fp) * (fp + tn)
+    score = 2 * (tp * tn - fn * fp) / jnp.where(same, 1.0, spread)
+    return jnp.where(table.sum() > 0, jnp.where(same, 1.0, score), jnp.nan)
+
+
+def _margins(table: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Sizes of each cell's class and cluster, and the rows in one or neither of them.
+
+    Returns:
+        Class sizes [n_classes, 1], cluster sizes [1, n_clusters], and per cell the rows that share
+        only its class, only its cluster, and neither, each [n_classes, n_clusters].
+    """
+    classes = table.sum(axis=1, keepdims=True)
+    clusters = table.sum(axis=0, keepdims=True)
+    only_class = classes - table
+    only_cluster = clusters - table
+    return classes, clusters, only_class, only_cluster, table.sum() - classes - only_cluster
+
+
+def _entropy(sizes: Array) -> Array:
+    """Entropy in nats of a partition with these group sizes."""
+    n = sizes.sum()
+    # -log(s / n) as log1p((n - s) / s), which stays accurate when one group holds nearly all rows.
+    return jnp.sum(sizes * jnp.log1p((n - sizes) / jnp.maximum(sizes, 1.0))) / jnp.maximum(n, 1.0)

@@ -1,0 +1,120 @@
+"""Networks, and the one training loop that clients run on their own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+PyTree = Any
+
+# U(-1/sqrt(fan_in), 1/sqrt(fan_in)): the weights that deep multi-view clustering papers start
+# from without saying so, since it is the default of the framework that they are written in.
+_fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them and none after the last.
+
+    Attributes:
+      features: Output width of each layer.
+    """
+
+    features: Sequence[int]
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [rows, d] to [rows, features[-1]]."""
+        for i, width in enumerate(self.features):
+            x = nn.Dense(width, kernel_init=_fan_in_uniform)(x)
+            if i + 1 < len(self.features):
+                x = nn.relu(x)
+        return x
+
+
+def init_mlp(key: jax.Array, n_inputs: int, features: Sequence[int]) -> PyTree:
+    """Fresh parameters of `MLP(features)` on [rows, n_inputs]."""
+    return MLP(features).init(key, jnp.zeros((1, n_inputs)))
+
+
+def apply_mlp(params: PyTree, features: Sequence[int], x: jax.Array) -> jax.Array:
+    """`MLP(features)` of [rows, d], [rows, features[-1]]."""
+    out: Any = MLP(features).apply(params, x)
+    return out
+
+
+def fit(
+    key: jax.Array,
+    params: PyTree,
+    loss: Callable[[PyTree, PyTree, jax.Array], jax.Array],
+    rows: PyTree,
+    mask: jax.Array,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: jax.Array | float,
+) -> tuple[PyTree, jax.Array]:
+    """Minimises `loss` with one Adam over the rows of one client.
+
+    Rows are shuffled every epoch when they do not fit one batch. Masked rows sort behind the real
+    ones and a batch without a real row makes no step, so padding changes nothing beyond rounding.
+
+    Args:
+      key: Shuffles; consumed.
+      params: Where to start.
+      loss: `(params, rows of the batch, mask of the batch) -> scalar`.
+      rows: Pytree of arrays with leading axis [rows].
+      mask: bool [rows].
+      epochs: Static number of passes.
+      batch_size: Static number of rows of a step.
+      learning_rate: Adam's step size, traced: it may be swept.
+
+    Returns:
+      The trained parameters and the mean loss of each epoch, [epochs].
+    """
+    optimizer = optax.adam(learning_rate)
+    n_rows = mask.shape[0]
+    n_batches = -(-n_rows // batch_size)
+
+    def step(carry: PyTree, batch: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+        params, opt_state = carry
+        value, grads = jax.value_and_grad(loss)(params, *batch)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        return (optax.apply_updates(params, updates), opt_state), value
+
+    def one_batch_epoch(carry: PyTree, _: jax.Array) -> tuple[PyTree, jax.Array]:
+        return step(carry, (rows, mask))
+
+    def shuffled_epoch(carry: PyTree, epoch: jax.Array) -> tuple[PyTree, jax.Array]:
+        # One draw a row, keyed by the row's number: more padding draws no other numbers.
+        epoch_key = jax.random.fold_in(key, epoch)
+        draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(epoch_key, i)))(
+            jnp.arange(n_rows)
+        )
+        order = jnp.argsort(jnp.where(mask, draws, jnp.inf))
+        order = jnp.pad(order, (0, n_batches * batch_size - n_rows))
+        real = jnp.arange(n_batches * batch_size) < jnp.sum(mask)
+
+        def masked_step(carry: PyTree, batch: PyTree) -> tuple[PyTree, jax.Array]:
+            index, batch_mask = batch
+            new, value = step(carry, (jax.tree.map(lambda a: a[index], rows), batch_mask))
+            has_rows = jnp.any(batch_mask)
+            keep = jax.tree.map(lambda a, b: jnp.where(has_rows, a, b), new, carry)
+            return keep, value * jnp.sum(batch_mask)
+
+        carry, sums = jax.lax.scan(
+            masked_step,
+            carry,
+            (order.reshape(n_batches, batch_size), real.reshape(n_batches, batch_size)),
+        )
+        return carry, jnp.sum(sums) / jnp.maximum(jnp.sum(mask), 1)
+
+    epoch_fn = one_batch_epoch if n_batches == 1 else shuffled_epoch
+    (params, _), losses = jax.lax.scan(
+        epoch_fn, (params, optimizer.init(params)), jnp.arange(epochs)
+    )
+    return params, losses

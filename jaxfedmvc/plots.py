@@ -1,0 +1,124 @@
+"""Pictures of results. matplotlib is imported inside: the library runs without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.manifold import TSNE
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'jaxfedmvc[experiments]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Writes under another name and renames, so that no half picture is ever left."""
+    partial = path.with_name(f".{path.name}.partial")
+    figure.savefig(partial, dpi=130, format=path.suffix[1:])
+    partial.rename(path)
+    _pyplot().close(figure)
+
+
+def curves(
+    path: Path,
+    scores: Mapping[str, np.ndarray],
+    losses: Mapping[str, np.ndarray],
+    references: Mapping[str, float],
+    title: str,
+) -> None:
+    """Scores and losses against rounds: mean over seeds, with a band of one standard deviation.
+
+    Args:
+      path: Where to write, .png.
+      scores: For each curve [seeds, rounds] fractions in [0, 1]; may be empty.
+      losses: For each curve [seeds, rounds].
+      references: Levels drawn as dashed lines beside the scores.
+      title: Of the whole picture.
+    """
+    plt = _pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+
+    def draw(axis: Any, values: Mapping[str, np.ndarray]) -> None:
+        for name, runs in values.items():
+            rounds = np.arange(1, runs.shape[1] + 1)
+            mean, spread = runs.mean(axis=0), runs.std(axis=0)
+            (line,) = axis.plot(rounds, mean, marker="o", label=name)
+            axis.fill_between(
+                rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2
+            )
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.set_xlabel("round")
+        axis.grid(alpha=0.3)
+
+    draw(left, scores)
+    for i, (name, level) in enumerate(references.items()):
+        left.axhline(level, linestyle="--", color=("0.35", "0.65")[i % 2], label=name)
+    left.set_ylim(0, 1.02)
+    left.set_ylabel("score (fraction)")
+    draw(right, losses)
+    right.set_ylabel("training loss, last epoch of the round")
+    for axis in (left, right):
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
+    figure.suptitle(title)
+    _save(figure, path)
+
+
+def embedding(
+    path: Path,
+    points: np.ndarray,
+    colourings: Mapping[str, np.ndarray],
+    markers: np.ndarray,
+    marker_names: Sequence[str],
+    title: str,
+    max_points: int = 2000,
+) -> None:
+    """A t-SNE map of the representation, drawn once for each colouring.
+
+    Args:
+      path: Where to write, .png.
+      points: [n, d].
+      colourings: For each panel its title and [n] integers; -1 is drawn grey.
+      markers: [n] integers: which marker a point is drawn with.
+      marker_names: What each marker stands for.
+      title: Of the whole picture.
+      max_points: More are thinned out, with a fixed seed.
+    """
+    plt = _pyplot()
+    if len(points) > max_points:
+        kept = np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))
+        points, markers = points[kept], markers[kept]
+        colourings = {name: values[kept] for name, values in colourings.items()}
+    perplexity = min(30.0, max(2.0, (len(points) - 1) / 3))
+    flat = TSNE(random_state=0, init="pca", perplexity=perplexity).fit_transform(points)
+    figure, axes = plt.subplots(
+        1, len(colourings), figsize=(5.6 * len(colourings), 5.6), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    palette = plt.get_cmap("tab10" if max(v.max() for v in colourings.values()) < 10 else "tab20")
+    for axis, (name, values) in zip(axes[0], colourings.items(), strict=True):
+        for marker, label in enumerate(marker_names):
+            chosen = markers == marker
+            axis.scatter(
+                flat[chosen, 0], flat[chosen, 1], s=14, linewidths=0.4,
+                marker="ox^sv"[marker % 5], label=label,
+                c=[palette(v % palette.N) if v >= 0 else "0.7" for v in values[chosen]],
+            )  # fmt: skip
+        axis.set_title(name)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    legend = axes[0][0].legend(fontsize=8, loc="best")
+    for handle in legend.legend_handles:
+        handle.set_color("0.2")
+    figure.suptitle(title)
+    _save(figure, path)

@@ -1,0 +1,218 @@
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+from sklearn import cluster, datasets
+
+from jaxfedmvc.clustering import kmeans, kmeans_plusplus, lloyd, predict
+
+jit_kmeans = jax.jit(kmeans, static_argnames=("n_clusters", "n_init", "max_iter"))
+jit_lloyd = jax.jit(lloyd, static_argnames="max_iter")
+jit_plusplus = jax.jit(kmeans_plusplus, static_argnums=2)
+
+
+def blobs(n=60, d=2, k=3, seed=0, std=1.0):
+    x, _ = datasets.make_blobs(n, d, centers=k, cluster_std=std, random_state=seed)
+    return x.astype(np.float32)
+
+
+def load(name):
+    if name == "blobs":
+        return blobs(400, 5, 8, std=2.0), 8
+    loader = {
+        "iris": datasets.load_iris,
+        "wine": datasets.load_wine,
+        "digits": datasets.load_digits,
+    }
+    x, y = loader[name](return_X_y=True)
+    if name == "wine":
+        x = (x - x.mean(0)) / x.std(0)
+    return x[:500].astype(np.float32), len(np.unique(y))
+
+
+@pytest.mark.parametrize("name", ["iris", "wine", "digits", "blobs"])
+def test_inertia_matches_sklearn(name):
+    x, k = load(name)
+    ours = jit_kmeans(jax.random.key(0), x, n_clusters=k)
+    theirs = cluster.KMeans(k, n_init=10, random_state=0).fit(x)
+    assert ours.inertia <= 1.01 * theirs.inertia_
+    chex.assert_shape(ours, [(k, x.shape[1]), (len(x),), (), ()])
+    # The parts of one result belong together.
+    np.testing.assert_array_equal(ours.labels, predict(x, ours.centroids))
+    actual = np.square(x - np.asarray(ours.centroids)[ours.labels]).sum()
+    np.testing.assert_allclose(ours.inertia, actual, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tol, n_iter", [(0.0, 27), (1e-2, 9)])
+def test_lloyd_follows_sklearn_from_one_start(tol, n_iter):
+    x = 100 * blobs(200, 4, 5, std=4.0)  # large, for the threshold is relative to the variance
+    start = x[:5]
+    ours = jit_lloyd(x, start, tol=tol)
+    theirs = cluster.KMeans(5, init=start, n_init=1, tol=tol, algorithm="lloyd").fit(x)
+    np.testing.assert_array_equal(ours.labels, theirs.labels_)
+    np.testing.assert_allclose(ours.centroids, theirs.cluster_centers_, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours.inertia, theirs.inertia_, rtol=1e-5)
+    assert ours.n_iter == theirs.n_iter_ == n_iter
+
+
+def test_given_centroids_make_one_run_without_a_key():
+    x = blobs()
+    chex.assert_trees_all_equal(kmeans(None, x, 3, centroids=x[:3]), lloyd(x, x[:3]))
+
+
+def test_hand_worked_line():
+    # From 0 and 1: means 0 and (1 + 5 + 6) / 3 = 4, then {0, 1} and {5, 6}, then nothing moves.
+    x = jnp.array([[0.0], [1.0], [5.0], [6.0]])
+    result = jit_lloyd(x, x[:2], tol=0.0)
+    np.testing.assert_array_equal(result.centroids, [[0.5], [5.5]])
+    np.testing.assert_array_equal(result.labels, [0, 0, 1, 1])
+    assert result.inertia == 1.0 and result.n_iter == 3
+    cut = jit_lloyd(x, x[:2], tol=0.0, max_iter=1)
+    np.testing.assert_allclose(cut.centroids, [[0.0], [4.0]], atol=1e-6)
+    np.testing.assert_array_equal(cut.labels, [0, 0, 1, 1])
+    np.testing.assert_allclose(cut.inertia, 6.0, rtol=1e-6)
+    assert cut.n_iter == 1
+
+
+@pytest.mark.parametrize("garbage", [0.0, 1e6])
+def test_padding_changes_nothing(garbage):
+    x = blobs(std=3.0)
+    padded = np.concatenate([x, np.full((17, 2), garbage, np.float32)])
+    where = np.arange(len(padded)) < len(x)
+    key = jax.random.key(1)
+    plain = jit_kmeans(key, x, n_clusters=4, n_init=1)
+    masked = jit_kmeans(key, padded, n_clusters=4, n_init=1, where=where)
+    np.testing.assert_array_equal(masked.labels, np.append(plain.labels, np.full(17, -1)))
+    np.testing.assert_allclose(masked.centroids, plain.centroids, rtol=1e-5)
+    np.testing.assert_allclose(masked.inertia, plain.inertia, rtol=1e-5)
+    assert masked.n_iter == plain.n_iter
+
+
+def test_values_of_masked_rows_are_never_read():
+    x, where = blobs(), np.arange(60) % 3 > 0
+    first = jit_kmeans(jax.random.key(0), x, n_clusters=3, n_init=2, where=where)
+    spoilt = np.where(where[:, None], x, np.nan)
+    second = jit_kmeans(jax.random.key(0), spoilt, n_clusters=3, n_init=2, where=where)
+    chex.assert_trees_all_equal(first, second)
+
+
+def test_vmap_equals_loop():
+    x = np.stack([blobs(seed=s) for s in range(3)])
+    where = np.arange(60)[None] < np.array([[60], [40], [2]])
+    keys = jax.random.split(jax.random.key(0), 3)
+    run = functools.partial(kmeans, n_clusters=3, n_init=2)
+    batched = jax.jit(jax.vmap(lambda key, x, where: run(key, x, where=where)))(keys, x, where)
+    for i, key in enumerate(keys):
+        alone = jit_kmeans(key, x[i], n_clusters=3, n_init=2, where=where[i])
+        chex.assert_trees_all_close(
+            type(alone)(*(leaf[i] for leaf in batched)), alone, rtol=1e-5, atol=1e-5
+        )
+
+
+def test_same_key_gives_same_bits_and_traces_once():
+    chex.clear_trace_counter()
+    traced = jax.jit(chex.assert_max_traces(lambda key, x: kmeans(key, x, 3, n_init=2), n=1))
+    x = blobs()
+    chex.assert_trees_all_equal(traced(jax.random.key(7), x), traced(jax.random.key(7), x))
+    traced(jax.random.key(8), x + 1)
+
+
+@pytest.mark.parametrize("n_selected", [0, 1, 2, 60])
+def test_equal_and_too_few_rows_stay_finite(n_selected):
+    where = np.arange(60) < n_selected
+    for x in (np.full((60, 2), 3.3, np.float32), blobs()):
+        result = jit_kmeans(jax.random.key(0), x, n_clusters=3, n_init=2, where=where)
+        chex.assert_tree_all_finite(result)
+        np.testing.assert_array_equal(result.labels >= 0, where)
+        if n_selected < 3 or np.ptp(x) == 0:
+            np.testing.assert_allclose(result.inertia, 0.0, atol=1e-6)
+        if n_selected == 0:
+            np.testing.assert_array_equal(result.centroids, np.zeros((3, 2)))
+
+
+def test_empty_cluster_keeps_its_centroid():
+    x = blobs()
+    start = np.concatenate([x[:2], np.full((1, 2), 1e3, np.float32)])
+    result = jit_lloyd(x, start)
+    np.testing.assert_allclose(result.centroids[2], start[2], rtol=1e-6)
+    assert set(np.unique(result.labels)) == {0, 1}
+
+
+def test_tight_clusters_far_from_the_origin():
+    # Clusters 1 apart, 0.02 wide, at 1e4: squared norms near 1e8 hide squared distances near 1.
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    near = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])[labels]
+    x = (1e4 + near + rng.normal(scale=0.02, size=near.shape)).astype(np.float32)
+    result = jit_kmeans(jax.random.key(0), x, n_clusters=3, n_init=2)
+    exact = x.astype(np.float64)
+    means = np.stack([exact[labels == j].mean(axis=0) for j in range(3)])
+    inertia = np.square(exact - means[labels]).sum()
+    np.testing.assert_allclose(result.inertia, inertia, rtol=1e-3)
+    np.testing.assert_array_equal(predict(x, means), labels)
+    np.testing.assert_array_equal(predict(x, result.centroids), result.labels)
+
+
+def test_first_centre_is_uniform_over_selected_rows():
+    x = np.arange(12, dtype=np.float32)[:, None]
+    where = np.arange(12) % 3 != 1
+    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 1, where)))
+    drawn = draw(jax.random.split(jax.random.key(0), 4000)).astype(int).ravel()
+    counts = np.bincount(drawn, minlength=12)
+    assert counts[~where].sum() == 0
+    assert chisquare(counts[where]).pvalue > 0.01
+
+
+def test_next_centre_follows_squared_distance():
+    # With rows 0, 1, 3 and first centre 0 the candidates are rows 1 and 3 with weights 1 : 9. The
+    # greedy step prefers 3, which leaves 1, over 1, which leaves 4: row 1 needs both of 2 trials.
+    x = jnp.array([[0.0], [1.0], [3.0]])
+    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 2)))
+    pairs = np.asarray(draw(jax.random.split(jax.random.key(0), 30_000)))[..., 0]
+    second = pairs[pairs[:, 0] == 0, 1]
+    rare = (second == 1).sum()
+    assert not (second == 0).any()
+    assert chisquare([rare, len(second) - rare], len(second) * np.array([0.01, 0.99])).pvalue > 0.01
+
+
+def test_plusplus_repeats_selected_rows_when_it_runs_out():
+    # Row 0 is what an argmax over nothing would return, and is not selected.
+    x, where = 3 + np.arange(8, dtype=np.float32)[:, None], np.arange(8) >= 6
+    centroids = kmeans_plusplus(jax.random.key(0), x, 5, where)
+    assert set(np.ravel(centroids).tolist()) == {9.0, 10.0}
+
+
+@pytest.mark.parametrize("n_copies", [1, 5])
+def test_plusplus_finds_every_distinct_row(n_copies):
+    x = np.repeat(blobs(6), n_copies, axis=0)
+    centroids = jit_plusplus(jax.random.key(0), x, 6)
+    np.testing.assert_array_equal(np.unique(centroids, axis=0), np.unique(x, axis=0))
+
+
+@pytest.mark.parametrize(
+    "kwargs, name",
+    [
+        ({"n_clusters": 0}, "n_clusters"),
+        ({"n_init": 0}, "n_init"),
+        ({"max_iter": 0}, "max_iter"),
+        ({"x": jnp.ones(4)}, "x"),
+        ({"x": jnp.ones((0, 2))}, "x"),
+        ({"where": jnp.ones((4, 1), bool)}, "where"),
+        ({"centroids": jnp.ones((3, 2))}, "centroids"),
+        ({"centroids": jnp.ones((2, 3))}, "centroids"),
+        ({"key": None}, "key"),
+    ],
+)
+def test_wrong_arguments_are_named(kwargs, name):
+    arguments = {"key": jax.random.key(0), "x": jnp.ones((4, 2)), "n_clusters": 2} | kwargs
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        kmeans(**arguments)
+
+
+def test_predict_rejects_centroids_of_other_width():
+    with pytest.raises(ValueError, match=r"^centroids must have shape \[k, 2\]"):
+        predict(jnp.ones((4, 2)), jnp.ones((2, 3)))

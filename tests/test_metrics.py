@@ -1,0 +1,170 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+from sklearn import metrics as sk
+
+from jaxfedmvc import metrics
+
+SCORES = ("acc", "nmi", "ari", "purity")
+jit_scores = jax.jit(metrics.scores, static_argnums=(2, 3))
+
+
+def reference(labels, predicted):
+    table = sk.cluster.contingency_matrix(labels, predicted)
+    matched = linear_sum_assignment(table, maximize=True)
+    return {
+        "acc": table[matched].sum() / len(labels),
+        "nmi": sk.normalized_mutual_info_score(labels, predicted),
+        "ari": sk.adjusted_rand_score(labels, predicted),
+        "purity": table.max(axis=0).sum() / len(labels),
+    }
+
+
+def assert_scores(actual, expected, atol=1e-5):
+    assert set(actual) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("n_classes, n_clusters", [(3, 3), (5, 2), (2, 6), (1, 4)])
+@pytest.mark.parametrize("agreement", [0.0, 0.5, 0.9])
+def test_agrees_with_sklearn(n_classes, n_clusters, agreement):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(n_classes, size=60)
+    noise = rng.integers(n_clusters, size=60)
+    predicted = np.where(rng.random(60) < agreement, (labels + 1) % n_clusters, noise)
+    assert_scores(
+        jit_scores(labels, predicted, n_classes, n_clusters), reference(labels, predicted)
+    )
+
+
+@pytest.mark.parametrize("minority", [0.5, 0.01, 0.0002])
+@pytest.mark.parametrize("flipped", [0.0, 0.3, 1.0])
+def test_float32_is_accurate_on_many_skewed_rows(minority, flipped):
+    rng = np.random.default_rng(0)
+    labels = (rng.random(50_000) < minority).astype(int)
+    redrawn = (rng.random(50_000) < minority).astype(int)
+    predicted = np.where(rng.random(50_000) < flipped, redrawn, labels)
+    assert_scores(jit_scores(labels, predicted, 10, 10), reference(labels, predicted))
+
+
+def test_float32_is_accurate_on_many_rows_of_ten_classes():
+    rng = np.random.default_rng(1)
+    labels = rng.integers(10, size=50_000)
+    predicted = np.where(rng.random(50_000) < 0.6, labels, rng.integers(10, size=50_000))
+    assert_scores(jit_scores(labels, predicted, 10, 10), reference(labels, predicted))
+
+
+def test_hand_worked_case():
+    # Table [[2, 1, 0], [0, 1, 2]]: clusters 0 and 2 match, 2 + 2 of 6 rows; the cluster maxima are
+    # 2 + 1 + 2. In nats I = (4 / 6) log 2, H(U) = log 2, H(V) = log 3. Of the 15 pairs, 2 are
+    # together in both, 6 in classes, 3 in clusters: (2 - 18 / 15) / ((6 + 3) / 2 - 18 / 15).
+    labels, predicted = [0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 2, 2]
+    np.testing.assert_array_equal(
+        metrics.contingency(labels, predicted, 2, 3), [[2, 1, 0], [0, 1, 2]]
+    )
+    nmi = 2 / 3 * np.log(2) / ((np.log(2) + np.log(3)) / 2)
+    expected = {"acc": 4 / 6, "nmi": nmi, "ari": 0.8 / 3.3, "purity": 5 / 6}
+    assert_scores(jit_scores(jnp.array(labels), jnp.array(predicted), 2, 3), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "labels, predicted",
+    [
+        ([1, 1, 1], [2, 2, 2]),
+        ([0, 1, 2], [0, 0, 0]),
+        ([3, 3, 3], [0, 1, 2]),
+        ([0, 1, 2], [2, 0, 1]),
+        ([2], [0]),
+        ([0, 0, 1, 1], [0, 1, 0, 1]),
+    ],
+    ids=["both single", "one cluster", "one class", "singletons", "one row", "crossed"],
+)
+def test_degenerate_labelings_follow_sklearn(labels, predicted):
+    labels, predicted = np.array(labels), np.array(predicted)
+    assert_scores(jit_scores(labels, predicted, 4, 4), reference(labels, predicted), atol=1e-6)
+
+
+def test_no_rows_give_nan():
+    labels = jnp.zeros(4, int)
+    empty = jit_scores(labels, labels, 2, 2, jnp.zeros(4, bool))
+    assert all(np.isnan(empty[name]) for name in SCORES)
+    assert all(np.isnan(value) for value in jit_scores(labels - 1, labels, 2, 2).values())
+
+
+@pytest.mark.parametrize("junk", [-1, 0, 99])
+def test_mask_selects_rows(junk):
+    rng = np.random.default_rng(2)
+    labels, predicted = rng.integers(3, size=40), rng.integers(3, size=40)
+    where = rng.random(40) < 0.5
+    padded = jit_scores(
+        np.where(where, labels, junk), np.where(where, predicted, junk), 3, 3, where
+    )
+    assert_scores(padded, reference(labels[where], predicted[where]))
+
+
+def test_single_functions_and_vmap_equal_scores():
+    rng = np.random.default_rng(3)
+    labels, predicted = rng.integers(3, size=(4, 30)), rng.integers(5, size=(4, 30))
+    where = rng.random((4, 30)) < 0.7
+    where[3] = False  # an empty group among others
+    batched = jax.jit(jax.vmap(lambda *args: metrics.scores(*args[:2], 3, 5, args[2])))
+    batched = batched(labels, predicted, where)
+    for i in range(4):
+        assert_scores(jit_scores(labels[i], predicted[i], 3, 5, where[i]), _row(batched, i), 1e-6)
+    args = labels[0], predicted[0], 3, 5, where[0]
+    alone = (metrics.accuracy, metrics.nmi, metrics.ari, metrics.purity)
+    assert_scores(dict(zip(SCORES, (f(*args) for f in alone), strict=True)), _row(batched, 0), 1e-6)
+
+
+def test_summed_tables_score_the_union():
+    rng = np.random.default_rng(4)
+    labels, predicted = rng.integers(3, size=50), rng.integers(3, size=50)
+    parts = [metrics.contingency(labels[s], predicted[s], 3, 3) for s in (slice(20), slice(20, 50))]
+    assert_scores(
+        metrics.scores_from_contingency(parts[0] + parts[1]), reference(labels, predicted)
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_of_clusters_do_not_matter(seed):
+    rng = np.random.default_rng(seed)
+    labels, predicted = rng.integers(4, size=30), rng.integers(6, size=30)
+    renamed = rng.permutation(6)[predicted]
+    assert_scores(
+        jit_scores(labels, renamed, 4, 6), dict(jit_scores(labels, predicted, 4, 6)), atol=1e-6
+    )
+
+
+def test_traces_once():
+    chex.clear_trace_counter()
+    traced = jax.jit(chex.assert_max_traces(lambda a, b: metrics.scores(a, b, 2, 2), n=1))
+    for labels in (jnp.array([0, 1, 1]), jnp.array([1, 1, 0])):
+        traced(labels, labels)
+
+
+@pytest.mark.parametrize(
+    "args, name",
+    [
+        (([0, 1], [0, 1], 0, 2), "n_classes"),
+        (([0, 1], [0, 1], 2, 0), "n_clusters"),
+        (([[0, 1]], [[0, 1]], 2, 2), "labels"),
+        (([0, 1], [0], 2, 2), "predicted"),
+        (([0, 1], [0, 1], 2, 2, [True]), "where"),
+    ],
+)
+def test_wrong_arguments_are_named(args, name):
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        metrics.scores(*args)
+
+
+def test_table_must_be_a_matrix():
+    with pytest.raises(ValueError, match=r"^table must"):
+        metrics.scores_from_contingency(jnp.ones(3))
+
+
+def _row(tree, i):
+    return jax.tree.map(lambda leaf: leaf[i], tree)
