@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 from experiments.progress import ProgressBar
 from experiments.report import Report
@@ -80,7 +80,11 @@ def launch(main: Callable[[], None]) -> None:
             fail(error)
         return rest
 
-    app.run(lambda _: main(), flags_parser=parse)
+    def quiet_main(_: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
+        main()
+
+    app.run(quiet_main, flags_parser=parse)
 
 
 def fail(error: BaseException) -> None:
@@ -214,7 +218,7 @@ class Programs(NamedTuple):
     setup: Callable[..., Any]
     one_round: Callable[..., Any]
     evaluate: Callable[..., Any]
-    references: Callable[..., Any]
+    references: Callable[..., Any] | None  # None without labels to score them with
 
 
 def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Programs:
@@ -266,15 +270,17 @@ def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Prog
 
     federation, key, r = task.federations[0], _key(0), jnp.int32(0)
     state = jax.eval_shape(start, federation, key)
-    donated = {"donate_argnums": 2}  # the previous state's memory serves the next
-    programs = Programs(
+    pooled = jax.ShapeDtypeStruct(task.pooled.shape, jnp.float32)
+    donated: dict[str, Any] = {"donate_argnums": 2}  # the old state's memory serves the new
+    return Programs(
         start=jax.jit(start).lower(federation, key).compile(),
         setup=jax.jit(setup, **donated).lower(federation, key, state).compile(),
         one_round=jax.jit(one_round, **donated).lower(federation, key, state, r).compile(),
         evaluate=jax.jit(evaluate).lower(federation, key, state, r).compile(),
-        references=jax.jit(references),
+        references=None
+        if federation.labels is None
+        else jax.jit(references).lower(federation, key, pooled).compile(),
     )
-    return programs
 
 
 def _one_seed(
@@ -286,7 +292,7 @@ def _one_seed(
     write: Callable[[str], None],
 ) -> None:
     key = _key(seed)
-    if federation.labels is not None:
+    if programs.references is not None:
         report.add_references(jax.device_get(programs.references(federation, key, pooled)))
     began = time.perf_counter()
     state = programs.start(federation, key)

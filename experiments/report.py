@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics.cluster import contingency_matrix
 
 from jaxfedmvc import plots
 from jaxfedmvc.exchange import Traffic
@@ -195,10 +197,14 @@ class Report:
         levels = {}
         for name, runs in rows.items():
             if name != self._algorithm:
-                levels[f"ACC, {name}"] = float(_mean(runs)["all"]["pooled"]["acc"])
+                mean = _mean(runs)["all"]
+                levels[f"ACC, {name}"] = float(mean["pooled"]["acc"])
+                levels[f"ACC, {name}, each client matched"] = float(mean["per_client"]["acc"])
         names = self._losses[self._seeds[0]][0]
         losses = {
-            name: np.asarray([[r[name] for r in self._losses[seed]] for seed in self._seeds])
+            name.replace("_", " "): np.asarray(
+                [[r[name] for r in self._losses[seed]] for seed in self._seeds]
+            )
             for name in names
             if name != "loss" or len(names) == 1
         }
@@ -214,7 +220,15 @@ class Report:
         colourings = {"by cluster": clusters}
         if federation.labels is not None:
             truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
-            colourings = {"by true class": np.concatenate(truth)} | colourings
+            classes = np.concatenate(truth)
+            # A cluster takes the colour of the class it is matched to, for the eye's sake only.
+            table = contingency_matrix(classes, clusters)
+            found = np.unique(clusters)
+            matched = dict(zip(*linear_sum_assignment(-table.T), strict=True))
+            spare = iter(range(table.shape[0], table.shape[0] + len(found)))
+            colour = {c: matched[i] if i in matched else next(spare) for i, c in enumerate(found)}
+            clusters = np.asarray([colour[c] for c in clusters])
+            colourings = {"by true class": classes, "by cluster": clusters}
         partial = np.concatenate(
             [
                 np.full(m.sum(), not federation.holds_all_views(cohort))

@@ -181,7 +181,6 @@ def run(
     participation: float | Sequence[float] = 1.0,
     resample_participants: bool = False,
     client_chunk: int | None = None,
-    evaluate: bool = False,
     n_clusters: int | None = None,
 ) -> RunResult:
     """A whole federation, from initialisation to every sample's cluster.
@@ -198,16 +197,15 @@ def run(
         not taken part yet then starts from its initial state.
       client_chunk: Static number of clients that are computed at once; None means all of a cohort.
         Bounds memory; changes results by rounding at most.
-      evaluate: Whether every round is scored against the labels, as if it were the last.
-      n_clusters: Number of clusters, needed to score.
+      n_clusters: If given, every round is scored against the labels, as if it were the last.
 
     Raises:
-      ValueError: A bad `rounds`, `client_chunk` or `participation`, or nothing to score with.
+      ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to score with.
     """
     if rounds < 0:
         raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
-    if evaluate and (federation.labels is None or n_clusters is None):
-        raise ValueError("evaluate: needs the federation's labels and n_clusters")
+    if n_clusters is not None and federation.labels is None:
+        raise ValueError("n_clusters: asks for scores; the federation has no labels to score with")
     state = start(algorithm, federation, key, participation=participation)
     state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
 
@@ -217,8 +215,7 @@ def run(
             state = state._replace(participants=chosen)
         state, info = one_round(algorithm, federation, key, state, r, client_chunk=client_chunk)
         scores = None
-        if evaluate:
-            assert n_clusters is not None
+        if n_clusters is not None:
             finished, _ = finish(algorithm, federation, key, state, r, client_chunk=client_chunk)
             labels = assign(algorithm, federation, finished, client_chunk=client_chunk)
             scores = score(federation, labels, n_clusters, state.participants)

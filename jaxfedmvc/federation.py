@@ -98,7 +98,8 @@ class Federation:
         for cohort in self.cohorts:
             if isinstance(cohort.mask, jax.core.Tracer):
                 return
-            for client, rows in zip(cohort.client_ids, cohort.mask.sum(axis=1), strict=True):
+            counts = np.asarray(cohort.mask).sum(axis=1)
+            for client, rows in zip(np.asarray(cohort.client_ids), counts, strict=True):
                 if rows < at_least:
                     raise ValueError(
                         f"client {client} (views {cohort.view_ids}) has {rows} samples; allowed is"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle as _cycle
 from pathlib import Path
 from typing import Any
 
@@ -46,30 +47,35 @@ def curves(
       title: Of the whole picture.
     """
     plt = _pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    n_losses = max(1, len(losses))
+    figure = plt.figure(figsize=(11.5, 4.8), layout="constrained")
+    grid = figure.add_gridspec(n_losses, 2)
+    left = figure.add_subplot(grid[:, 0])
+    right = [figure.add_subplot(grid[i, 1]) for i in range(n_losses)]
 
-    def draw(axis: Any, values: Mapping[str, np.ndarray]) -> None:
-        for name, runs in values.items():
-            rounds = np.arange(1, runs.shape[1] + 1)
-            mean, spread = runs.mean(axis=0), runs.std(axis=0)
-            (line,) = axis.plot(rounds, mean, marker="o", label=name)
-            axis.fill_between(
-                rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2
-            )
-            axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.set_xlabel("round")
+    def draw(axis: Any, name: str, runs: np.ndarray) -> None:
+        rounds = np.arange(1, runs.shape[1] + 1)
+        mean, spread = runs.mean(axis=0), runs.std(axis=0)
+        (line,) = axis.plot(rounds, mean, marker="o", label=name)
+        axis.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
 
-    draw(left, scores)
-    for i, (name, level) in enumerate(references.items()):
-        left.axhline(level, linestyle="--", color=("0.35", "0.65")[i % 2], label=name)
+    for name, runs in scores.items():
+        draw(left, name, runs)
+    for (name, level), style in zip(references.items(), _cycle(("-.", ":")), strict=False):
+        shade = "0.25" if "pooled" in name else "0.6"
+        left.axhline(level, linestyle=style, color=shade, label=name)
     left.set_ylim(0, 1.02)
     left.set_ylabel("score (fraction)")
-    draw(right, losses)
-    right.set_ylabel("training loss, last epoch of the round")
-    for axis in (left, right):
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+    left.set_xlabel("round")
+    if scores or references:
+        left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    # Losses of different kinds have nothing to do with each other's scale: a panel each.
+    for axis, (name, runs) in zip(right, losses.items(), strict=False):
+        draw(axis, name, runs)
+        axis.set_ylabel(name)
+    right[-1].set_xlabel("round (losses: last epoch, mean over clients)")
     figure.suptitle(title)
     _save(figure, path)
 
@@ -117,7 +123,8 @@ def embedding(
         axis.set_title(name)
         axis.set_xticks([])
         axis.set_yticks([])
-    legend = axes[0][0].legend(fontsize=8, loc="best")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    legend = figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=5)
     for handle in legend.legend_handles:
         handle.set_color("0.2")
     figure.suptitle(title)
