@@ -1,0 +1,184 @@
+"""The network against NumPy, and the training loop against Adam written out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfedmvc import nn
+
+N, D = 7, 3
+RATE = 0.05
+
+
+def numpy_adam(start, gradients_of, steps, rate=RATE):
+    """Adam (Kingma & Ba, 2015, algorithm 1); `gradients_of(params, step)`."""
+    params, m, v = start.astype(float), np.zeros(start.shape), np.zeros(start.shape)
+    for t in range(1, steps + 1):
+        g = gradients_of(params, t - 1)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        params = params - rate * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    return params
+
+
+def regression_loss(w, rows, mask):
+    """Mean over real rows of the squared residual."""
+    squares = (rows["x"] @ w - rows["y"]) ** 2
+    return jnp.sum(jnp.where(mask, squares, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
+
+
+def regression_gradient(w, x, y):
+    return 2 * x.T @ (x @ w - y) / len(x)
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, D)).astype(np.float32)
+    return x, (x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=N)).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("epochs", "batch_size"))
+def fit(key, w, x, y, mask, rate, epochs, batch_size):
+    return nn.fit(
+        key, w, regression_loss, {"x": x, "y": y}, mask,
+        epochs=epochs, batch_size=batch_size, learning_rate=rate,
+    )  # fmt: skip
+
+
+def padded(x, y, extra):
+    """Rows of garbage behind the real ones."""
+    garbage = 100.0 * np.ones((extra, x.shape[1]), np.float32)
+    mask = np.arange(len(x) + extra) < len(x)
+    return np.concatenate([x, garbage]), np.concatenate([y, -garbage[:, 0]]), mask
+
+
+def test_one_batch_is_adam_on_all_rows(data):
+    x, y = data
+    w = np.array([0.3, 0.0, -0.1], np.float32)
+    trained, values = fit(jax.random.key(0), w, x, y, np.ones(N, bool), RATE, 5, N)
+    expected = numpy_adam(w, lambda w, _: regression_gradient(w, x, y), 5)
+    np.testing.assert_allclose(trained, expected, rtol=1e-5)
+    # The loss of an epoch is that before its step.
+    before = [numpy_adam(w, lambda w, _: regression_gradient(w, x, y), t) for t in range(5)]
+    np.testing.assert_allclose(values, [np.mean((x @ p - y) ** 2) for p in before], rtol=1e-5)
+
+
+def visited(key, n_real, n_rows, batch_size, epochs):
+    """The rows that each batch of each epoch was given, [epochs][batches][rows]."""
+    seen = []
+
+    def loss(w, rows, mask):
+        jax.debug.callback(lambda r, m: seen.append(r[m].tolist()), rows, mask, ordered=True)
+        return jnp.sum(jnp.where(mask, rows * w, 0.0))
+
+    out = nn.fit(
+        key, jnp.zeros(()), loss, jnp.arange(n_rows), jnp.arange(n_rows) < n_real,
+        epochs=epochs, batch_size=batch_size, learning_rate=RATE,
+    )  # fmt: skip
+    jax.block_until_ready(out)
+    jax.effects_barrier()
+    n_batches = -(-n_rows // batch_size)
+    return [seen[e * n_batches : (e + 1) * n_batches] for e in range(epochs)]
+
+
+@pytest.mark.parametrize(("n_real", "n_rows"), [(7, 7), (7, 11), (6, 10), (1, 5)])
+def test_every_real_row_is_visited_once_an_epoch(n_real, n_rows):
+    epochs = visited(jax.random.key(3), n_real, n_rows, 3, 4)
+    for batches in epochs:
+        assert sorted(sum(batches, [])) == list(range(n_real))
+        full, rest = divmod(n_real, 3)
+        sizes = [3] * full + [rest] * (rest > 0)
+        assert [len(b) for b in batches if b] == sizes
+
+
+def test_batches_are_shuffled_anew_every_epoch_by_the_key_alone():
+    orders = [sum(b, []) for b in visited(jax.random.key(3), 7, 7, 3, 4)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert orders == [sum(b, []) for b in visited(jax.random.key(3), 7, 11, 3, 4)]
+    assert orders != [sum(b, []) for b in visited(jax.random.key(4), 7, 7, 3, 4)]
+
+
+def test_minibatches_are_adam_on_each_batch(data):
+    x, y = data
+    w = np.array([0.3, 0.0, -0.1], np.float32)
+    epochs = visited(jax.random.key(5), N, N, 3, 4)
+    batches = sum(epochs, [])
+    trained, values = fit(jax.random.key(5), w, x, y, np.ones(N, bool), RATE, 4, 3)
+
+    def gradient(w, step):
+        return regression_gradient(w, x[batches[step]], y[batches[step]])
+
+    np.testing.assert_allclose(trained, numpy_adam(w, gradient, 12), rtol=1e-5)
+    # The loss of an epoch is the mean over rows, each under the weights that its batch met.
+    for e in range(4):
+        squares = []
+        for step in range(3 * e, 3 * e + 3):
+            before, rows = numpy_adam(w, gradient, step), batches[step]
+            squares += list((x[rows] @ before - y[rows]) ** 2)
+        np.testing.assert_allclose(values[e], np.mean(squares), rtol=1e-5)
+
+
+# Batches without padding: 3 of 7 rows, then a single batch of all.
+@pytest.mark.parametrize(("batch_size", "extra"), [(3, 1), (3, 2), (3, 8), (7, 1), (7, 9), (20, 5)])
+def test_padding_changes_nothing(data, batch_size, extra):
+    x, y = data
+    w = np.zeros(D, np.float32)
+    args = (RATE, 4, batch_size)
+    trained, values = fit(jax.random.key(1), w, x, y, np.ones(N, bool), *args)
+    more, more_values = fit(jax.random.key(1), w, *padded(x, y, extra), *args)
+    assert np.abs(trained).max() > 0.1
+    np.testing.assert_allclose(more, trained, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(more_values, values, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [3, 7])
+def test_without_a_real_row_nothing_is_learnt(data, batch_size):
+    x, y = data
+    w = np.array([0.3, 0.0, -0.1], np.float32)
+    trained, values = fit(jax.random.key(1), w, x, y, np.zeros(N, bool), RATE, 4, batch_size)
+    np.testing.assert_array_equal(trained, w)
+    np.testing.assert_array_equal(values, 0.0)
+
+
+def test_no_epochs_leave_the_parameters(data):
+    w = np.array([0.3, 0.0, -0.1], np.float32)
+    trained, values = fit(jax.random.key(1), w, *data, np.ones(N, bool), RATE, 0, 3)
+    np.testing.assert_array_equal(trained, w)
+    assert values.shape == (0,)
+
+
+def test_learning_rate_may_be_swept(data):
+    x, y = data
+    w, rates = np.zeros(D, np.float32), np.array([0.01, 0.05, 0.2], np.float32)
+    args = (jax.random.key(1), w, x, y, np.ones(N, bool))
+    swept, _ = jax.vmap(lambda rate: fit(*args, rate, 4, 3))(rates)
+    for rate, together in zip(rates, swept, strict=True):
+        np.testing.assert_allclose(together, fit(*args, rate, 4, 3)[0], rtol=1e-5)
+    assert np.ptp(swept, axis=0).min() > 1e-2
+
+
+def test_mlp_is_dense_layers_with_relu_between():
+    params = nn.init_mlp(jax.random.key(0), 4, (6, 5, 2))
+    rng = np.random.default_rng(1)
+    params = jax.tree.map(lambda p: p + 0.1 * rng.normal(size=p.shape).astype(p.dtype), params)
+    x = rng.normal(size=(7, 4)).astype(np.float32)
+    h, layers = x.astype(float), params["params"]
+    for i in range(3):
+        h = h @ np.asarray(layers[f"Dense_{i}"]["kernel"], float) + layers[f"Dense_{i}"]["bias"]
+        h = np.maximum(h, 0) if i < 2 else h
+    assert (h < 0).any()  # no ReLU after the last layer
+    np.testing.assert_allclose(nn.apply_mlp(params, (6, 5, 2), x), h, rtol=1e-5, atol=1e-6)
+
+
+def test_initial_weights_are_uniform_within_the_root_of_the_fan_in():
+    layer = nn.init_mlp(jax.random.key(2), 25, (40,))["params"]["Dense_0"]
+    kernel = np.asarray(layer["kernel"])
+    assert kernel.shape == (25, 40)
+    assert 0.195 < np.abs(kernel).max() <= 0.2  # 1 / sqrt(25)
+    # Uniform: a quarter of the mass in each quarter of the range; 1000 draws, 4 deviations.
+    share = np.histogram(kernel, bins=4, range=(-0.2, 0.2))[0] / kernel.size
+    np.testing.assert_allclose(share, 0.25, atol=4 * (0.25 * 0.75 / 1000) ** 0.5)
+    np.testing.assert_array_equal(layer["bias"], 0.0)
