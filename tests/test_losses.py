@@ -71,10 +71,9 @@ LOSSES = {
     ),
     "cosine": (
         lambda x, m, t: losses.masked_mean(losses.cosine(x[0], x[1]) / t, m),
-        lambda x, t: np.mean(
-            [a @ b for a, b in zip(norm_rows(x[0]), norm_rows(x[1]), strict=True)]
-        )
-        / t,
+        lambda x, t: (
+            np.mean([a @ b for a, b in zip(norm_rows(x[0]), norm_rows(x[1]), strict=True)]) / t
+        ),
     ),
     "feature_contrast": (
         lambda x, m, t: losses.feature_contrast(x[0], x[1], m, t),

@@ -1,0 +1,332 @@
+"""What every method of the registry must do, whatever it computes.
+
+A new method needs one line in `TINY` and is then held to all of this.
+"""
+
+import collections
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms import ALGORITHMS, FMCSCConfig, FMCSCHyperparams
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation
+
+K = 2
+ROUNDS = 2
+DIMS = (4, 3, 2)
+STAGES = ("setup", "round", "finish")
+
+# Compiled code runs for milliseconds here and takes seconds to optimise.
+jit = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
+# Name -> arguments of a small instance with K clusters. Four rows a batch: clients of 5 to 8 rows
+# make two steps an epoch, the last of them on a part of a batch.
+TINY = {
+    "fmcsc": (
+        FMCSCConfig(
+            K, hidden=(6,), latent_dim=3, head_hidden=4, pretrain_epochs=2, local_epochs=2,
+            distill_epochs=2, batch_size=4, n_init=2,
+        ),
+        FMCSCHyperparams(learning_rate=0.03),
+    ),
+    "local_kmeans": (K, 2),
+}  # fmt: skip
+
+# Views, and for each client its id and number of samples. Client 0 does not come first.
+CLIENTS = (
+    ((0, 1, 2), {3: 8, 0: 5, 5: 6}),
+    ((1,), {1: 7, 4: 6}),
+    ((0, 2), {2: 8}),
+)
+
+
+def parts(clients=CLIENTS, width=8):
+    """A partition; samples are dealt out by client id, so that the order does not matter."""
+    counts = {i: n for _, members in CLIENTS for i, n in members.items()}
+    first = dict(zip(sorted(counts), np.cumsum([0] + [counts[i] for i in sorted(counts)])[:-1]))
+    result = []
+    for view_ids, members in clients:
+        ids = np.full((len(members), width), -1, np.int32)
+        for row, (client, n) in zip(ids, members.items(), strict=True):
+            row[:n] = first[client] + np.arange(n)
+        result.append(Part(view_ids, ids, np.array(list(members), np.int32)))
+    return result
+
+
+def federation(partition):
+    rng = np.random.default_rng(0)
+    truth = np.arange(40) % K
+    centers = [4 * rng.normal(size=(K, d)) for d in DIMS]
+    views = [c[truth] + rng.normal(size=(40, c.shape[1])) for c in centers]
+    return Federation.from_arrays(views, truth, partition=partition)
+
+
+class Lab:
+    """One algorithm, with each of its programs compiled once for all tests."""
+
+    def __init__(self, name):
+        self.name = name
+        self.algorithm = ALGORITHMS[name](*TINY[name])
+        self.federation = federation(parts())
+        self.key = jax.random.key(7)
+        self.traces = collections.Counter()
+
+    @functools.cached_property
+    def result(self):
+        return self.run(self.federation, self.key)
+
+    def run(self, federation, key, chunk=None):
+        return self._program(chunk)(federation, key)
+
+    @functools.cache  # noqa: B019, a lab lives as long as the module
+    def _program(self, chunk):
+        def program(federation, key):
+            self.traces[chunk] += 1
+            return engine.run(self.algorithm, federation, key, ROUNDS, client_chunk=chunk)
+
+        return jit(program)
+
+    @functools.cached_property
+    def start(self):
+        program = jit(functools.partial(engine.start, self.algorithm))
+        return program(self.federation, self.key)
+
+    def phases(self):
+        for stage in STAGES:
+            for phase in getattr(self.algorithm, stage):
+                yield stage, phase
+
+    def cohorts(self, phase):
+        """Places of the cohorts that take part in a phase."""
+        return (0,) if phase.who == "leader" else range(len(self.federation.cohorts))
+
+
+@pytest.fixture(scope="module", params=sorted(ALGORITHMS))
+def lab(request):
+    return Lab(request.param)
+
+
+def plain(tree):
+    """The arrays of a tree in NumPy, keys too."""
+
+    def array(x):
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return jax.tree.map(array, tree)
+
+
+def assert_close(actual, expected):
+    chex.assert_trees_all_close(plain(actual), plain(expected), rtol=1e-3, atol=1e-4)
+
+
+def by_client(federation, stacks, rows=8):
+    """`{client id: leaves}` of stacks [clients, ...], each cut to `rows` if it has rows."""
+    result = {}
+    for cohort, stack in zip(federation.cohorts, stacks, strict=True):
+        for place, client in enumerate(np.asarray(cohort.client_ids)):
+            result[int(client)] = jax.tree.map(lambda x, p=place: x[p], plain(stack))
+    return result
+
+
+def labels_by_client(federation, labels, rows=8):
+    return {client: x[:rows] for client, x in by_client(federation, labels).items()}
+
+
+def test_the_table_covers_the_registry():
+    assert set(TINY) == set(ALGORITHMS)
+
+
+def test_labels_are_clusters_on_samples_and_minus_one_on_padding(lab):
+    for cohort, labels in zip(lab.federation.cohorts, lab.result.labels, strict=True):
+        labels, mask = np.asarray(labels), np.asarray(cohort.mask)
+        assert labels.shape == mask.shape and labels.dtype == np.int32
+        assert set(labels[mask]) <= set(range(K))
+        assert (labels[~mask] == -1).all()
+        assert not mask.all() or cohort.view_ids == (0, 2)  # there is padding to speak of
+
+
+def test_everything_is_finite(lab):
+    chex.assert_tree_all_finite((plain(lab.result.state), plain(lab.result.info)))
+
+
+def test_padding_and_chunks_change_only_rounding(lab):
+    """Three rows more on every client, and two clients at a time (of three: one is repeated)."""
+    wide = federation(parts(width=11))
+    result = lab.run(wide, lab.key, chunk=2)
+    assert labels_by_client(wide, result.labels).keys() == {0, 1, 2, 3, 4, 5}
+    chex.assert_trees_all_equal(
+        labels_by_client(wide, result.labels), labels_by_client(lab.federation, lab.result.labels)
+    )
+    assert all((np.asarray(labels)[:, 8:] == -1).all() for labels in result.labels)
+    assert_close(result.state.server, lab.result.state.server)
+    assert_close(result.state.clients, lab.result.state.clients)
+    assert_close(result.info, lab.result.info)
+
+
+def test_order_of_cohorts_and_chunks_of_one_change_only_rounding(lab):
+    turned = federation(parts([(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[::-1]]))
+    result = lab.run(turned, lab.key, chunk=1)
+    chex.assert_trees_all_equal(
+        labels_by_client(turned, result.labels),
+        labels_by_client(lab.federation, lab.result.labels),
+    )
+    assert_close(result.state.server, lab.result.state.server)
+    assert_close(
+        by_client(turned, result.state.clients),
+        by_client(lab.federation, lab.result.state.clients),
+    )
+
+
+def test_permuting_clients_permutes_labels(lab):
+    turned = federation(parts([(ids, dict(reversed(c.items()))) for ids, c in CLIENTS]))
+    assert not np.array_equal(turned.cohorts[0].mask, lab.federation.cohorts[0].mask)
+    result = lab.run(turned, lab.key)
+    for labels, expected in zip(result.labels, lab.result.labels, strict=True):
+        np.testing.assert_array_equal(np.asarray(labels)[::-1], expected)
+    assert_close(result.state.server, lab.result.state.server)
+
+
+def test_values_in_padding_are_never_used(lab):
+    dirty = lab.federation.replace(
+        cohorts=tuple(
+            c.replace(views=tuple(jnp.where(c.mask[..., None], x, 50.0) for x in c.views))
+            for c in lab.federation.cohorts
+        )
+    )
+    result = lab.run(dirty, lab.key)
+    chex.assert_trees_all_equal(result.labels, lab.result.labels)
+    assert_close(result.state, lab.result.state)
+
+
+def test_same_key_same_bits_and_one_compilation(lab):
+    again = lab.run(lab.federation, jax.random.key(7))
+    chex.assert_trees_all_equal(plain(again), plain(lab.result))
+    lab.run(lab.federation, jax.random.key(8))
+    assert lab.traces[None] == 1
+
+
+def test_labels_of_the_truth_reach_nothing(lab):
+    hidden = lab.federation.without_labels()
+    seen = jax.eval_shape(functools.partial(engine.start, lab.algorithm), hidden, lab.key)
+    chex.assert_trees_all_equal_shapes_and_dtypes(seen, lab.start)
+    for cohort in hidden.cohorts:
+        assert set(cohort.__dataclass_fields__) == {
+            "views", "mask", "sample_ids", "client_ids", "view_ids",
+        }  # fmt: skip
+    flipped = lab.federation.replace(labels=tuple(1 - x for x in lab.federation.labels))
+    chex.assert_trees_all_equal(plain(lab.run(flipped, lab.key)), plain(lab.result))
+
+
+def test_vmap_over_clients_is_a_loop_over_clients(lab):
+    for stage, phase in lab.phases():
+        one, many = _client_programs(phase.client)
+        for c in lab.cohorts(phase):
+            cohort, states = lab.federation.cohorts[c], lab.start.clients[c]
+            sent = phase.broadcast(lab.start.server, cohort.view_ids)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(lab.key, cohort.client_ids)
+            together = many(keys, sent, states, cohort)
+            for i in range(cohort.n_clients):
+                alone = one(*_at((keys, sent, states, cohort), i, skip=1))
+                assert_close(alone, jax.tree.map(lambda x, i=i: x[i], together))
+                assert jax.tree.structure(alone[0]) == jax.tree.structure(states), stage
+
+
+@functools.cache
+def _client_programs(client):
+    return jit(client), jit(jax.vmap(client, (0, None, 0, 0)))
+
+
+def _at(arguments, i, skip):
+    return [
+        x if place == skip else jax.tree.map(lambda leaf: leaf[i], x)
+        for place, x in enumerate(arguments)
+    ]
+
+
+def _shapes(lab, phase, c):
+    """Shapes of what a client of cohort c is sent, and of what it returns."""
+    cohort = lab.federation.cohorts[c]
+    sent = phase.broadcast(lab.start.server, cohort.view_ids)
+    state, client = jax.tree.map(lambda x: x[0], (lab.start.clients[c], cohort))
+    return sent, jax.eval_shape(phase.client, lab.key, sent, state, client)
+
+
+def _bytes(tree):
+    leaves = jax.tree.leaves(tree)
+    # Numbers only: a key, an object or a Python scalar is nothing that can be put on a wire.
+    assert all(isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) for leaf in leaves)
+    assert all(leaf.dtype.kind in "biuf" for leaf in leaves)
+    return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def test_traffic_is_the_bytes_of_what_travels(lab):
+    counted = engine.traffic(lab.algorithm, lab.federation)
+    up, down = collections.Counter(), collections.Counter()
+    for stage, phase in lab.phases():
+        for c in lab.cohorts(phase):
+            sent, (_, message, _) = _shapes(lab, phase, c)
+            n = 1 if phase.who == "leader" else lab.federation.cohorts[c].n_clients
+            up[stage] += n * _bytes(message)
+            down[stage] += n * _bytes(sent)
+    assert set(counted) == set(STAGES)
+    for stage in STAGES:
+        assert counted[stage] == (up[stage], down[stage]), stage
+
+
+def test_states_keep_their_form_in_every_phase(lab):
+    for stage, phase in lab.phases():
+        only = lab.algorithm._replace(**{stage: (phase,)})
+        step = {
+            "setup": lambda f, k, s, a=only: engine.setup(a, f, k, s),
+            "round": lambda f, k, s, a=only: engine.one_round(a, f, k, s, 0),
+            "finish": lambda f, k, s, a=only: engine.finish(a, f, k, s, 0),
+        }[stage]
+        after, _ = jax.eval_shape(step, lab.federation, lab.key, lab.start)
+        chex.assert_trees_all_equal_shapes_and_dtypes(after, lab.start)
+
+
+def test_a_client_with_fewer_samples_than_clusters_is_named(lab):
+    few = parts()
+    few[1].sample_ids[1, 1:] = -1
+    with pytest.raises(ValueError, match=r"client 4 .*1 samples; allowed is 2"):
+        engine.start(lab.algorithm, federation(few), lab.key)
+
+
+def test_a_whole_run_is_as_its_stages_one_by_one(lab):
+    """`run` is start, setup, rounds, finish, assign: what a binary compiles apart."""
+
+    def stages(federation, key):
+        state = engine.start(lab.algorithm, federation, key)
+        state, _ = engine.setup(lab.algorithm, federation, key, state)
+        return state
+
+    shapes = jax.eval_shape(stages, lab.federation, lab.key)
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, lab.result.state)
+    labels = jit(functools.partial(engine.assign, lab.algorithm))(lab.federation, lab.result.state)
+    chex.assert_trees_all_equal(labels, lab.result.labels)
+
+
+def test_embedding_has_a_row_for_each_sample(lab):
+    if lab.algorithm.embed is None:
+        with pytest.raises(ValueError, match="no representation"):
+            engine.embed(lab.algorithm, lab.federation, lab.result.state)
+        return
+    program = jit(functools.partial(engine.embed, lab.algorithm))
+    for cohort, found in zip(
+        lab.federation.cohorts, program(lab.federation, lab.result.state), strict=True
+    ):
+        assert found.shape[:2] == cohort.mask.shape and found.ndim == 3
+        assert np.isfinite(np.asarray(found)).all()

@@ -1,0 +1,243 @@
+"""Federations hold what the partition says, and refuse what cannot be trained on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation
+
+N = 14
+DIMS = (3, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def views():
+    rng = np.random.default_rng(0)
+    return tuple(rng.normal(size=(N, d)).astype(np.float32) for d in DIMS)
+
+
+@pytest.fixture(scope="module")
+def labels():
+    return np.random.default_rng(1).choice([3, 7, 9], size=N)  # neither from 0 nor without gaps
+
+
+def part(view_ids, rows, client_ids):
+    """A cohort from one list of samples for each client."""
+    width = max(map(len, rows))
+    ids = np.array([list(row) + [-1] * (width - len(row)) for row in rows], np.int32)
+    return Part(view_ids, ids, np.asarray(client_ids, np.int32))
+
+
+# Any kind of subset: all views, one, and two that are not neighbours.
+PARTITION = (
+    part((0, 1, 2), [[5, 0, 7], [2]], [4, 1]),
+    part((1,), [[9, 3], [11, 12], [13]], [0, 2, 5]),
+    part((0, 2), [[1, 4, 6, 8]], [3]),
+)
+
+
+@pytest.fixture(scope="module")
+def federation(views, labels):
+    return Federation.from_arrays(views, labels, partition=PARTITION)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_from_arrays_gathers_the_samples_of_each_client(federation, views, labels):
+    assert federation.view_dims == DIMS
+    assert (federation.n_views, federation.n_clients, federation.n_classes) == (3, 6, 3)
+    assert [c.n_clients for c in federation.cohorts] == [2, 3, 1]
+    assert [federation.holds_all_views(c) for c in federation.cohorts] == [True, False, False]
+    codes = {3: 0, 7: 1, 9: 2}
+    for cohort, cohort_labels, given in zip(
+        federation.cohorts, federation.labels, PARTITION, strict=True
+    ):
+        assert cohort.view_ids == given.view_ids
+        assert cohort.mask.dtype == bool
+        assert cohort.sample_ids.dtype == cohort.client_ids.dtype == cohort_labels.dtype == "int32"
+        np.testing.assert_array_equal(cohort.sample_ids, given.sample_ids)
+        np.testing.assert_array_equal(cohort.client_ids, given.client_ids)
+        assert [x.dtype for x in cohort.views] == ["float32"] * len(given.view_ids)
+        for client, samples in enumerate(given.sample_ids):
+            for row, sample in enumerate(samples):
+                assert cohort.mask[client, row] == (sample >= 0)
+                for v, x in cohort.by_view().items():
+                    np.testing.assert_array_equal(
+                        x[client, row], views[v][sample] if sample >= 0 else np.zeros(DIMS[v])
+                    )
+                assert cohort_labels[client, row] == (codes[labels[sample]] if sample >= 0 else -1)
+
+
+def test_from_arrays_takes_a_vertical_federation(views):
+    # Shared samples, one view for each client.
+    everyone = [range(N)]
+    vertical = Federation.from_arrays(
+        views, partition=[part((v,), everyone, [v]) for v in range(3)]
+    )
+    assert vertical.labels is None and vertical.n_classes is None
+    for v, cohort in enumerate(vertical.cohorts):
+        (x,) = cohort.views
+        np.testing.assert_array_equal(x, views[v][None])
+        assert cohort.mask.all()
+
+
+def test_vmap_hands_out_one_client(federation):
+    cohort = federation.cohorts[1]
+
+    def one(client):
+        assert client.view_ids == (1,)
+        assert client.views[0].shape == (2, DIMS[1]) and client.client_ids.shape == ()
+        return jnp.sum(client.by_view()[1]) + client.client_ids
+
+    expected = np.asarray(cohort.views[0]).sum((1, 2)) + np.array([0, 2, 5])
+    np.testing.assert_allclose(jax.vmap(one)(cohort), expected, rtol=1e-6)
+
+
+def as_clients(views, labels):
+    """The data of PARTITION as it lies with clients 0..5, their labels, and who is where."""
+    rows = {
+        int(c): (p.view_ids, ids[ids >= 0])
+        for p in PARTITION
+        for c, ids in zip(p.client_ids, p.sample_ids, strict=True)
+    }
+    clients = [{v: views[v][rows[c][1]] for v in rows[c][0]} for c in range(6)]
+    return clients, [labels[rows[c][1]] for c in range(6)]
+
+
+def test_from_clients_is_from_arrays_on_the_same_data(views, labels):
+    clients, client_labels = as_clients(views, labels)
+    got = Federation.from_clients(clients, client_labels)
+    # Cohorts come widest first, clients in their order.
+    partition = (
+        part((0, 1, 2), [[2], [5, 0, 7]], [1, 4]),
+        part((0, 2), [[1, 4, 6, 8]], [3]),
+        part((1,), [[9, 3], [11, 12], [13]], [0, 2, 5]),
+    )
+    expected = Federation.from_arrays(views, labels, partition=partition)
+    # Samples are numbered in the order of the clients.
+    numbered = ([[2, -1, -1], [9, 10, 11]], [[5, 6, 7, 8]], [[0, 1], [3, 4], [12, -1]])
+    expected = expected.replace(
+        cohorts=tuple(
+            cohort.replace(sample_ids=np.array(ids, np.int32))
+            for cohort, ids in zip(expected.cohorts, numbered, strict=True)
+        )
+    )
+    assert_same(got, expected)
+    assert_same(Federation.from_clients(clients), expected.without_labels())
+
+
+def test_from_clients_does_not_mind_the_order_of_a_clients_views(views, labels):
+    clients, _ = as_clients(views, labels)
+    turned = [dict(reversed(client.items())) for client in clients]
+    assert_same(Federation.from_clients(turned), Federation.from_clients(clients))
+
+
+def with_bad_value(views, value):
+    bad = [v.copy() for v in views]
+    bad[1][4, 0] = value
+    return bad
+
+
+FULL = (0, 1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize(
+    ("change", "partition", "text"),
+    [
+        (lambda v: (v[0][:-1], *v[1:]), None, "same number of rows"),
+        (lambda v: with_bad_value(v, np.nan), None, "view 1 has 1 values that are NaN or infinite"),
+        (lambda v: with_bad_value(v, -np.inf), None, "view 1 has 1 values"),
+        (lambda v: (v[0].astype(float) * 1e300, *v[1:]), None, "view 0 has"),  # beyond float32
+        (lambda v: (v[0][:, 0], *v[1:]), None, "view 0 must be"),
+        (None, (), "no cohort"),
+        (None, (part(FULL, [[0], []], [0, 8]),), "client 8 is empty"),
+        (None, (part(FULL, [[0], [1]], [3, 3]),), "client_ids"),
+        (None, (part(FULL, [[0]], [3]), part((1,), [[1]], [3])), "client_ids"),
+        (None, (part(FULL, [[0]], [-1]),), "client_ids"),
+        (None, (part((0, 3), [[0]], [0]),), r"view_ids \(0, 3\)"),
+        (None, (part((-1, 0), [[0]], [0]),), r"view_ids \(-1, 0\)"),
+        (None, (part((), [[0]], [0]),), r"view_ids \(\)"),
+        (None, (part((2, 0), [[0]], [0]),), "increasing"),
+        (None, (part((1, 1), [[0]], [0]),), "increasing"),
+        (None, (part((0, 1), [[0]], [0]), part((0, 1), [[1]], [1])), r"two cohorts .*\(0, 1\)"),
+        (None, (part(FULL, [[0, N]], [0]),), f"0..{N}"),
+        (None, (part(FULL, [[0, -2]], [0]),), "-2"),
+        (None, (Part(FULL, np.zeros(3, np.int32), np.zeros(1, np.int32)),), "shape"),
+        (None, (Part(FULL, np.zeros((2, 1), np.int32), np.zeros(1, np.int32)),), "1 client_ids"),
+    ],
+)
+def test_from_arrays_refuses(views, change, partition, text):
+    given = views if change is None else change(views)
+    with pytest.raises(ValueError, match=text):
+        Federation.from_arrays(given, partition=PARTITION if partition is None else partition)
+
+
+@pytest.mark.parametrize("n", [N - 1, N + 1])
+def test_from_arrays_refuses_labels_of_another_length(views, n):
+    with pytest.raises(ValueError, match="labels"):
+        Federation.from_arrays(views, np.zeros(n, int), partition=PARTITION)
+
+
+@pytest.mark.parametrize(
+    ("clients", "text"),
+    [
+        ([], "clients: got none"),
+        ([{0: np.ones((2, 1))}, {}], "client 1: .* at least one view"),
+        ([{0: np.ones((2, 1))}, {0: np.ones((0, 1))}], "client 1: .* not zero"),
+        ([{0: np.ones((2, 1)), 1: np.ones((3, 1))}], r"client 0: .* row counts \[2, 3\]"),
+        ([{0: np.ones((2, 1))}, {0: np.ones((2, 2))}], r"client 1: view 0 .*\[rows, 1\]"),
+        ([{0: np.ones((2, 1))}, {0: np.ones(2)}], "client 1: view 0 has shape"),
+        ([{0: np.ones((2, 1))}, {2: np.ones((2, 1))}], r"views \[0, 2\] are held"),
+        ([{0: np.ones((2, 1))}, {-1: np.ones((2, 1))}], "views"),
+        ([{0: np.ones((2, 1))}, {0: np.full((1, 1), np.nan)}], "NaN"),
+        ([{0: np.ones((2, 1))}, {0: np.full((1, 1), np.inf)}], "infinite"),
+    ],
+)
+def test_from_clients_refuses(clients, text):
+    with pytest.raises(ValueError, match=text):
+        Federation.from_clients(clients)
+
+
+def test_from_clients_refuses_labels_of_another_length():
+    clients = [{0: np.ones((2, 1))}, {0: np.ones((3, 1))}]
+    with pytest.raises(ValueError, match="labels"):
+        Federation.from_clients(clients, [np.zeros(2, int), np.zeros(2, int)])
+
+
+def test_check_rows_names_the_first_client_with_too_few(federation):
+    federation.check_rows(1, "any reason")
+    with pytest.raises(ValueError, match=r"client 1 .*has 1 samples.*2 or more.*for a pair"):
+        federation.check_rows(2, "for a pair")
+    wide = federation.replace(cohorts=federation.cohorts[1:])
+    with pytest.raises(ValueError, match=r"client 5 \(views \(1,\)\)"):
+        wide.check_rows(2, "for a pair")
+
+
+def test_check_rows_checks_nothing_while_tracing(federation):
+    def traced(f):
+        f.check_rows(100, "never told")
+        return f.cohorts[0].mask
+
+    np.testing.assert_array_equal(jax.jit(traced)(federation), federation.cohorts[0].mask)
+
+
+def test_without_labels_drops_labels_alone(federation):
+    bare = federation.without_labels()
+    assert bare.labels is None and bare.n_classes is None
+    assert_same(bare.cohorts, federation.cohorts)
+    assert bare.view_dims == federation.view_dims
+    assert federation.labels is not None and federation.n_classes == 3
+
+
+def test_describe_counts_clients_and_samples(federation):
+    assert federation.describe().splitlines() == [
+        "2 clients with all views, 1..3 samples each, 4 in all",
+        "3 clients with views (1,), 1..2 samples each, 5 in all",
+        "1 clients with views (0, 2), 4..4 samples each, 4 in all",
+    ]
