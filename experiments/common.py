@@ -219,6 +219,7 @@ class Programs(NamedTuple):
     one_round: Callable[..., Any]
     evaluate: Callable[..., Any]
     references: Callable[..., Any] | None  # None without labels to score them with
+    bound: Callable[..., Any] | None  # None also where the method has no representation
 
 
 def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Programs:
@@ -238,10 +239,10 @@ def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Prog
     def one_round(
         federation: Federation, key: jax.Array, state: engine.RunState, r: jax.Array
     ) -> Any:
-        if FLAGS.resample_participants:
-            chosen = engine.draw_participants(federation, key, shares, r)
-            state = state._replace(participants=chosen)
-        return engine.one_round(algorithm, federation, key, state, r, progress=progress, **keywords)
+        anew = shares if FLAGS.resample_participants else None
+        return engine.one_round(
+            algorithm, federation, key, state, r, resample=anew, progress=progress, **keywords
+        )
 
     def evaluate(
         federation: Federation, key: jax.Array, state: engine.RunState, r: jax.Array
@@ -268,8 +269,20 @@ def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Prog
             "pooled k-means": score(federation, [together[i] for i in ids], n_clusters),
         }
 
+    def bound(federation: Federation, key: jax.Array, embedding: Any) -> Any:
+        """One k-means over every client's representation: what passing centroids falls short of."""
+        masks = [cohort.mask for cohort in federation.cohorts]
+        rows = jnp.concatenate([e.reshape(-1, e.shape[-1]) for e in embedding])
+        where = jnp.concatenate([mask.ravel() for mask in masks])
+        found = kmeans(key, rows, n_clusters, where=where, n_init=10).labels
+        parts = jnp.split(found, np.cumsum([mask.size for mask in masks])[:-1])
+        labels = [part.reshape(m.shape) for part, m in zip(parts, masks, strict=True)]
+        return score(federation, labels, n_clusters)
+
     federation, key, r = task.federations[0], _key(0), jnp.int32(0)
     state = jax.eval_shape(start, federation, key)
+    scored = federation.labels is not None
+    embedding = jax.eval_shape(evaluate, federation, key, state, r).get("embedding")
     pooled = jax.ShapeDtypeStruct(task.pooled.shape, jnp.float32)
     donated: dict[str, Any] = {"donate_argnums": 2}  # the old state's memory serves the new
     return Programs(
@@ -277,9 +290,10 @@ def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Prog
         setup=jax.jit(setup, **donated).lower(federation, key, state).compile(),
         one_round=jax.jit(one_round, **donated).lower(federation, key, state, r).compile(),
         evaluate=jax.jit(evaluate).lower(federation, key, state, r).compile(),
-        references=None
-        if federation.labels is None
-        else jax.jit(references).lower(federation, key, pooled).compile(),
+        references=jax.jit(references).lower(federation, key, pooled).compile() if scored else None,
+        bound=jax.jit(bound).lower(federation, key, embedding).compile()
+        if scored and embedding is not None
+        else None,
     )
 
 
@@ -292,8 +306,9 @@ def _one_seed(
     write: Callable[[str], None],
 ) -> None:
     key = _key(seed)
+    references = {}
     if programs.references is not None:
-        report.add_references(jax.device_get(programs.references(federation, key, pooled)))
+        references = jax.device_get(programs.references(federation, key, pooled))
     began = time.perf_counter()
     state = programs.start(federation, key)
     state, _ = programs.setup(federation, key, state)
@@ -303,6 +318,10 @@ def _one_seed(
         result = jax.device_get(programs.evaluate(federation, key, state, jnp.int32(r)))
         report.add_round(seed, r + 1, info, result.get("scores"), write)
     report.seconds["run"] += time.perf_counter() - began
+    if programs.bound is not None:
+        bound = programs.bound(federation, key, result["embedding"])
+        references["pooled k-means on H"] = jax.device_get(bound)
+    report.add_references(references)
     report.last = (federation, result)
 
 

@@ -90,9 +90,9 @@ class Report:
     def header(self, write: Callable[[str], None]) -> None:
         """Prints the head of the rounds' table."""
         blocks = "".join(f"| {name:^27s}" for name in _SHOWN.values())
-        write(f"{'':10s}{'loss':>8s} {blocks}|  MB, all clients")
+        write(f"{'':10s}{'loss':>9s} {blocks}|  MB, all clients")
         names = "| " + "".join(f"{name.upper():>6s} " for name in METRICS)[:-1].ljust(27)
-        write(f"{'seed round':10s}{'':>8s} {names * len(_SHOWN)}|    up   down")
+        write(f"{'seed round':10s}{'':>9s} {names * len(_SHOWN)}|    up   down")
 
     def add_round(
         self,
@@ -123,10 +123,10 @@ class Report:
             table.writerow(row)
         up, down = (row[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
         cells = "".join(_cells(scores, group, "pooled") for group in _SHOWN)
-        write(f"{seed:4d} {round_number:5d}{losses['loss']:8.3f} {cells}|{up:6.1f} {down:6.1f}")
+        write(f"{seed:4d} {round_number:5d}{losses['loss']:9.3f} {cells}|{up:6.1f} {down:6.1f}")
 
     def add_references(self, references: Mapping[str, Scores]) -> None:
-        """Takes one seed's reference clusterings."""
+        """Takes one seed's reference clusterings; none without labels."""
         self._references.append(references)
 
     # The end.
@@ -145,7 +145,7 @@ class Report:
             yield f"{title} (mean over {len(final)} seed{'s' * (len(final) > 1)})"
             for name, scores in rows.items():
                 cells = "".join(_cells(_mean(scores), group, way) for group in _SHOWN)
-                yield f"{name:18s} {cells}|"
+                yield f"{name:19s} {cells}|"
         summary = self._summary(final, rows)
         self._draw(final, rows)
         _write(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -196,10 +196,9 @@ class Report:
                     scores[f"{metric.upper()}, {name}"] = np.asarray(runs, float)
         levels = {}
         for name, runs in rows.items():
-            if name != self._algorithm:
+            if name in ("no collaboration", "pooled k-means"):
                 mean = _mean(runs)["all"]
                 levels[f"ACC, {name}"] = float(mean["pooled"]["acc"])
-                levels[f"ACC, {name}, each client matched"] = float(mean["per_client"]["acc"])
         names = self._losses[self._seeds[0]][0]
         losses = {
             name.replace("_", " "): np.asarray(

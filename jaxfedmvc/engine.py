@@ -122,10 +122,17 @@ def one_round(
     state: RunState,
     round_index: jax.Array | int,
     *,
+    resample: float | Sequence[float] | None = None,
     client_chunk: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[RunState, list[Any]]:
-    """All exchanges of round `round_index` (traced, from 0)."""
+    """All exchanges of round `round_index` (traced, from 0).
+
+    With `resample` who takes part is drawn anew, with these shares; see `start`.
+    """
+    if resample is not None:
+        chosen = draw_participants(federation, key, resample, round_index)
+        state = state._replace(participants=chosen)
     key = jax.random.fold_in(jax.random.fold_in(key, _ROUND), round_index)
     return run_phases(algorithm.round, "round", federation, key, state, client_chunk, progress)
 
@@ -209,11 +216,12 @@ def run(
     state = start(algorithm, federation, key, participation=participation)
     state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
 
+    anew = participation if resample_participants else None
+
     def body(state: RunState, r: jax.Array) -> tuple[RunState, Any]:
-        if resample_participants:
-            chosen = draw_participants(federation, key, participation, r)
-            state = state._replace(participants=chosen)
-        state, info = one_round(algorithm, federation, key, state, r, client_chunk=client_chunk)
+        state, info = one_round(
+            algorithm, federation, key, state, r, resample=anew, client_chunk=client_chunk
+        )
         scores = None
         if n_clusters is not None:
             finished, _ = finish(algorithm, federation, key, state, r, client_chunk=client_chunk)

@@ -63,9 +63,8 @@ def curves(
 
     for name, runs in scores.items():
         draw(left, name, runs)
-    for (name, level), style in zip(references.items(), _cycle(("-.", ":")), strict=False):
-        shade = "0.25" if "pooled" in name else "0.6"
-        left.axhline(level, linestyle=style, color=shade, label=name)
+    for (name, level), style in zip(references.items(), _cycle(("--", ":", "-.")), strict=False):
+        left.axhline(level, linestyle=style, color="0.3", label=name)
     left.set_ylim(0, 1.02)
     left.set_ylabel("score (fraction)")
     left.set_xlabel("round")
