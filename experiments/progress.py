@@ -32,7 +32,7 @@ class ProgressBar:
 
     def advance(self, work: float) -> None:
         """Called after each chunk of clients, from the program's callback."""
-        # Chunk padding counts a client twice: never show more than all.
+        # A sum of floats may overshoot the total, and tqdm then drops its bar.
         self._bar.update(min(work, self._total - self._bar.n))
 
     def write(self, line: str) -> None:

@@ -39,7 +39,7 @@ class Phase(NamedTuple):
         then adds them up as they come, so that memory follows the chunk and not the number of
         clients, and secure aggregation can hide every single message.
       who: "everyone" who takes part in the run, or the "leader" alone: the participant of lowest
-        client id among those that hold the most views.
+        client id in the cohort with the most views (the first such cohort).
     """
 
     broadcast: Callable[[PyTree, tuple[int, ...]], PyTree]

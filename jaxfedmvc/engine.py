@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.exchange import Progress, RunState, Traffic, over_clients, run_phases
@@ -77,9 +78,9 @@ def draw_participants(
     """Draws the clients that take part, for each cohort; see `start`."""
     n_cohorts = len(federation.cohorts)
     shares = (
-        [float(participation)] * n_cohorts
-        if isinstance(participation, (int, float))
-        else [float(share) for share in participation]
+        [float(participation)] * n_cohorts  # type: ignore[arg-type]
+        if np.ndim(participation) == 0
+        else [float(share) for share in participation]  # type: ignore[union-attr]
     )
     if len(shares) != n_cohorts or not all(0.0 < share <= 1.0 for share in shares):
         raise ValueError(

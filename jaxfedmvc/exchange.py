@@ -84,10 +84,12 @@ def run_phases(
     return state, infos
 
 
-def _reporter(progress: Progress, stage: str, phase: int) -> Callable[[int, int, Any], None]:
-    def report(cohort: int, n: int, done: jax.Array) -> None:
+def _reporter(
+    progress: Progress, stage: str, phase: int
+) -> Callable[[int, jax.Array, PyTree], None]:
+    def report(cohort: int, n: jax.Array, done: PyTree) -> None:
         # The unused operand ties the report to the end of the chunk's computation.
-        jax.debug.callback(lambda _: progress(stage, phase, cohort, n), done)
+        jax.debug.callback(lambda n, _: progress(stage, phase, cohort, int(n)), n, done)
 
     return report
 
@@ -98,7 +100,7 @@ def _run_phase(
     key: jax.Array,
     state: RunState,
     client_chunk: int | None,
-    report: Callable[[int, int, Any], None] | None,
+    report: Callable[[int, jax.Array, PyTree], None] | None,
     ledger: list[Traffic] | None,
 ) -> tuple[RunState, Any]:
     client_states = list(state.clients)
@@ -143,7 +145,7 @@ def _map_clients(
     cohort: Cohort,
     places: jax.Array,
     client_chunk: int | None,
-    report: Callable[[int, Any], None] | None,
+    report: Callable[[jax.Array, PyTree], None] | None,
 ) -> tuple[PyTree, PyTree, jax.Array, PyTree, int]:
     """One phase of one cohort's participants, a chunk at a time.
 
@@ -169,7 +171,7 @@ def _map_clients(
             message = jax.tree.map(lambda m: _weighted_sum(m, weight), message)
             weight = jnp.sum(weight)
         if report is not None:
-            report(size, (weight, info))
+            report(jnp.sum(real), (weight, info))
         return states, message, weight, info
 
     if n_chunks == 1:

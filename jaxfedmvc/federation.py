@@ -138,8 +138,8 @@ class Federation:
           ValueError: Row counts differ, a value is NaN or infinite, a client is empty, a client or
             a sample or a view is not there, two cohorts hold the same views.
         """
-        views = tuple(np.asarray(view, np.float32) for view in views)
         check_arrays(views, labels)
+        views = tuple(np.asarray(view, np.float32) for view in views)
         _check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
         n_classes = None
         if labels is not None:
@@ -186,25 +186,26 @@ class Federation:
         """
         if not clients:
             raise ValueError("clients: got none; at least one is needed")
-        n_views = 1 + max((v for client in clients for v in client), default=-1)
+        if labels is not None and len(labels) != len(clients):
+            raise ValueError(f"labels: got {len(labels)} arrays for {len(clients)} clients")
         widths: dict[int, int] = {}
         starts, n_samples = [], 0
         for i, client in enumerate(clients):
-            rows = {len(array) for array in client.values()}
-            if len(rows) != 1 or rows == {0}:
-                raise ValueError(
-                    f"client {i}: views have row counts {sorted(rows)}; every client needs at least"
-                    " one view, and all its views the same number of rows, not zero"
-                )
+            names = [str(v) for v in client]
+            try:
+                check_arrays(list(client.values()), None if labels is None else labels[i], names)
+            except ValueError as error:
+                raise ValueError(f"client {i}: {error}") from error
             for v, array in client.items():
-                shape = np.shape(array)
-                if len(shape) != 2 or widths.setdefault(v, shape[1]) != shape[1]:
+                width = np.shape(array)[1]
+                if widths.setdefault(v, width) != width:
                     raise ValueError(
-                        f"client {i}: view {v} has shape {shape}; allowed is"
-                        f" [rows, {widths.get(v, 'D_v')}] as on the other clients"
+                        f"client {i}: view {v} has {width} features; allowed is {widths[v]}, as on"
+                        " the clients before"
                     )
             starts.append(n_samples)
-            n_samples += rows.pop()
+            n_samples += len(next(iter(client.values())))
+        n_views = len(widths)
         if sorted(widths) != list(range(n_views)):
             raise ValueError(f"clients: views {sorted(widths)} are held; allowed are 0..V-1, each")
         # Pooled on the host only to share one construction with `from_arrays`; a view that a
@@ -248,10 +249,11 @@ def _check_partition(partition: Sequence[Part], n_samples: int, n_views: int) ->
             raise ValueError(f"partition: two cohorts hold the views {views}; merge them")
         seen_views.add(views)
         ids = np.asarray(part.sample_ids)
-        if ids.ndim != 2 or len(part.client_ids) != ids.shape[0]:
+        if ids.ndim != 2 or len(ids) == 0 or len(part.client_ids) != len(ids):
             raise ValueError(
                 f"partition: sample_ids of cohort {views} have shape {ids.shape} with"
-                f" {len(part.client_ids)} client_ids; allowed is [clients, rows] and [clients]"
+                f" {len(part.client_ids)} client_ids; allowed is [clients, rows] and [clients],"
+                " with one client at least"
             )
         if ids.size and (ids.max() >= n_samples or ids.min() < -1):
             raise ValueError(

@@ -104,8 +104,11 @@ def embedding(
         kept = np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))
         points, markers = points[kept], markers[kept]
         colourings = {name: values[kept] for name, values in colourings.items()}
-    perplexity = min(30.0, max(2.0, (len(points) - 1) / 3))
-    flat = TSNE(random_state=0, init="pca", perplexity=perplexity).fit_transform(points)
+    if points.shape[1] > 2 and len(points) > 6:
+        perplexity = min(30.0, (len(points) - 1) / 3)
+        flat = TSNE(random_state=0, init="pca", perplexity=perplexity).fit_transform(points)
+    else:  # nothing to flatten
+        flat = np.pad(points, ((0, 0), (0, 1)))[:, :2]
     figure, axes = plt.subplots(
         1, len(colourings), figsize=(5.6 * len(colourings), 5.6), squeeze=False,
         layout="constrained",

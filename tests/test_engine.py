@@ -34,8 +34,8 @@ traces = []  # one entry whenever a client function is traced
 inits = []  # the federations that `init` was given
 
 
-def toy(scale=0.1):
-    """Common centre of view 1, by a sum; a leader that signs it; and a vote on its sign."""
+def toy(scale=0.5):
+    """Common centre of view 1, by a sum; a leader that signs it; and rows in stripes around it."""
 
     def noise(key):
         bits = jax.random.key_data(key) >> 8
@@ -94,7 +94,8 @@ def toy(scale=0.1):
         return {"center": center, "leader": message["id"][0]}, {"weight": weight}
 
     def assign(server, state, client):
-        return jnp.where(embed(server, state, client)[:, 0] > 0, 1, 0).astype(jnp.int32)
+        # Narrow stripes, so that a small change of the centre moves many rows.
+        return jnp.floor(8 * embed(server, state, client)[:, 0]).astype(jnp.int32) % 2
 
     def embed(server, state, client):
         return client.by_view()[1] - server["center"][None] + state["start"][None]
@@ -310,7 +311,7 @@ def test_every_client_stage_round_and_phase_draws_noise_of_its_own():
     draws = np.concatenate(list(map(drawn, [*info["setup"], *rounds, *info["finish"]])))
     assert draws.size == 4 * 8 * 2
     assert np.diff(np.sort(draws)).min() > 1e-6  # no two alike
-    assert 0.045 < draws.std() < 0.07  # uniform within 0.1
+    assert 0.25 < draws.std() < 0.33  # uniform within 0.5
 
 
 def test_the_order_of_clients_does_not_matter():
@@ -547,7 +548,7 @@ def mapped():
     """Runs of two other keys, then of no noise and of ten times the noise, in one program."""
     others = jax.random.split(jax.random.key(3), 2)
     keys = jnp.concatenate([others, jnp.stack([KEY, KEY])])
-    scales = jnp.array([0.1, 0.1, 0.0, 1.0])
+    scales = jnp.array([0.5, 0.5, 0.0, 5.0])
     run = jax.vmap(lambda key, scale: engine.run(toy(scale), FEDERATION, key, ROUNDS))
     return others, jax.jit(run)(keys, scales)
 
@@ -645,7 +646,7 @@ def test_embed_and_assign_reach_every_client(chunk):
         start = np.asarray(state.clients[c]["start"])[:, None]
         expected = np.asarray(cohort.by_view()[1]) - center + start
         np.testing.assert_allclose(embedded[c], expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(labels[c], expected[..., 0] > 0)
+        np.testing.assert_array_equal(labels[c], np.floor(8 * expected[..., 0]) % 2)
 
 
 def test_a_method_without_a_representation_says_so():
@@ -686,7 +687,7 @@ def test_traffic_follows_each_cohorts_own_messages():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("share", "chunk"), [(1.0, None), ((0.8, 0.7), 2)])
+@pytest.mark.parametrize(("share", "chunk"), [(1.0, None), (1.0, 2), ((0.8, 0.7), 2)])
 def test_progress_adds_up_to_the_participants(share, chunk):
     calls = []
 

@@ -188,15 +188,17 @@ def test_from_arrays_refuses_labels_of_another_length(views, n):
     ("clients", "text"),
     [
         ([], "clients: got none"),
-        ([{0: np.ones((2, 1))}, {}], "client 1: .* at least one view"),
-        ([{0: np.ones((2, 1))}, {0: np.ones((0, 1))}], "client 1: .* not zero"),
-        ([{0: np.ones((2, 1)), 1: np.ones((3, 1))}], r"client 0: .* row counts \[2, 3\]"),
-        ([{0: np.ones((2, 1))}, {0: np.ones((2, 2))}], r"client 1: view 0 .*\[rows, 1\]"),
-        ([{0: np.ones((2, 1))}, {0: np.ones(2)}], "client 1: view 0 has shape"),
+        ([{0: np.ones((2, 1))}, {}], "client 1: no views"),
+        ([{0: np.ones((2, 1))}, {0: np.ones((0, 1))}], "client 1: view 0 .*non-empty"),
+        ([{0: np.ones((2, 1)), 1: np.ones((3, 1))}], r"client 0: .*number of rows; got \[2, 3\]"),
+        ([{0: np.ones((2, 1))}, {0: np.ones((2, 2))}], "client 1: view 0 has 2 .*allowed is 1"),
+        ([{0: np.ones((2, 1))}, {0: np.ones(2)}], "client 1: view 0 .*non-empty"),
+        ([{0: np.ones((2, 1)) * 1j}], "client 0: view 0 must hold real numbers"),
+        ([{0: np.ones((2, 1))}, {0: np.full((2, 1), 1e300)}], "client 1: .*2 values"),
         ([{0: np.ones((2, 1))}, {2: np.ones((2, 1))}], r"views \[0, 2\] are held"),
         ([{0: np.ones((2, 1))}, {-1: np.ones((2, 1))}], "views"),
-        ([{0: np.ones((2, 1))}, {0: np.full((1, 1), np.nan)}], "NaN"),
-        ([{0: np.ones((2, 1))}, {0: np.full((1, 1), np.inf)}], "infinite"),
+        ([{0: np.ones((2, 1))}, {0: np.full((1, 1), np.nan)}], "client 1: .*NaN"),
+        ([{0: np.ones((2, 1))}, {0: np.full((1, 1), np.inf)}], "client 1: .*infinite"),
     ],
 )
 def test_from_clients_refuses(clients, text):
@@ -204,10 +206,20 @@ def test_from_clients_refuses(clients, text):
         Federation.from_clients(clients)
 
 
-def test_from_clients_refuses_labels_of_another_length():
+@pytest.mark.parametrize(
+    ("lengths", "text"),
+    [((2, 2), "client 1: labels"), ((3, 2), "client 0: labels"), ((2, 3, 1), "3 arrays for 2")],
+)
+def test_from_clients_refuses_labels_of_another_length(lengths, text):
     clients = [{0: np.ones((2, 1))}, {0: np.ones((3, 1))}]
-    with pytest.raises(ValueError, match="labels"):
-        Federation.from_clients(clients, [np.zeros(2, int), np.zeros(2, int)])
+    with pytest.raises(ValueError, match=text):
+        Federation.from_clients(clients, [np.zeros(n, int) for n in lengths])
+
+
+def test_from_arrays_refuses_a_cohort_without_clients(views):
+    nobody = Part((1, 2), np.zeros((0, 3), int), np.zeros(0, int))
+    with pytest.raises(ValueError, match="one client at least"):
+        Federation.from_arrays(views, partition=[*PARTITION, nobody])
 
 
 def test_check_rows_names_the_first_client_with_too_few(federation):

@@ -89,7 +89,7 @@ def visited(key, n_real, n_rows, batch_size, epochs):
     return [seen[e * n_batches : (e + 1) * n_batches] for e in range(epochs)]
 
 
-@pytest.mark.parametrize(("n_real", "n_rows"), [(7, 7), (7, 11), (6, 10), (1, 5)])
+@pytest.mark.parametrize(("n_real", "n_rows"), [(7, 7), (6, 10), (1, 5)])
 def test_every_real_row_is_visited_once_an_epoch(n_real, n_rows):
     epochs = visited(jax.random.key(3), n_real, n_rows, 3, 4)
     for batches in epochs:

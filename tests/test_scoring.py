@@ -98,28 +98,26 @@ def test_every_group_agrees_with_sklearn(federation, predicted, scores, group):
     assert_scores(scores[group]["per_client"], mean)
 
 
-def test_everyone_participates_unless_told(federation, predicted):
-    scores = jit_score(federation, predicted, CLUSTERS)
-    jax.tree.map(np.testing.assert_array_equal, scores["participating"], scores["all"])
-    assert all(np.isnan(x) for x in jax.tree.leaves(scores["non_participating"]))
-
-
 def test_clusters_renamed_by_client_are_right_per_client_and_wrong_pooled(federation):
     shifts = iter(range(6))
     renamed = tuple(
         jnp.stack([(row + next(shifts)) % K for row in labels]) for labels in federation.labels
     )
-    scores = jit_score(federation, renamed, CLUSTERS)["all"]
+    scores = jit_score(federation, renamed, CLUSTERS, tuple(map(jnp.array, PARTICIPANTS)))["all"]
     for name in SCORES:
         np.testing.assert_allclose(scores["per_client"][name], 1.0, atol=1e-6)
         assert scores["pooled"][name] < 0.7
 
 
-def test_a_group_without_rows_has_no_score(federation, predicted):
+def test_a_group_without_rows_has_no_score_and_everyone_participates_unless_told(
+    federation, predicted
+):
     full = federation.replace(cohorts=federation.cohorts[:1], labels=federation.labels[:1])
     scores = jit_score(full, predicted[:1], CLUSTERS)
-    assert all(np.isnan(x) for x in jax.tree.leaves(scores["partial_view"]))
-    jax.tree.map(np.testing.assert_array_equal, scores["multi_view"], scores["all"])
+    for group in ("partial_view", "non_participating"):
+        assert all(np.isnan(x) for x in jax.tree.leaves(scores[group]))
+    for group in ("multi_view", "participating"):
+        jax.tree.map(np.testing.assert_array_equal, scores[group], scores["all"])
     assert all(np.isfinite(x) for x in jax.tree.leaves(scores["all"]))
 
 

@@ -146,27 +146,36 @@ def digits_views() -> Dataset:
     return Dataset("digits", tuple(view.astype(np.float32) for view in views), labels)
 
 
-def check_arrays(views: Sequence[Any], labels: Any = None) -> None:
+def check_arrays(
+    views: Sequence[Any], labels: Any = None, names: Sequence[str] | None = None
+) -> None:
     """Checks that views, and labels if any, describe the same samples with usable numbers.
 
     Args:
       views: arrays [n, D_v].
       labels: array [n], or None.
+      names: what errors call the views; their places if None.
 
     Raises:
-      ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers;
-        the views differ in their number of rows; or the labels are not one per row.
+      ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers
+        within float32; the views differ in their number of rows; or the labels are not one per
+        row.
     """
     if len(views) == 0:
         raise ValueError("no views: at least one array [n, D] is needed")
     arrays = [np.asarray(view) for view in views]
-    for index, view in enumerate(arrays):
+    for name, view in zip(names or [str(i) for i in range(len(views))], arrays, strict=True):
         if view.ndim != 2 or view.size == 0:
-            raise ValueError(f"view {index} must be a non-empty array [n, D]; got {view.shape}")
+            raise ValueError(f"view {name} must be a non-empty array [n, D]; got {view.shape}")
         if view.dtype.kind not in "biuf":
-            raise ValueError(f"view {index} must hold real numbers; got dtype {view.dtype}")
-        if bad := view.size - int(np.isfinite(view).sum()):
-            raise ValueError(f"view {index} has {bad} values that are NaN or infinite")
+            raise ValueError(f"view {name} must hold real numbers; got dtype {view.dtype}")
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(view.astype(np.float32, copy=False))
+        if bad := view.size - int(finite.sum()):
+            raise ValueError(
+                f"view {name} has {bad} values that are NaN or infinite (in float32); allowed are"
+                " finite numbers"
+            )
     rows = [len(view) for view in arrays]
     if len(set(rows)) > 1:
         raise ValueError(f"views must have the same number of rows; got {rows}")

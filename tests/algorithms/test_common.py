@@ -31,15 +31,16 @@ jit = functools.partial(
     },
 )
 
-# Name -> arguments of a small instance with K clusters. Four rows a batch: clients of 5 to 8 rows
-# make two steps an epoch, the last of them on a part of a batch.
+# Name -> arguments of a small instance with K clusters. Not too narrow: with a single living unit
+# in a layer some gradients are zero but for rounding, which Adam blows up to full steps. Eight rows
+# a batch: one batch for every client, and a second, empty one where rows are padded to 11.
 TINY = {
     "fmcsc": (
         FMCSCConfig(
-            K, hidden=(6,), latent_dim=3, head_hidden=4, pretrain_epochs=2, local_epochs=2,
-            distill_epochs=2, batch_size=4, n_init=2,
+            K, hidden=(16,), latent_dim=4, head_hidden=16, pretrain_epochs=2, local_epochs=2,
+            distill_epochs=2, batch_size=8, n_init=2,
         ),
-        FMCSCHyperparams(learning_rate=0.03),
+        FMCSCHyperparams(learning_rate=0.01),
     ),
     "local_kmeans": (K, 2),
 }  # fmt: skip
@@ -55,7 +56,7 @@ CLIENTS = (
 def parts(clients=CLIENTS, width=8):
     """A partition; samples are dealt out by client id, so that the order does not matter."""
     counts = {i: n for _, members in CLIENTS for i, n in members.items()}
-    first = dict(zip(sorted(counts), np.cumsum([0] + [counts[i] for i in sorted(counts)])[:-1]))
+    first = {i: sum(n for j, n in counts.items() if j < i) for i in counts}
     result = []
     for view_ids, members in clients:
         ids = np.full((len(members), width), -1, np.int32)
@@ -68,7 +69,7 @@ def parts(clients=CLIENTS, width=8):
 def federation(partition):
     rng = np.random.default_rng(0)
     truth = np.arange(40) % K
-    centers = [4 * rng.normal(size=(K, d)) for d in DIMS]
+    centers = [2 * rng.normal(size=(K, d)) for d in DIMS]
     views = [c[truth] + rng.normal(size=(40, c.shape[1])) for c in centers]
     return Federation.from_arrays(views, truth, partition=partition)
 
@@ -235,6 +236,8 @@ def test_vmap_over_clients_is_a_loop_over_clients(lab):
         one, many = _client_programs(phase.client)
         for c in lab.cohorts(phase):
             cohort, states = lab.federation.cohorts[c], lab.start.clients[c]
+            if cohort.n_clients == 1:
+                continue
             sent = phase.broadcast(lab.start.server, cohort.view_ids)
             keys = jax.vmap(jax.random.fold_in, (None, 0))(lab.key, cohort.client_ids)
             together = many(keys, sent, states, cohort)
