@@ -48,6 +48,8 @@ flags.DEFINE_bool("memory", True, "Whether to tabulate memory against chunk and 
 flags.DEFINE_bool("peers", True, "Whether to time the peers.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 
+TRIAD_SIZE, TRIADS = 2**26, 16
+
 
 # --- Prediction from shapes -----------------------------------------------------------------------
 
@@ -121,8 +123,10 @@ def machine_peaks() -> dict[str, Callable[[], Any]]:
     """A large float32 matmul, and a triad that streams through memory."""
     n = 8192 if jax.default_backend() == "gpu" else 3072
     a = jnp.ones((n, n))
-    x, y = jnp.ones(2**26), jnp.ones(2**26)
-    matmul, triad = jax.jit(jnp.matmul), jax.jit(lambda x, y: 2 * x + y)
+    x, y = jnp.zeros(TRIAD_SIZE), jnp.ones(TRIAD_SIZE)
+    matmul = jax.jit(jnp.matmul)
+    # Repeated in place, as Adam's state is: the pages are there from the second time on.
+    triad = jax.jit(lambda x, y: jax.lax.fori_loop(0, TRIADS, lambda _, x: 0.5 * x + y, x))
     return {"matmul": lambda: matmul(a, a), "triad": lambda: triad(x, y)}
 
 
@@ -284,7 +288,7 @@ def main(_: list[str]) -> None:
 
     n = 8192 if gpu else 3072
     peak = 2 * n**3 / best.pop("matmul")
-    bandwidth = 3 * 4 * 2**26 / best.pop("triad")
+    bandwidth = 3 * 4 * TRIAD_SIZE * TRIADS / best.pop("triad")
     print(f"measured peaks: matmul {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
     result |= {"matmul_GFLOPs": peak / 1e9, "memory_GBs": bandwidth / 1e9, "parts": {}}
     for part, need in predicted(config, federation).items():
