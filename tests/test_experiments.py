@@ -30,7 +30,7 @@ FLAGS = flags.FLAGS
 DIMS = (4, 3)
 METRICS = {"acc", "nmi", "ari", "purity"}
 TINY = (
-    "--hidden=8", "--latent_dim=4", "--head_hidden=8", "--pretrain_epochs=2", "--local_epochs=2",
+    "--hidden=", "--latent_dim=4", "--head_hidden=8", "--pretrain_epochs=2", "--local_epochs=2",
     "--distill_epochs=2", "--n_init=2", "--n_clients=4", "--compilation_cache=", "--noprogress",
 )  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_summary(job):
 
 def test_bytes_of_a_round_by_hand(job):
     """Two clients with all views train all three models; two clients one model each."""
-    config = FMCSCConfig(3, hidden=(8,), latent_dim=4, head_hidden=8)
+    config = FMCSCConfig(3, hidden=(), latent_dim=4, head_hidden=8)
 
     def size(kind):
         model = jax.eval_shape(lambda key: init_model(key, config, DIMS, kind), jax.random.key(0))

@@ -37,7 +37,7 @@ jit = functools.partial(
 TINY = {
     "fmcsc": (
         FMCSCConfig(
-            K, hidden=(16,), latent_dim=4, head_hidden=16, pretrain_epochs=2, local_epochs=2,
+            K, hidden=(), latent_dim=4, head_hidden=16, pretrain_epochs=2, local_epochs=2,
             distill_epochs=2, batch_size=8, n_init=2,
         ),
         FMCSCHyperparams(learning_rate=0.01),
