@@ -24,6 +24,7 @@ from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.local_kmeans import local_kmeans
 from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.exchange import Progress
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.scoring import score
 
@@ -41,7 +42,7 @@ flags.DEFINE_integer("partial_views", 1, "Views that a partial client holds.", l
 flags.DEFINE_integer("samples_per_client", None, "Samples of each client; None deals out all.")
 flags.DEFINE_float("dirichlet", None, "Label skew beta; None deals out at random.")
 flags.DEFINE_integer("rounds", 5, "Communication rounds.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "First seed.")
+flags.DEFINE_integer("seed", 0, "First seed.", lower_bound=0, upper_bound=2**31)
 flags.DEFINE_integer("seeds", 1, "Number of seeds: of the partition and of the run.", lower_bound=1)
 flags.DEFINE_list(
     "participation", ["1.0"],
@@ -76,7 +77,7 @@ def launch(main: Callable[[], None]) -> None:
             rest = FLAGS(argv)
             if len(rest) > 1:
                 raise flags.Error(f"unexpected arguments {rest[1:]}; everything is a flag")
-        except (flags.Error, OSError) as error:
+        except (flags.Error, OSError, ValueError) as error:  # ValueError: a flagfile of no text
             fail(error)
         return rest
 
@@ -124,7 +125,7 @@ def load_federations() -> tuple[list[Federation], int, np.ndarray]:
                 n_views=len(dataset.views),
                 n_clients=FLAGS.n_clients,
                 ratio=data.parse_ratio(FLAGS.ratio),
-                partial_views=min(FLAGS.partial_views, max(1, len(dataset.views) - 1)),
+                partial_views=FLAGS.partial_views,
                 samples_per_client=FLAGS.samples_per_client,
                 dirichlet=FLAGS.dirichlet,
                 labels=dataset.labels,
@@ -201,7 +202,9 @@ def main_job(
     total = _work(task, shares, cost) * len(task.federations)
     with ProgressBar(total) as bar:
         began = time.perf_counter()
-        programs = _compile(task, shares, _progress(bar, task.federations[0], cost))
+        # A program that reports progress is not kept in the compilation cache.
+        progress = _progress(bar, task.federations[0], cost) if FLAGS.progress else None
+        programs = _compile(task, shares, progress)
         report.seconds["compile"] = time.perf_counter() - began
         report.header(bar.write)
         pooled = jnp.asarray(task.pooled)
@@ -222,7 +225,7 @@ class Programs(NamedTuple):
     bound: Callable[..., Any] | None  # None also where the method has no representation
 
 
-def _compile(task: Task, shares: list[float], progress: engine.Progress) -> Programs:
+def _compile(task: Task, shares: list[float], progress: Progress | None) -> Programs:
     """Compiles ahead of time, so that compilation and running are timed apart."""
     chunk = FLAGS.client_chunk
     if chunk is None and jax.default_backend() == "cpu":
@@ -331,7 +334,7 @@ def _key(seed: int) -> jax.Array:
 
 def _progress(
     bar: ProgressBar, federation: Federation, cost: Callable[[str, int, int, int], float]
-) -> engine.Progress:
+) -> Progress:
     def advance(stage: str, phase: int, cohort: int, n: int) -> None:
         held = len(federation.cohorts[cohort].view_ids)
         bar.advance(n * cost(stage, phase, held, federation.n_views))

@@ -1,8 +1,8 @@
 """Losses of deep multi-view clustering on masked rows.
 
 Every function takes `mask`, bool [rows]; False rows count nowhere: not in a mean, not as anchors,
-not as negatives. What stands there must be finite, as
-padding is. Without any real row the value is 0.
+not as negatives. Their values must be finite all the same, as padding is, for gradients to be so.
+Without any real row a loss is 0.
 """
 
 from __future__ import annotations
