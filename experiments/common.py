@@ -193,17 +193,17 @@ def main_job(
     if FLAGS.compilation_cache:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(FLAGS.compilation_cache))
     task = checked(lambda: prepare(build))
-    stem = Path(FLAGS.dataset).stem.lower()
-    report = checked(lambda: Report(FLAGS, name, stem, task.federations[0], seeds()))
-    print(task.federations[0].describe(), flush=True)
-
-    shares = participation_shares(task.federations[0])
-    report.traffic = engine.traffic(task.algorithm, task.federations[0], participation=shares)
+    federation = task.federations[0]
+    shares = participation_shares(federation)
     total = _work(task, shares, cost) * len(task.federations)
-    with ProgressBar(total) as bar:
+    stem = Path(FLAGS.dataset).stem.lower()
+    report = checked(lambda: Report(FLAGS, name, stem, federation, seeds()))
+    report.traffic = engine.traffic(task.algorithm, federation, participation=shares)
+    with checked(lambda: ProgressBar(total)) as bar:
+        bar.write(federation.describe())
         began = time.perf_counter()
         # A program that reports progress is not kept in the compilation cache.
-        progress = _progress(bar, task.federations[0], cost) if FLAGS.progress else None
+        progress = _progress(bar, federation, cost) if FLAGS.progress else None
         programs = _compile(task, shares, progress)
         report.seconds["compile"] = time.perf_counter() - began
         report.header(bar.write)
@@ -259,6 +259,12 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
             result["scores"] = score(federation, labels, n_clusters, state.participants)
         return result
 
+    def rated(federation: Federation, key: jax.Array, labels: Any) -> Any:
+        """Scores with the groups of the run's last round."""
+        last = FLAGS.rounds - 1 if FLAGS.resample_participants else 0
+        took_part = engine.draw_participants(federation, key, shares, last)
+        return score(federation, labels, n_clusters, took_part)
+
     def references(federation: Federation, key: jax.Array, pooled: jax.Array) -> dict[str, Any]:
         """Clusterings to compare with: no collaboration, and no privacy and no missing view."""
         alone = engine.run(local_kmeans(n_clusters), federation, key, 0).labels
@@ -268,8 +274,8 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
             held = held.at[jnp.where(places < 0, len(pooled), places)].set(True, mode="drop")
         together = kmeans(key, pooled, n_clusters, where=held, n_init=10).labels
         return {
-            "no collaboration": score(federation, alone, n_clusters),
-            "pooled k-means": score(federation, [together[i] for i in ids], n_clusters),
+            "no collaboration": rated(federation, key, alone),
+            "pooled k-means": rated(federation, key, [together[i] for i in ids]),
         }
 
     def bound(federation: Federation, key: jax.Array, embedding: Any) -> Any:
@@ -280,7 +286,7 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         found = kmeans(key, rows, n_clusters, where=where, n_init=10).labels
         parts = jnp.split(found, np.cumsum([mask.size for mask in masks])[:-1])
         labels = [part.reshape(m.shape) for part, m in zip(parts, masks, strict=True)]
-        return score(federation, labels, n_clusters)
+        return rated(federation, key, labels)
 
     federation, key, r = task.federations[0], _key(0), jnp.int32(0)
     state = jax.eval_shape(start, federation, key)

@@ -52,8 +52,10 @@ class Report:
         """Makes the folder.
 
         Raises:
-          OSError, ValueError: It cannot be written, or holds results already.
+          ImportError: matplotlib, which the pictures need in the end, is not installed.
+          OSError, ValueError: The folder cannot be written, or holds results already.
         """
+        plots.require_matplotlib()
         self._values, self._algorithm, self._dataset = values, algorithm, dataset
         self._federation, self._seeds = federation, seeds
         self.seconds = {"compile": 0.0, "run": 0.0}
@@ -89,10 +91,9 @@ class Report:
 
     def header(self, write: Callable[[str], None]) -> None:
         """Prints the head of the rounds' table."""
-        blocks = "".join(f"| {name:^27s}" for name in _SHOWN.values())
-        write(f"{'':10s}{'loss':>9s} {blocks}|  MB, all clients")
-        names = "| " + "".join(f"{name.upper():>6s} " for name in METRICS)[:-1].ljust(27)
-        write(f"{'seed round':10s}{'':>9s} {names * len(_SHOWN)}|    up   down")
+        groups, names = _head(_SHOWN)
+        write(f"{'':10s}{'loss':>9s} {groups}|  MB, all clients")
+        write(f"{'seed round':10s}{'':>9s} {names}|    up   down")
 
     def add_round(
         self,
@@ -137,18 +138,23 @@ class Report:
         rows = {self._algorithm: final}
         for name in self._references[0] if self._references else ():
             rows[name] = [references[name] for references in self._references]
-        for way, title in WAYS.items():
-            if not final:
-                yield "no labels: nothing is scored"
-                break
+        if not final:
+            yield "no labels: nothing is scored"
+        shown = dict(_SHOWN)
+        if any(float(share) < 1 for share in self._values.participation):
+            shown |= {"participating": "took part", "non_participating": "took no part"}
+        groups, names = _head(shown)
+        for way, title in WAYS.items() if final else ():
             yield ""
-            yield f"{title} (mean over {len(final)} seed{'s' * (len(final) > 1)})"
+            yield f"{title} (last round, mean over {len(final)} seed{'s' * (len(final) > 1)})"
+            yield f"{'':19s} {groups}|"
+            yield f"{'':19s} {names}|"
             for name, scores in rows.items():
-                cells = "".join(_cells(_mean(scores), group, way) for group in _SHOWN)
+                cells = "".join(_cells(_mean(scores), group, way) for group in shown)
                 yield f"{name:19s} {cells}|"
         summary = self._summary(final, rows)
-        self._draw(final, rows)
         _write(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        self._draw(final, rows)
         yield ""
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
         yield f"written: {self.folder}/ (summary.json, rounds.csv, flags.txt, *.png)"
@@ -244,10 +250,16 @@ class Report:
         )  # fmt: skip
 
 
+def _head(shown: Mapping[str, str]) -> tuple[str, str]:
+    """Names of groups and of their metrics, in the width of `_cells`."""
+    names = "| " + " ".join(f"{name.upper():>6s}" for name in METRICS)
+    return "".join(f"| {name:^27s}" for name in shown.values()), names * len(shown)
+
+
 def _cells(scores: Scores | None, group: str, way: str) -> str:
     """The four metrics of a group, in a fixed width."""
     if scores is None:
-        return "| " + "     - " * 3 + "     -"
+        return "| " + " ".join(["     -"] * len(METRICS))
     values = [float(scores[group][way][name]) for name in METRICS]
     return "| " + " ".join(f"{'-' if math.isnan(v) else format(v, '.3f'):>6s}" for v in values)
 

@@ -11,7 +11,12 @@ import numpy as np
 from sklearn.manifold import TSNE
 
 
-def _pyplot() -> Any:
+def require_matplotlib() -> Any:
+    """matplotlib's pyplot, drawing to files.
+
+    Raises:
+      ImportError: Says which extra to install.
+    """
     try:
         import matplotlib
     except ImportError as error:
@@ -27,7 +32,7 @@ def _save(figure: Any, path: Path) -> None:
     partial = path.with_name(f".{path.name}.partial")
     figure.savefig(partial, dpi=130, format=path.suffix[1:])
     partial.rename(path)
-    _pyplot().close(figure)
+    require_matplotlib().close(figure)
 
 
 def curves(
@@ -46,7 +51,7 @@ def curves(
       references: Levels drawn as dashed lines beside the scores.
       title: Of the whole picture.
     """
-    plt = _pyplot()
+    plt = require_matplotlib()
     n_losses = max(1, len(losses))
     figure = plt.figure(figsize=(11.5, 4.8), layout="constrained")
     grid = figure.add_gridspec(n_losses, 2)
@@ -99,7 +104,7 @@ def embedding(
       title: Of the whole picture.
       max_points: More are thinned out, with a fixed seed.
     """
-    plt = _pyplot()
+    plt = require_matplotlib()
     if len(points) > max_points:
         kept = np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))
         points, markers = points[kept], markers[kept]
