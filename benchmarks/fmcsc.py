@@ -2,7 +2,7 @@
 
 Everything is measured in one run and given as ratios, since machines are noisy: against the matmul
 peak of this machine, against the same maths as a Python loop over clients with a jitted step, and,
-where torch is installed (`pip install 'jaxfedmvc[bench]'`), against an eager PyTorch loop over
+where torch is installed (`.venv/bin/pip install -e '.[bench]'`), against an eager PyTorch loop over
 clients. Variants take turns (`--repeats`), the best time of each counts, compilation is apart.
 """
 
@@ -123,10 +123,14 @@ def take_turns(variants: dict[str, Callable[[], Any]], repeats: int) -> dict[str
     return best
 
 
+def matmul_size() -> int:
+    """Rows of the square matrices of the peak: large for the device, quick on it."""
+    return 3072 if jax.default_backend() == "cpu" else 8192
+
+
 def machine_peaks() -> dict[str, Callable[[], Any]]:
     """A large float32 matmul, and a triad that streams through memory."""
-    n = 8192 if jax.default_backend() == "gpu" else 3072
-    a = jnp.ones((n, n))
+    a = jnp.ones((matmul_size(), matmul_size()))
     x, y = jnp.zeros(TRIAD_SIZE), jnp.ones(TRIAD_SIZE)
     matmul = jax.jit(jnp.matmul)
     # Repeated in place, as Adam's state is: the pages are there from the second time on.
@@ -258,6 +262,7 @@ def memory_table(config: FMCSCConfig) -> list[dict[str, float]]:
 def main(_: list[str]) -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
+    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     config = FMCSCConfig(
         n_clusters=10,
         pretrain_epochs=FLAGS.pretrain_epochs,
@@ -290,8 +295,7 @@ def main(_: list[str]) -> None:
             print("torch is not installed: that peer is left out")
     best = take_turns(variants, FLAGS.repeats)
 
-    n = 8192 if gpu else 3072
-    peak = 2 * n**3 / best.pop("matmul")
+    peak = 2 * matmul_size() ** 3 / best.pop("matmul")
     bandwidth = 3 * 4 * TRIAD_SIZE * TRIADS / best.pop("triad")
     print(f"measured peaks: matmul {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
     result |= {"matmul_GFLOPs": peak / 1e9, "memory_GBs": bandwidth / 1e9, "parts": {}}
@@ -327,9 +331,9 @@ def main(_: list[str]) -> None:
             )
     peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(f"\npeak resident memory of this process, peers included: {peak_rss:.0f} MB")
-    if FLAGS.json:
-        with open(FLAGS.json, "w") as file:
-            json.dump(result, file, indent=1)
+    if out is not None:
+        json.dump(result, out, indent=1)
+        out.close()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
-from experiments.progress import ProgressBar
+from experiments import progress as progress_lib
+from experiments.progress import ProgressBar, require_tqdm
 from experiments.report import Report
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
@@ -29,11 +30,14 @@ from jaxfedmvc.federation import Federation
 from jaxfedmvc.scoring import score
 
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(progress_lib)
+# Keys of the references; the engine folds small numbers into the same key.
+_POOLED, _BOUND = 2**30, 2**30 + 1
 
 flags.DEFINE_string(
     "dataset", "digits", "A named set (digits, mnist_usps, bdgp, ...) or a path to a .npz or .mat."
 )
-flags.DEFINE_string("data_dir", None, "Where sets lie; else $JAXFEDMVC_DATA, else ./data.")
+flags.DEFINE_string("data_dir", None, "Where sets lie; then $JAXFEDMVC_DATA, then ./data.")
 flags.DEFINE_enum("scale", "auto", ["auto", "none", "minmax", "standard"], "Scaling of features.")
 flags.DEFINE_integer("n_clusters", None, "K; the number of classes where labels are known.")
 flags.DEFINE_integer("n_clients", 12, "Clients of all kinds.", lower_bound=1)
@@ -197,9 +201,10 @@ def main_job(
     shares = participation_shares(federation)
     total = _work(task, shares, cost) * len(task.federations)
     stem = Path(FLAGS.dataset).stem.lower()
+    checked(require_tqdm)
     report = checked(lambda: Report(FLAGS, name, stem, federation, seeds()))
     report.traffic = engine.traffic(task.algorithm, federation, participation=shares)
-    with checked(lambda: ProgressBar(total)) as bar:
+    with ProgressBar(total) as bar:
         bar.write(federation.describe())
         began = time.perf_counter()
         # A program that reports progress is not kept in the compilation cache.
@@ -272,7 +277,8 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         held = jnp.zeros(len(pooled), bool)
         for places in ids:
             held = held.at[jnp.where(places < 0, len(pooled), places)].set(True, mode="drop")
-        together = kmeans(key, pooled, n_clusters, where=held, n_init=10).labels
+        key_pooled = jax.random.fold_in(key, _POOLED)
+        together = kmeans(key_pooled, pooled, n_clusters, where=held, n_init=10).labels
         return {
             "no collaboration": rated(federation, key, alone),
             "pooled k-means": rated(federation, key, [together[i] for i in ids]),
@@ -283,7 +289,8 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         masks = [cohort.mask for cohort in federation.cohorts]
         rows = jnp.concatenate([e.reshape(-1, e.shape[-1]) for e in embedding])
         where = jnp.concatenate([mask.ravel() for mask in masks])
-        found = kmeans(key, rows, n_clusters, where=where, n_init=10).labels
+        key_bound = jax.random.fold_in(key, _BOUND)
+        found = kmeans(key_bound, rows, n_clusters, where=where, n_init=10).labels
         parts = jnp.split(found, np.cumsum([mask.size for mask in masks])[:-1])
         labels = [part.reshape(m.shape) for part, m in zip(parts, masks, strict=True)]
         return rated(federation, key, labels)

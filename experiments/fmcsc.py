@@ -9,6 +9,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 
 FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(common)
 
 flags.DEFINE_list("hidden", ["256", "256", "512"], "Widths of the encoder's hidden layers.")
 flags.DEFINE_integer("latent_dim", 20, "Width of Z, H^v and H.")

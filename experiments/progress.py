@@ -11,17 +11,26 @@ from absl import flags
 flags.DEFINE_bool("progress", True, "Show a progress bar with the time left (on stderr).")
 
 
+def require_tqdm() -> Any:
+    """tqdm's bar.
+
+    Raises:
+      ImportError: Says which extra to install.
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError(
+            "the binaries need tqdm: pip install -e '.[experiments]' in the source tree"
+        ) from error
+    return tqdm
+
+
 class ProgressBar:
     """tqdm over units of work; lines written meanwhile do not tear it."""
 
     def __init__(self, total: float) -> None:
-        try:
-            from tqdm import tqdm
-        except ImportError as error:
-            raise ImportError(
-                "the binaries need tqdm: pip install 'jaxfedmvc[experiments]'"
-            ) from error
-        self._bar: Any = tqdm(
+        self._bar: Any = require_tqdm()(
             total=total,
             disable=not flags.FLAGS.progress,
             file=sys.stderr,

@@ -56,6 +56,10 @@ class Report:
           OSError, ValueError: The folder cannot be written, or holds results already.
         """
         plots.require_matplotlib()
+        self._versions = {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("jaxfedmvc", "jax", "flax", "optax")},
+        }
         self._values, self._algorithm, self._dataset = values, algorithm, dataset
         self._federation, self._seeds = federation, seeds
         self.seconds = {"compile": 0.0, "run": 0.0}
@@ -83,7 +87,7 @@ class Report:
                 f"output_dir: cannot write to {str(folder)!r} ({error.strerror}); give a folder"
                 " that can be written"
             ) from error
-        if any(folder.glob("rounds.csv")):
+        if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
             raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
         return folder
 
@@ -142,7 +146,10 @@ class Report:
             yield "no labels: nothing is scored"
         shown = dict(_SHOWN)
         if any(float(share) < 1 for share in self._values.participation):
-            shown |= {"participating": "took part", "non_participating": "took no part"}
+            shown |= {
+                "participating": "took part in this round",
+                "non_participating": "took no part in this round",
+            }
         groups, names = _head(shown)
         for way, title in WAYS.items() if final else ():
             yield ""
@@ -181,10 +188,7 @@ class Report:
             "bytes_finish": bytes_of["finish"],
             "seconds": self.seconds,
             "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
-            "versions": {
-                "python": platform.python_version(),
-                **{name: metadata.version(name) for name in ("jaxfedmvc", "jax", "flax", "optax")},
-            },
+            "versions": self._versions,
         }
 
     def _n_clusters(self) -> int:

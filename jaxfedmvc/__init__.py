@@ -8,7 +8,7 @@ from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms import ALGORITHMS
 from jaxfedmvc.engine import run
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, single_client
 from jaxfedmvc.scoring import score
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "engine",
     "run",
     "score",
+    "single_client",
 ]

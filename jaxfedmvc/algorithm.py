@@ -59,7 +59,8 @@ class FederatedAlgorithm(NamedTuple):
         cohort. Reads shapes, row counts and client ids of the federation, never feature values.
       setup: Exchanges made once, before the rounds.
       round: The exchanges of one round.
-      finish: Exchanges made once, after the rounds.
+      finish: Exchanges made once, after the rounds. After them every client that took part has been
+        sent what `assign` uses, so that the bytes are complete.
       assign: `(server_state, client_state, client) -> labels [rows]`, after `finish`.
       embed: `(server_state, client_state, client) -> [rows, d]`, the representation that `assign`
         clusters, or None where a method has none. For pictures and for scores that pool it.

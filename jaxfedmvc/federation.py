@@ -52,6 +52,27 @@ class Cohort:
         return dict(zip(self.view_ids, self.views, strict=True))
 
 
+def single_client(views: Mapping[int, Any]) -> Cohort:
+    """One client on its own, as `vmap` would hand it out: for `assign`, or on a real node.
+
+    Args:
+      views: `{view id: array [rows, D_v]}`.
+
+    Raises:
+      ValueError: There is no view, row counts differ, a value is NaN or infinite.
+    """
+    view_ids = tuple(sorted(views))
+    check_arrays([views[v] for v in view_ids], names=[str(v) for v in view_ids])
+    rows = len(views[view_ids[0]])
+    return Cohort(
+        views=tuple(jnp.asarray(views[v], jnp.float32) for v in view_ids),
+        mask=jnp.ones(rows, bool),
+        sample_ids=jnp.arange(rows),
+        client_ids=jnp.int32(0),
+        view_ids=view_ids,
+    )
+
+
 @struct.dataclass
 class Federation:
     """All cohorts, and beside them the labels, which are for scoring only.

@@ -20,7 +20,9 @@ def require_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'jaxfedmvc[experiments]'") from error
+        raise ImportError(
+            "plots need matplotlib: pip install -e '.[experiments]' in the source tree"
+        ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -2,7 +2,7 @@
 
 import os
 
-# One test process shares two cores with nothing else; the flag must be set before jax starts.
+# Known answers are known to float32: no accelerator, where products may be coarser.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax

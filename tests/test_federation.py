@@ -1,12 +1,13 @@
 """Federations hold what the partition says, and refuse what cannot be trained on."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.federation import Federation
+from jaxfedmvc.federation import Federation, single_client
 
 N = 14
 DIMS = (3, 2, 4)
@@ -220,6 +221,18 @@ def test_from_arrays_refuses_a_cohort_without_clients(views):
     nobody = Part((1, 2), np.zeros((0, 3), int), np.zeros(0, int))
     with pytest.raises(ValueError, match="one client at least"):
         Federation.from_arrays(views, partition=[*PARTITION, nobody])
+
+
+def test_a_single_client_is_a_row_of_a_cohort():
+    views = {2: np.arange(6.0).reshape(3, 2), 0: np.ones((3, 1))}
+    client = single_client(views)
+    everyone = Federation.from_clients([views, {0: views[0], 1: views[0], 2: views[2]}])
+    (cohort,) = (c for c in everyone.cohorts if c.view_ids == (0, 2))
+    chex.assert_trees_all_equal(client, jax.tree.map(lambda x: x[0], cohort))
+    with pytest.raises(ValueError, match="view 1 has 1 values that are NaN"):
+        single_client({1: np.array([[np.nan]])})
+    with pytest.raises(ValueError, match="no views"):
+        single_client({})
 
 
 def test_check_rows_names_the_first_client_with_too_few(federation):

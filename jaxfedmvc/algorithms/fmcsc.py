@@ -337,11 +337,11 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     ) -> tuple[PyTree, dict[int, Autoencoder], dict[str, jax.Array]]:
         """Eq. (1), (2); the message is the client's autoencoders and nothing else."""
         start = sent.autoencoders
+        key_start, key_fit = jax.random.split(key)
         if not has["A"]:
-            dims = {v: x.shape[-1] for v, x in client.by_view().items()}
             start = {
-                v: init_autoencoder(jax.random.fold_in(key, v), config, dims[v])
-                for v in client.view_ids
+                v: init_autoencoder(jax.random.fold_in(key_start, v), config, x.shape[-1])
+                for v, x in client.by_view().items()
             }
 
         def loss(autoencoders: dict[int, Autoencoder], views: Views, mask: jax.Array) -> jax.Array:
@@ -350,7 +350,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             return reconstruction_loss(out, views, mask)
 
         trained, history = fit(
-            key, start, loss, client.by_view(), client.mask, config.pretrain_epochs
+            key_fit, start, loss, client.by_view(), client.mask, config.pretrain_epochs
         )
         if isinstance(state, Model):  # a partial client, which keeps its model
             state = sent._replace(autoencoders=trained)
@@ -486,6 +486,20 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     ) -> tuple[ServerState, dict]:
         return server._replace(centroids=messages[0][0]), {}
 
+    def send_result(server: ServerState, view_ids: Kind) -> tuple[Model, jax.Array]:
+        """What a client clusters its rows with, in `assign`."""
+        return server.models[view_ids], server.centroids
+
+    def receive(
+        key: jax.Array, sent: tuple[Model, jax.Array], state: PyTree, client: Cohort
+    ) -> tuple[PyTree, tuple[()], dict]:
+        return state, (), {}
+
+    def keep(
+        key: jax.Array, server: ServerState, messages: tuple, counts: tuple
+    ) -> tuple[ServerState, dict]:
+        return server, {}
+
     def embed(server: ServerState, state: PyTree, client: Cohort) -> jax.Array:
         if client.view_ids not in server.models:
             raise ValueError(
@@ -506,7 +520,10 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         init=init,
         setup=(*lead, pretrain_phase("everyone")),
         round=(Phase(send_models, local_training, aggregate, reduce="sum"),),
-        finish=(Phase(send_model, seed_centroids, pass_centroids, who="leader"),),
+        finish=(
+            Phase(send_model, seed_centroids, pass_centroids, who="leader"),
+            Phase(send_result, receive, keep, reduce="sum"),
+        ),
         assign=assign,
         embed=embed,
     )

@@ -245,7 +245,7 @@ def _find(name: str, data_dir: str | None) -> Path:
 
     record = _record(name)
     stems = (name,) if record is None else record.stems
-    choices = (os.environ.get("JAXFEDMVC_DATA"), "data") if data_dir is None else (data_dir,)
+    choices = (data_dir, os.environ.get("JAXFEDMVC_DATA"), "data")
     folders = [Path(choice).expanduser() for choice in choices if choice]
     for folder in folders:
         if found := _file_in(folder, stems):
@@ -319,7 +319,7 @@ def _hdf5_content(path: Path) -> dict[str, Any]:
         import h5py
     except ImportError as error:
         raise ImportError(
-            f"{path}: MATLAB files of version 7.3 need h5py: pip install 'jaxfedmvc[mat]'"
+            f"{path}: MATLAB files of version 7.3 need h5py: pip install h5py"
         ) from error
 
     def value(item: Any) -> Any:

@@ -707,8 +707,13 @@ def finished(federation, pretrained):
 
 
 def test_only_centroids_travel(federation, pretrained, finished):
-    (phase,) = build().finish
-    assert phase.who == "leader"
+    phase, result = build().finish
+    assert phase.who == "leader" and result.who == "everyone"
+    # In the end every client is sent what it clusters with, and sends nothing.
+    view_ids = federation.cohorts[1].view_ids
+    sent = result.broadcast(finished.server, view_ids)
+    chex.assert_trees_all_equal(sent, (finished.server.models[view_ids], finished.server.centroids))
+    assert result.client(KEY, sent, (), at(federation.cohorts[1], 0))[1] == ()
     client = at(federation.cohorts[0], 1)
     sent = phase.broadcast(pretrained.server, FULL)
     _, message, _ = jax.eval_shape(phase.client, KEY, sent, (), client)
