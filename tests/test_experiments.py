@@ -235,7 +235,7 @@ BAD = {
     "unknown data set": (["--dataset=nonsense"], "unknown data set 'nonsense'.*digits, mnist_usps"),
     "absent named set": (
         ["--dataset=bdgp", "--data_dir={folder}"],
-        "bdgp: no BDGP.npz/.mat in .*some where; get BDGP.mat of .*, and put it there",
+        "bdgp: no BDGP.npz/.mat in .*some where, .*data; get BDGP.mat of .*, and put it there",
     ),
     "absent file": (["--dataset={folder}/absent.npz"], "absent.npz: no such file"),
     "unequal rows": (["--dataset={ragged}"], r"views must have the same .* rows; got \[32, 31\]"),
