@@ -285,7 +285,7 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         }
 
     def bound(federation: Federation, key: jax.Array, embedding: Any) -> Any:
-        """One k-means over every client's representation: what passing centroids falls short of."""
+        """One k-means over every client's representation, to compare centroid passing with."""
         masks = [cohort.mask for cohort in federation.cohorts]
         rows = jnp.concatenate([e.reshape(-1, e.shape[-1]) for e in embedding])
         where = jnp.concatenate([mask.ravel() for mask in masks])
