@@ -39,7 +39,7 @@ class Phase(NamedTuple):
         then adds them up as they come, so that memory follows the chunk and not the number of
         clients, and secure aggregation can hide every single message.
       who: "everyone" who takes part in the run, or the "leader" alone: the participant of lowest
-        client id in the cohort with the most views (the first such cohort).
+        client id in the cohort with the most views (of several, the one of lowest view ids).
     """
 
     broadcast: Callable[[PyTree, tuple[int, ...]], PyTree]
@@ -64,6 +64,13 @@ class FederatedAlgorithm(NamedTuple):
       assign: `(server_state, client_state, client) -> labels [rows]`, after `finish`.
       embed: `(server_state, client_state, client) -> [rows, d]`, the representation that `assign`
         clusters, or None where a method has none. For pictures and for scores that pool it.
+      done: `server_state -> bool`, whether further rounds would change nothing, for methods that
+        find their own end; None for methods that are run for a number of rounds.
+      compact: `server_state -> server_state` with smaller arrays and the same meaning, for methods
+        whose rounds need ever less; None for others. Reads values, so it runs on the host.
+      peers: There is no server: every message goes to every other client, each evaluates `server`
+        on what it collected, and `broadcast` hands out what a client then knows already, so that
+        it costs no bytes.
     """
 
     init: Callable[[jax.Array, Federation], tuple[PyTree, tuple[PyTree, ...]]]
@@ -72,3 +79,6 @@ class FederatedAlgorithm(NamedTuple):
     finish: tuple[Phase, ...]
     assign: Callable[[PyTree, PyTree, Cohort], jax.Array]
     embed: Callable[[PyTree, PyTree, Cohort], jax.Array] | None = None
+    done: Callable[[PyTree], jax.Array] | None = None
+    compact: Callable[[PyTree], PyTree] | None = None
+    peers: bool = False

@@ -11,7 +11,8 @@ randomness depends on neither chunking, nor participation, nor the order of clie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.exchange import Progress, RunState, Traffic, over_clients, run_phases
+from jaxfedmvc.exchange import Exchanged, Progress, RunState, Traffic, over_clients, run_phases
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.scoring import score
 
@@ -37,12 +38,15 @@ class RunResult(NamedTuple):
       info: `{"setup", "rounds", "finish"}`, each a list with what the clients and the server
         reported in each phase; leaves of "rounds" have a leading axis [rounds].
       scores: Per round, `scoring.score` with leaves [rounds]; None when not asked for.
+      n_rounds: Rounds made, int32; fewer than asked for where the method found its own end, and
+        then the further entries of "rounds" and of `scores` are zero.
     """
 
     state: RunState
     labels: tuple[jax.Array, ...]
     info: dict[str, Any]
     scores: dict[str, Any] | None
+    n_rounds: jax.Array
 
 
 def start(
@@ -230,12 +234,106 @@ def run(
             scores = score(federation, labels, n_clusters, state.participants)
         return state, (info, scores)
 
-    state, (round_info, scores) = jax.lax.scan(body, state, jnp.arange(rounds))
-    last = max(rounds - 1, 0)
+    state, (round_info, scores), n_rounds = _rounds(algorithm, body, state, rounds)
+    last = jnp.maximum(n_rounds - 1, 0)
     state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
     labels = assign(algorithm, federation, state, client_chunk=client_chunk)
     info = {"setup": setup_info, "rounds": round_info, "finish": finish_info}
-    return RunResult(state, labels, info, scores)
+    return RunResult(state, labels, info, scores, n_rounds)
+
+
+def _rounds(
+    algorithm: FederatedAlgorithm,
+    body: Callable[[RunState, jax.Array], tuple[RunState, Any]],
+    state: RunState,
+    rounds: int,
+) -> tuple[RunState, Any, jax.Array]:
+    """`body` over the rounds, until the method is done; its outputs stacked on a leading axis."""
+    if algorithm.done is None or rounds == 0:
+        state, out = jax.lax.scan(body, state, jnp.arange(rounds))
+        return state, out, jnp.int32(rounds)
+    shapes = jax.eval_shape(body, state, jnp.int32(0))[1]
+    empty = jax.tree.map(lambda s: jnp.zeros((rounds, *s.shape), s.dtype), shapes)
+
+    def unfinished(carry: tuple[jax.Array, RunState, Any]) -> jax.Array:
+        r, state, _ = carry
+        return (r < rounds) & ~algorithm.done(state.server)  # type: ignore[misc]
+
+    def step(carry: tuple[jax.Array, RunState, Any]) -> tuple[jax.Array, RunState, Any]:
+        r, state, out = carry
+        state, new = body(state, r)
+        return r + 1, state, jax.tree.map(lambda rows, row: rows.at[r].set(row), out, new)
+
+    n_rounds, state, out = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, empty))
+    return state, out, n_rounds
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="client_chunk")
+def _made_round(
+    make: Callable[[Any], FederatedAlgorithm], hyperparams: Any, *arguments: Any, **keywords: Any
+) -> tuple[RunState, list[Any]]:
+    return one_round(make(hyperparams), *arguments, **keywords)
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="client_chunk")
+def _made_assign(
+    make: Callable[[Any], FederatedAlgorithm], hyperparams: Any, *arguments: Any, **keywords: Any
+) -> tuple[jax.Array, ...]:
+    return assign(make(hyperparams), *arguments, **keywords)
+
+
+def run_compacting(
+    make: Callable[[Any], FederatedAlgorithm],
+    federation: Federation,
+    key: jax.Array,
+    rounds: int,
+    *,
+    hyperparams: Any = None,
+    client_chunk: int | None = None,
+    on_round: Callable[[int, RunState, list[Any]], None] | None = None,
+) -> RunResult:
+    """As `run`, with the loop on the host, which shrinks the state's arrays between rounds.
+
+    The same rounds with the same keys, so the same result but for rounding; each round then costs
+    what is left to do. For large inputs; cannot be vmapped. One round is compiled for every size
+    that `compact` leaves; these programs are kept for further calls with the same `make`.
+
+    Args:
+      make: `hyperparams -> algorithm`, a method with `done` and `compact`; its static settings are
+        what `make` closes over.
+      federation: The data.
+      key: The run's key.
+      rounds: Most rounds to make.
+      hyperparams: A pytree of what may differ from call to call without compiling anew.
+      client_chunk: As in `run`.
+      on_round: Called after each round with the number of rounds made, the state and the info.
+
+    Raises:
+      ValueError: The method cannot be compacted, or `rounds` is below 0.
+    """
+    algorithm = make(hyperparams)
+    if algorithm.done is None or algorithm.compact is None:
+        raise ValueError("algorithm: has no `done` and `compact`; use run")
+    if rounds < 0:
+        raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
+    state = start(algorithm, federation, key)
+    state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
+    infos: list[Any] = []
+    while len(infos) < rounds and not algorithm.done(state.server):
+        r = jnp.int32(len(infos))
+        state, info = _made_round(
+            make, hyperparams, federation, key, state, r, client_chunk=client_chunk
+        )
+        infos.append(jax.device_get(info))
+        if on_round is not None:
+            on_round(len(infos), state, infos[-1])
+        state = state._replace(server=algorithm.compact(state.server))
+    last = max(len(infos) - 1, 0)
+    state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
+    labels = _made_assign(make, hyperparams, federation, state, client_chunk=client_chunk)
+    stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
+    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
+    return RunResult(state, labels, info, None, jnp.int32(len(infos)))
 
 
 def traffic(
@@ -246,18 +344,27 @@ def traffic(
 ) -> dict[str, Traffic]:
     """Bytes of `setup`, of one `round` and of `finish`, counted from the leaves that travel.
 
-    Nothing is computed: the exchanges are only traced.
+    Nothing is computed: the exchanges are only traced. Among peers a message goes to every other
+    client, and nothing is broadcast.
     """
-    ledgers: dict[str, list[Traffic]] = {"setup": [], "round": [], "finish": []}
+    ledgers: dict[str, list[Exchanged]] = {"setup": [], "round": [], "finish": []}
+    n_clients = 0
 
     def trace(key: jax.Array) -> None:
+        nonlocal n_clients
         state = start(algorithm, federation, key, participation=participation)
+        n_clients = sum(len(places) for places in state.participants)
         for stage, ledger in ledgers.items():
             phases = getattr(algorithm, stage)
             state, _ = run_phases(phases, stage, federation, key, state, None, None, ledger)
 
     jax.eval_shape(trace, jax.random.key(0))
-    return {
-        stage: Traffic(sum(t.up for t in ledger), sum(t.down for t in ledger))
-        for stage, ledger in ledgers.items()
-    }
+    result = {}
+    for stage, ledger in ledgers.items():
+        up = sum(e.clients * e.message_bytes for e in ledger)
+        down = sum(e.clients * e.sent_bytes for e in ledger)
+        if algorithm.peers:
+            up *= n_clients - 1
+            down = up
+        result[stage] = Traffic(up, down)
+    return result

@@ -44,6 +44,14 @@ class Traffic(NamedTuple):
     down: int
 
 
+class Exchanged(NamedTuple):
+    """What one cohort's part in one exchange costs: its clients, and the bytes of one of each."""
+
+    clients: int
+    message_bytes: int
+    sent_bytes: int
+
+
 def run_phases(
     phases: Sequence[Phase],
     stage: str,
@@ -52,7 +60,7 @@ def run_phases(
     state: RunState,
     client_chunk: int | None,
     progress: Progress | None,
-    ledger: list[Traffic] | None = None,
+    ledger: list[Exchanged] | None = None,
 ) -> tuple[RunState, list[Any]]:
     """Runs phases one after another.
 
@@ -101,7 +109,7 @@ def _run_phase(
     state: RunState,
     client_chunk: int | None,
     report: Callable[[int, jax.Array, PyTree], None] | None,
-    ledger: list[Traffic] | None,
+    ledger: list[Exchanged] | None,
 ) -> tuple[RunState, Any]:
     client_states = list(state.clients)
     messages, weights, infos = [], [], []
@@ -117,7 +125,7 @@ def _run_phase(
         infos.append(info)
         if ledger is not None:
             n = places.shape[0]
-            ledger.append(Traffic(n * message_bytes, n * messages_lib.nbytes(sent)))
+            ledger.append(Exchanged(n, message_bytes, messages_lib.nbytes(sent)))
     server, server_info = phase.server(
         jax.random.fold_in(key, _SERVER), state.server, tuple(messages), tuple(weights)
     )
@@ -131,7 +139,8 @@ def _who(
     """The cohorts that take part in a phase, and the places of their clients."""
     if phase.who == "everyone":
         return list(enumerate(participants))
-    widest = max(range(len(participants)), key=lambda c: len(federation.cohorts[c].view_ids))
+    views = [cohort.view_ids for cohort in federation.cohorts]
+    widest = min(range(len(views)), key=lambda c: (-len(views[c]), views[c]))
     places = participants[widest]
     first = jnp.argmin(federation.cohorts[widest].client_ids[places])
     return [(widest, places[first][None])]

@@ -18,6 +18,7 @@ from flax import struct
 
 from jaxfedmvc.data.datasets import check_arrays
 from jaxfedmvc.data.partition import Part
+from jaxfedmvc.data.vertical import align_agents, vertical_partition
 
 
 @struct.dataclass
@@ -127,6 +128,48 @@ class Federation:
                         f" {at_least} or more ({reason})"
                     )
 
+    def check_vertical(self) -> None:
+        """Checks that every client is an agent: the same samples as all, and a view of its own.
+
+        Of values only what each agent can check for itself; nothing is checked while tracing.
+
+        Raises:
+          ValueError: Two clients share a view, an agent's samples differ from the first agent's or
+            are not distinct, all features of an agent are constant; the message names the agent.
+        """
+        seen: set[int] = set()
+        for cohort in self.cohorts:
+            if cohort.n_clients != 1 or set(cohort.view_ids) & seen:
+                raise ValueError(
+                    f"federation: the views {cohort.view_ids} are held by several clients; in a"
+                    " vertical federation each agent holds views of its own"
+                )
+            seen |= set(cohort.view_ids)
+        if isinstance(self.cohorts[0].mask, jax.core.Tracer):
+            return
+        first: np.ndarray | None = None
+        for cohort in self.cohorts:
+            agent, mask = int(np.asarray(cohort.client_ids)[0]), np.asarray(cohort.mask)[0]
+            ids = np.asarray(cohort.sample_ids)[0]
+            held = ids[mask]
+            unique, counts = np.unique(held, return_counts=True)
+            if len(unique) < len(held):
+                raise ValueError(f"agent {agent}: sample {unique[counts > 1][0]} is there twice")
+            if first is None:
+                first = np.where(mask, ids, -1)
+            elif not np.array_equal(first, np.where(mask, ids, -1)):
+                raise ValueError(
+                    f"agent {agent}: its samples differ from the first agent's, or their order"
+                    " does; all agents must hold the same samples in the same rows"
+                    " (Federation.from_agents aligns them by id)"
+                )
+            rows = np.concatenate([np.asarray(view)[0][mask] for view in cohort.views], axis=1)
+            if len(rows) > 1 and not np.ptp(rows, axis=0).any():
+                raise ValueError(
+                    f"agent {agent}: all of its {rows.shape[1]} features are constant; it can"
+                    " tell no samples apart, leave it out"
+                )
+
     def describe(self) -> str:
         """One line for each cohort: how many clients, which views, how many samples each."""
         lines = []
@@ -190,6 +233,28 @@ class Federation:
             view_dims=tuple(view.shape[1] for view in views),
             n_classes=n_classes,
         )
+
+    @classmethod
+    def from_agents(
+        cls, agents: Sequence[tuple[Any, Any]], labels: Any | None = None
+    ) -> Federation:
+        """A vertical federation: every agent has the same samples, and features of its own.
+
+        Args:
+          agents: For each agent the ids [n] of its samples (whole numbers or strings, in any order)
+            and its features [n, p_a]. Rows are brought to the first agent's order.
+          labels: [n] integers in the first agent's order, for scoring only, or None.
+
+        Raises:
+          ValueError: As `from_arrays`, ids that differ between agents, an id that is there twice,
+            an agent whose features are all constant; the message names the agent.
+        """
+        ids, arrays = align_agents(agents)
+        federation = cls.from_arrays(
+            arrays, labels, partition=vertical_partition(len(ids), len(arrays))
+        )
+        federation.check_vertical()
+        return federation
 
     @classmethod
     def from_clients(

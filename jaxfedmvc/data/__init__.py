@@ -2,13 +2,22 @@
 
 from jaxfedmvc.data.datasets import Dataset, check_arrays, load, names
 from jaxfedmvc.data.partition import Part, hybrid_partition, parse_ratio
+from jaxfedmvc.data.synthetic import blobs, multimodal, simplex
+from jaxfedmvc.data.vertical import align_agents, prepare, split_features, vertical_partition
 
 __all__ = [
     "Dataset",
     "Part",
+    "align_agents",
+    "blobs",
     "check_arrays",
     "hybrid_partition",
     "load",
+    "multimodal",
     "names",
     "parse_ratio",
+    "prepare",
+    "simplex",
+    "split_features",
+    "vertical_partition",
 ]

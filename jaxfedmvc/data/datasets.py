@@ -1,10 +1,9 @@
-"""Multi-view data sets, from scikit-learn's digits or from ``.npz`` and ``.mat`` files.
+"""Multi-view data sets: scikit-learn's digits, generated ones, ``.npz`` and ``.mat`` files.
 
 Nothing is downloaded. `load` finds a file, brings it to one layout (float32 views with the samples
 in rows, labels 0..K-1), checks it and scales it.
 """
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +14,11 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.sparse import csc_matrix, issparse
 
+from jaxfedmvc.data.records import RECORDS, Record, find_record
+
 _SUFFIXES = (".npz", ".mat")
 _SCALES = ("auto", "none", "minmax", "standard")
+_GENERATED = {"multimodal": "text", "multimodal_table1": "table1"}  # name: variant
 _FORMATS = ".npz with view_0.. and labels, or .mat with X1.. or a cell array X, and labels Y"
 
 # What published .mat files call the cell array (or single matrix) of views, and the labels.
@@ -28,7 +30,7 @@ class Dataset(NamedTuple):
     """Views of the same samples, row by row.
 
     Attributes:
-      name: stem of the file the data came from, or ``"digits"``.
+      name: stem of the file the data came from, or the name of a set that needs no file.
       views: one float32 array [n, D_v] per view.
       labels: [n] int32 classes 0..K-1, or None when the file has none.
     """
@@ -38,73 +40,24 @@ class Dataset(NamedTuple):
     labels: np.ndarray | None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    """What is published about a named set: its files, shapes, default scaling and origin."""
-
-    stems: tuple[str, ...]  # accepted file names, the preferred one first
-    n_samples: int
-    view_dims: tuple[tuple[int, ...], ...]  # every layout in circulation
-    n_classes: int
-    scale: str
-    source: str
-
-
-_RECORDS: dict[str, _Record] = {
-    "mnist_usps": _Record(
-        stems=("MNIST_USPS",),
-        n_samples=5000,
-        view_dims=((784, 784), (784, 256)),  # USPS framed to 28x28, or as it is, 16x16
-        n_classes=10,
-        scale="none",
-        source="MNIST_USPS.mat in the data folder of github.com/myliu2048/DSE-FDMC",
-    ),
-    "bdgp": _Record(
-        stems=("BDGP",),
-        n_samples=2500,
-        view_dims=((1750, 79),),
-        n_classes=5,
-        scale="minmax",
-        source="BDGP.mat of github.com/scutbioinformatics/CELT",
-    ),
-    "multi_fashion": _Record(
-        stems=("Multi_Fashion", "Fashion", "Multi_Fashion_rebuilt"),
-        n_samples=10000,
-        view_dims=((784, 784, 784),),
-        n_classes=10,
-        scale="bytes",
-        source="Fashion.mat of github.com/SubmissionsIn/MFLVC, or rebuild it from Fashion-MNIST "
-        "(three images of one class per sample) as Multi_Fashion_rebuilt.npz",
-    ),
-    "nuswide": _Record(
-        stems=("NUSWIDE",),
-        n_samples=5000,
-        view_dims=((65, 226, 145, 74, 129),),
-        n_classes=5,
-        scale="minmax",
-        source="the NUS-WIDE subset of 5 views and 5 classes (NUSWIDE.mat) in the data "
-        "collections of MFLVC and other multi-view clustering repositories",
-    ),
-}
-
-
 def names() -> tuple[str, ...]:
-    """Names of the documented sets; only ``"digits"`` needs no file."""
-    return ("digits", *_RECORDS)
+    """Names of the documented sets; ``"digits"`` and the ``"multimodal"`` ones need no file."""
+    return ("digits", *_GENERATED, *RECORDS)
 
 
 def load(name: str, data_dir: str | None = None, scale: str = "auto") -> Dataset:
     """Loads, checks and scales a multi-view data set.
 
     Args:
-      name: ``"digits"``; the path of a ``.npz`` or ``.mat`` file; or the name of a file in the data
-        folder, in any case and without its suffix. Files of the sets in `names` must have the
-        published shapes, however they are asked for.
+      name: ``"digits"``; ``"multimodal"`` or ``"multimodal_table1"``, the variants of
+        `synthetic.multimodal` with seed 0; the path of a ``.npz`` or ``.mat`` file; or the name of
+        a file in the data folder, in any case and without its suffix. Files of the sets in `names`
+        must have the published shapes, however they are asked for.
       data_dir: the data folder. By default ``$JAXFEDMVC_DATA`` is searched, then ``./data``.
       scale: ``"minmax"`` maps each feature to [0, 1] and ``"standard"`` to zero mean and unit
         variance, both sending constant features to 0; ``"none"`` keeps the values. ``"auto"`` is
-        the usual choice for a named set (bytes of Multi-Fashion / 255, MNIST-USPS as it is) and
-        ``"minmax"`` for everything else.
+        the usual choice for a named set (bytes of Multi-Fashion / 255; as they are MNIST-USPS, the
+        generated sets and those from OpenML) and ``"minmax"`` for everything else.
 
     Returns:
       The data set: views [n, D_v] float32, labels [n] int32 or None.
@@ -116,14 +69,19 @@ def load(name: str, data_dir: str | None = None, scale: str = "auto") -> Dataset
     if scale not in _SCALES:
         raise ValueError(f"scale must be one of {', '.join(_SCALES)}; got {scale!r}")
     if name.lower() == "digits":
-        dataset, record = digits_views(), None
+        dataset, usual = digits_views(), "minmax"
+    elif name.lower() in _GENERATED:
+        from jaxfedmvc.data.synthetic import multimodal  # deferred: it imports this module
+
+        dataset, usual = multimodal(0, _GENERATED[name.lower()]), "none"
     else:
         path = _find(name, data_dir)
-        dataset, record = _read(path), _record(path.stem)
+        dataset, record = _read(path), find_record(path.stem)
+        usual = "minmax" if record is None else record.scale
         if record is not None:
             _check_record(path, dataset, record)
     if scale == "auto":
-        scale = "minmax" if record is None else record.scale
+        scale = usual
     return dataset._replace(views=tuple(_scaled(view, scale) for view in dataset.views))
 
 
@@ -210,25 +168,10 @@ def _scaled(view: np.ndarray, scale: str) -> np.ndarray:
     return x.astype(np.float32)
 
 
-def _record(name: str) -> _Record | None:
-    """The record whose alias or file stem is `name`, in any case; None when there is none."""
-    key = name.lower().replace("-", "_")
-    for alias, record in _RECORDS.items():
-        if key == alias or key in (stem.lower() for stem in record.stems):
-            return record
-    return None
-
-
-def _check_record(path: Path, dataset: Dataset, record: _Record) -> None:
-    dims = tuple(view.shape[1] for view in dataset.views)
-    labels = dataset.labels
-    n, k = len(dataset.views[0]), None if labels is None else int(labels.max()) + 1
-    if n != record.n_samples or dims not in record.view_dims or k not in (None, record.n_classes):
-        expected = " or ".join(str(list(layout)) for layout in record.view_dims)
+def _check_record(path: Path, dataset: Dataset, record: Record) -> None:
+    if text := record.misfit(dataset):
         raise ValueError(
-            f"{path}: a file of this name must hold {record.n_samples} samples, view dimensions "
-            f"{expected} and {record.n_classes} classes; got {n} samples, {list(dims)} and "
-            f"{k} classes (rename it to load it as another set)"
+            f"{path}: a file of this name {text} (rename it to load it as another set)"
         )
 
 
@@ -243,7 +186,7 @@ def _find(name: str, data_dir: str | None) -> Path:
     if is_supported:
         raise FileNotFoundError(f"{path}: no such file; accepted formats: {_FORMATS}")
 
-    record = _record(name)
+    record = find_record(name)
     stems = (name,) if record is None else record.stems
     choices = (data_dir, os.environ.get("JAXFEDMVC_DATA"), "data")
     folders = [Path(choice).expanduser() for choice in choices if choice]

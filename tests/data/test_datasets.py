@@ -11,6 +11,8 @@ import scipy.sparse
 from sklearn.datasets import load_digits
 
 from jaxfedmvc.data.datasets import check_arrays, digits_views, load, names
+from jaxfedmvc.data.records import RECORDS
+from jaxfedmvc.data.vertical import prepare
 
 N = 12
 DIMS = (5, 3)
@@ -331,7 +333,7 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
 
 def test_missing_named_set_says_where_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setenv("JAXFEDMVC_DATA", str(tmp_path / "nowhere"))
-    for name in names()[1:]:
+    for name in names()[3:]:
         with pytest.raises(FileNotFoundError) as error:
             load(name)
         text = str(error.value)
@@ -339,6 +341,22 @@ def test_missing_named_set_says_where_to_get_it(tmp_path, monkeypatch):
         assert ".npz with view_0" in text and "\n" not in text
     with pytest.raises(FileNotFoundError, match=r"BDGP.npz/.mat in .*scutbioinformatics/CELT"):
         load("BDGP")
+
+
+def test_names_start_with_those_that_need_no_file():
+    assert names()[:3] == ("digits", "multimodal", "multimodal_table1")
+    for name in names()[:3]:
+        assert load(name).name == name
+
+
+def test_sets_of_openml_are_checked_and_kept_as_they_are(tmp_path):
+    view = np.arange(104.0)[:, None] + np.arange(182) * 90
+    save_npz(tmp_path / "chowdary-2006.npz", [view], np.arange(104) % 2)
+    dataset = load(str(tmp_path / "chowdary-2006.npz"))
+    np.testing.assert_array_equal(dataset.views[0], view)
+    save_npz(tmp_path / "COIL20.npz", [view], np.arange(104) % 2)
+    with pytest.raises(ValueError, match=r"COIL20.npz: .*1440 samples, view dimensions \[1024\]"):
+        load("coil20", str(tmp_path))
 
 
 def test_unknown_names_and_paths(tmp_path):
@@ -359,3 +377,17 @@ def test_real_mnist_usps(real_data):
     assert dataset.views[0].shape[1] == 784
     np.testing.assert_array_equal(np.bincount(dataset.labels), [500] * 10)
     assert all(view.min() >= 0 and 0.9 < view.max() <= 1 for view in dataset.views)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDS if RECORDS[name].openml_id])
+def test_real_sets_of_openml(real_data, name):
+    stem = RECORDS[name].stems[0]
+    if not real_data or not Path(real_data, f"{stem}.npz").exists():
+        pytest.skip(f"needs {stem}.npz in the folder that $JAXFEDMVC_DATA names")
+    dataset = load(name, real_data)
+    categorical = range(8) if name == "nursery" else None
+    x, labels = prepare(dataset.views[0], dataset.labels, categorical=categorical, seed=0)
+    # No row is there twice, and no column is constant; categories give a column a level but one.
+    n, width = dataset.views[0].shape
+    assert x.shape == (n, 19 if name == "nursery" else width)
+    np.testing.assert_array_equal(np.bincount(labels), np.bincount(dataset.labels))

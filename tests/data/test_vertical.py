@@ -1,0 +1,229 @@
+"""Tables are prepared, split over agents and aligned by id, all as can be worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxfedmvc.data import align_agents, prepare, split_features, vertical_partition
+from jaxfedmvc.federation import Federation
+
+# Preparation
+
+
+def test_prepare_by_hand():
+    # Columns: a number, a constant, three categories (of 3 levels, of 2, of 1).
+    x = [
+        [1, 7, 0, 5, 2],
+        [3, 7, 1, 5, 2],
+        [1, 7, 0, 5, 2],  # the first row again
+        [1, 7, 2, 9, 2],
+        [3, 7, 2, 9, 2],
+    ]
+    features, labels = prepare(x, [10, 11, 12, 13, 14], categorical=(2, 3, 4))
+    raw = np.array([[1, 0, 0, 0], [3, 1, 0, 0], [1, 0, 1, 1], [3, 0, 1, 1]], float)
+    z = (raw - raw.mean(0)) / raw.std(0)
+    assert features.dtype == np.float32
+    np.testing.assert_allclose(features, z, atol=1e-6)
+    np.testing.assert_array_equal(labels, [10, 11, 13, 14])
+
+
+def test_categories_of_ten_levels_are_dropped():
+    category, number = np.arange(20) % 10, np.arange(20)
+    features, labels = prepare(np.stack([category, number], 1), None, categorical=[0])
+    assert features.shape == (20, 1) and labels is None
+    nine = np.stack([np.arange(20) % 9, number], 1)
+    assert prepare(nine, None, categorical=[0])[0].shape == (20, 8 + 1)
+
+
+def test_nursery_gives_nineteen_features():
+    levels = (3, 5, 4, 4, 3, 2, 3, 3)
+    x = np.indices(levels).reshape(8, -1).T  # the set has every combination once, but for two
+    assert prepare(x, None, categorical=range(8))[0].shape[1] == 19
+
+
+def test_shuffling_moves_rows_with_their_labels():
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    x[20:25] = x[:5]
+    plain, labels = prepare(x, np.arange(50))
+    shuffled, moved = prepare(x, np.arange(50), seed=3)
+    assert len(plain) == 45 and (moved != labels).any()
+    order = np.argsort(moved)
+    np.testing.assert_array_equal(moved[order], labels)
+    np.testing.assert_array_equal(shuffled[order], plain)
+    np.testing.assert_array_equal(prepare(x, None, seed=3)[0], shuffled)
+    assert (prepare(x, np.arange(50), seed=4)[1] != moved).any()
+
+
+@pytest.mark.parametrize(
+    ("x", "kwargs", "message"),
+    [
+        (np.ones(3), {}, "view x must be a non-empty array"),
+        ([[1.0], [np.nan]], {}, "view x has 1 values that are NaN"),
+        (np.ones((3, 2)), {}, "x: none of its 2 columns is left"),
+        (np.eye(3), {"categorical": [3]}, "column of categorical must be .* 0 to 2; got 3"),
+        (np.eye(3), {"categorical": [-1]}, "column of categorical must be .* got -1"),
+        (np.eye(3), {"seed": -1}, "seed must be a whole number, at least 0; got -1"),
+    ],
+)
+def test_prepare_refuses(x, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(x, None, **kwargs)
+
+
+# The split of features
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    n_features=st.integers(1, 40),
+    n_agents=st.integers(1, 6),
+    order=st.sampled_from(["random", "sequential"]),
+    overlap=st.sampled_from([0.0, 0.2, 1.0]),
+    max_overlap=st.sampled_from([0.0, 0.3, 1.0]),
+    overlap_order=st.sampled_from(["random", "ascending"]),
+)
+def test_every_feature_has_one_owner_and_copies_keep_to_the_cap(
+    seed, n_features, n_agents, order, overlap, max_overlap, overlap_order
+):
+    n_agents = min(n_agents, n_features)
+    base = split_features(seed, n_features, n_agents, order=order)
+    sizes = [len(own) for own in base]
+    assert sizes == [len(group) for group in np.array_split(np.arange(n_features), n_agents)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(base)), np.arange(n_features))
+    if order == "sequential":
+        np.testing.assert_array_equal(np.concatenate(base), np.arange(n_features))
+    split = split_features(
+        seed, n_features, n_agents,
+        order=order, overlap=overlap, max_overlap=max_overlap, overlap_order=overlap_order,
+    )  # fmt: skip
+    for own, features in zip(base, split, strict=True):
+        np.testing.assert_array_equal(features[: len(own)], own)
+        assert len(set(features.tolist())) == len(features)
+        copies, cap = len(features) - len(own), int(max_overlap * len(own))
+        if overlap == 1:  # everything is offered, so the cap or the supply is reached
+            assert copies == min(cap, n_features - len(own))
+        else:
+            assert copies <= (cap if overlap else 0)
+
+
+def test_ascending_copies_by_hand():
+    split = split_features(
+        0, 12, 3, order="sequential", overlap=1.0, max_overlap=0.5, overlap_order="ascending"
+    )
+    copies = [features[4:].tolist() for features in split]
+    assert copies == [[4, 5], [0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("overlap_order", ["random", "ascending"])
+def test_which_features_are_copied(overlap_order):
+    n = 300
+    counts = np.zeros(30)
+    for seed in range(n):
+        for features in split_features(
+            seed, 30, 3, order="sequential", overlap=0.5, overlap_order=overlap_order
+        ):
+            counts[features[10:]] += 1
+    first, last = counts[:10].sum(), counts[20:].sum()
+    total = 3 * 3 * n  # ten offers and more at one half fill a cap of three almost surely
+    assert 0.99 * total < counts.sum() <= total
+    if overlap_order == "random":  # all features alike
+        np.testing.assert_allclose(counts, total / 30, rtol=0.35)
+    else:  # agents 1 and 2 take from group 0, agent 0 from group 1
+        assert first > 0.6 * total and last < 0.03 * total
+
+
+def test_splits_differ_by_seed_only():
+    first = split_features(0, 20, 3, overlap=0.2)
+    for a, b in zip(first, split_features(0, 20, 3, overlap=0.2), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (first[0][:7] != split_features(1, 20, 3)[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((0, 2, 3), {}, "n_agents: got 3 for 2 features.* an agent with no features"),
+        ((0, 2, 0), {}, "n_agents must be a whole number, at least 1; got 0"),
+        ((0, 0, 1), {}, "n_features must be a whole number, at least 1; got 0"),
+        ((-1, 2, 1), {}, "seed must be"),
+        ((0, 4, 2), {"order": "sorted"}, "order must be one of random, sequential; got 'sorted'"),
+        ((0, 4, 2), {"overlap_order": "x"}, "overlap_order must be one of random, ascending"),
+        ((0, 4, 2), {"overlap": 1.5}, "overlap must be a number from 0 to 1; got 1.5"),
+        ((0, 4, 2), {"max_overlap": float("nan")}, "max_overlap must be a number from 0 to 1"),
+    ],
+)
+def test_split_refuses(args, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        split_features(*args, **kwargs)
+
+
+# Federations
+
+
+def test_vertical_partition_makes_a_federation():
+    views = [np.full((5, 2), 1.0), np.arange(15.0).reshape(5, 3)]
+    fed = Federation.from_arrays(views, np.arange(5), partition=vertical_partition(5, 2))
+    assert [cohort.view_ids for cohort in fed.cohorts] == [(0,), (1,)]
+    for agent, (cohort, view) in enumerate(zip(fed.cohorts, views, strict=True)):
+        assert cohort.client_ids.tolist() == [agent]
+        np.testing.assert_array_equal(cohort.sample_ids, np.arange(5)[None])
+        np.testing.assert_array_equal(cohort.views[0], view[None])
+    with pytest.raises(ValueError, match="n_agents must be a whole number, at least 1; got 0"):
+        vertical_partition(5, 0)
+
+
+@pytest.mark.parametrize(
+    "names", [[40, 10, 30, 20], ["d", "a", "c", "b"], [2**64 - 1, 2**64 - 4, 2**64 - 2, 2**64 - 3]]
+)
+@pytest.mark.parametrize("kind", [np.array, list, lambda ids: np.array(ids, object)])
+def test_alignment_follows_the_first_agent(names, kind):
+    x = np.arange(8.0).reshape(4, 2)
+    order = np.array([2, 0, 3, 1])
+    ids, arrays = align_agents([(kind(names), x), (kind([names[i] for i in order]), 10 * x[order])])
+    assert ids == names
+    np.testing.assert_array_equal(arrays[0], x)
+    np.testing.assert_array_equal(arrays[1], 10 * x)
+
+
+def test_aligned_agents_make_a_federation():
+    x = np.arange(8.0).reshape(4, 2)
+    fed = Federation.from_agents([(list("dacb"), x), (list("abcd"), x)])
+    np.testing.assert_array_equal(fed.cohorts[1].views[0][0], x[[3, 0, 2, 1]])
+
+
+X = np.ones((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("agents", "message"),
+    [
+        ([], "agents: got none"),
+        ([([], np.ones((0, 2)))], "agent 0: no ids"),
+        ([([1, 2, 3], X), ([], X)], "agent 1: no ids"),
+        ([([1, 2, 3], X), ([3, 2, 3], X)], "agent 1: id 3 is there twice"),
+        ([(["a", "b", "a"], X)], "agent 0: id 'a' is there twice"),
+        ([([1, 2, 3], X), ([1, 2], X[:2])], r"agent 1: .* differ from agent 0's: 1 missing \(3\);"),
+        (
+            [([1, 2], X[:2]), ([2, 1], X[:2]), ([1, 2, 3], X)],
+            r"agent 2: .* agent 0's: 1 extra \(3\);",
+        ),
+        (
+            [(np.arange(9), np.ones((9, 1))), (np.arange(9) + 5, np.ones((9, 1)))],
+            r"agent 1: .* 5 missing \(0, 1, 2, ...\), 5 extra \(9, 10, 11, ...\);",
+        ),
+        (
+            [([1, 2, 3], X), (["1", "2", "3"], X)],
+            r"3 missing \(1, 2, 3\), 3 extra \('1', '2', '3'\)",
+        ),
+        ([([1, 2, 3], X), ([1, 2], X)], "agent 1: got 2 ids for 3 rows"),
+        ([([1.0, 2.0, 3.0], X)], r"agent 0: ids must be whole numbers or strings; got 1\.0"),
+        ([(np.array([[1, 2, 3]]), X)], r"agent 0: ids must be .*; got \[1, 2, 3\]"),
+        ([([1, 2, 3], X), ([1, 2, 3], X[0])], "view of agent 1 must be a non-empty array"),
+        ([([1, 2, 3], X), ([1, 2, 3], X * np.inf)], "view of agent 1 has 6 values that are NaN"),
+    ],
+)
+def test_alignment_refuses(agents, message):
+    with pytest.raises(ValueError, match=message):
+        align_agents(agents)
