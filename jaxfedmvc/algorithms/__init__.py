@@ -3,13 +3,34 @@
 from collections.abc import Callable
 
 from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.coreset_kmeans import coreset_kmeans
+from jaxfedmvc.algorithms.distr_kmeans import distr_kmeans
+from jaxfedmvc.algorithms.dpfmps import dpfmps, dpfmps_p2est
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.local_kmeans import local_kmeans
+from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
 
 # Name -> constructor. A new method is one file and one line here.
 ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
+    "coreset_kmeans": coreset_kmeans,
+    "distr_kmeans": distr_kmeans,
+    "dpfmps": dpfmps,
+    "dpfmps_p2est": dpfmps_p2est,
     "fmcsc": fmcsc,
     "local_kmeans": local_kmeans,
+    "vertcohirf": vertcohirf,
 }
 
-__all__ = ["ALGORITHMS", "FMCSCConfig", "FMCSCHyperparams", "fmcsc", "local_kmeans"]
+__all__ = [
+    "ALGORITHMS",
+    "FMCSCConfig",
+    "FMCSCHyperparams",
+    "LocalStep",
+    "coreset_kmeans",
+    "distr_kmeans",
+    "dpfmps",
+    "dpfmps_p2est",
+    "fmcsc",
+    "local_kmeans",
+    "vertcohirf",
+]

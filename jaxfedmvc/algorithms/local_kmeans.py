@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 
 
-def local_kmeans(n_clusters: int, n_init: int = 10) -> FederatedAlgorithm:
+def local_kmeans(
+    n_clusters: int, n_init: int = 10, *, limit: ArrayLike | None = None
+) -> FederatedAlgorithm:
     """k-means on the concatenated views of each client; its state is the client's key.
+
+    Args:
+      n_clusters: k, static.
+      n_init: k-means++ starts.
+      limit: If given, the traced number of clusters, at most `n_clusters`.
 
     `init` raises ValueError where a client has fewer samples than clusters.
     """
@@ -32,6 +40,6 @@ def local_kmeans(n_clusters: int, n_init: int = 10) -> FederatedAlgorithm:
 
     def assign(server: tuple, key: jax.Array, client: Cohort) -> jax.Array:
         x = embed(server, key, client)
-        return kmeans(key, x, n_clusters, where=client.mask, n_init=n_init).labels
+        return kmeans(key, x, n_clusters, where=client.mask, n_init=n_init, limit=limit).labels
 
     return FederatedAlgorithm(init, (), (), (), assign, embed)

@@ -4,6 +4,12 @@ All functions are pure, and jit- and vmap-able with their sizes static. Rows out
 padding: their values are never read, and appending such rows changes results only by the rounding
 of sums. Random choices keep to this too. Each is a Gumbel-max draw whose noise for row i comes
 from `fold_in(key, i)`, so that it does not depend on the padded length.
+
+Two options are common to all of them. `weights` counts rows: a weight of 2 means what the row
+written twice means, and a row of weight 0 gets a label and moves nothing. `limit` is the number of
+clusters where that is traced: the first min(limit, k) of the k centroids are used, no label names
+another, and the labels are those of a run with `limit` centroids. One compilation then serves all
+numbers of clusters up to k.
 """
 
 import math
@@ -14,6 +20,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+# Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
+_BLOCK = 1024
+
 
 class KMeansResult(NamedTuple):
     """A clustering of n rows of d features into k clusters.
@@ -21,7 +30,7 @@ class KMeansResult(NamedTuple):
     Attributes:
         centroids: Cluster means, float32 [k, d].
         labels: Nearest centroid of each row, int32 [n]; -1 for rows outside `where`.
-        inertia: Sum of squared distances of the selected rows to their centroids, scalar.
+        inertia: Weighted sum of squared distances of the rows to their centroids, scalar.
         n_iter: Number of Lloyd updates made, scalar int32.
     """
 
@@ -41,12 +50,14 @@ def kmeans(
     n_init: int = 10,
     max_iter: int = 300,
     tol: float = 1e-4,
+    weights: ArrayLike | None = None,
+    limit: ArrayLike | None = None,
 ) -> KMeansResult:
-    """Minimises sum_i min_j |x_i - c_j|^2 over k centroids c, keeping the best of several starts.
+    """Minimises sum_i w_i min_j |x_i - c_j|^2 over k centroids c, keeping the best of some starts.
 
     Degenerate data gives finite results: with fewer distinct selected rows than clusters some
     centroids coincide and all but the first of them stay empty; with no selected row the centroids
-    and the inertia are zero.
+    and the inertia are zero. Centroids beyond `limit` are finite and mean nothing.
 
     Args:
         key: PRNG key of the starts; unused, and may be None, if `centroids` is given.
@@ -58,24 +69,28 @@ def kmeans(
             O(n_init * n * k) memory.
         max_iter: Largest number of Lloyd updates per start, static.
         tol: Convergence threshold, see `lloyd`.
+        weights: Weights w of the rows, finite and non-negative, float32 [n]; ones if None.
+        limit: Number of centroids in use, a scalar integer that may be traced; all k if None.
 
     Returns:
         The result of the start with the least inertia.
 
     Raises:
-        ValueError: If `n_clusters`, `n_init` or `max_iter` is below 1, if `x`, `where` or
-            `centroids` has the wrong shape, or if both `key` and `centroids` are None.
+        ValueError: If `n_clusters`, `n_init` or `max_iter` is below 1, if `x`, `where`, `weights`,
+            `limit` or `centroids` has the wrong shape, if `weights` or `limit` is concrete and out
+            of its range, or if both `key` and `centroids` are None.
     """
-    x, where = _check_data(x, where)
+    x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters, n_init=n_init, max_iter=max_iter)
     if centroids is not None:
         centroids = _check_centroids(centroids, (n_clusters, x.shape[1]))
-        return lloyd(x, centroids, where, max_iter, tol)
+        return lloyd(x, centroids, where, max_iter, tol, weights=weights, limit=limit)
     if key is None:
         raise ValueError("key must be given unless centroids are")
 
     def run(key: Array) -> KMeansResult:
-        return lloyd(x, kmeans_plusplus(key, x, n_clusters, where), where, max_iter, tol)
+        start = kmeans_plusplus(key, x, n_clusters, where, weights=weights, limit=limit)
+        return lloyd(x, start, where, max_iter, tol, weights=weights, limit=limit)
 
     runs = jax.vmap(run)(jax.random.split(key, n_init))
     best = jnp.argmin(runs.inertia)
@@ -88,36 +103,45 @@ def lloyd(
     where: ArrayLike | None = None,
     max_iter: int = 300,
     tol: float = 1e-4,
+    *,
+    weights: ArrayLike | None = None,
+    limit: ArrayLike | None = None,
 ) -> KMeansResult:
     """Lloyd's algorithm from given centroids (Lloyd, 1982).
 
     Alternates nearest-centroid labels with cluster means until the centroids together move by at
     most `tol` times the mean feature variance, as a squared distance. A cluster that loses all its
-    rows keeps its previous centroid.
+    weight keeps its previous centroid.
 
     Args:
         x: Data, float32 [n, d].
         centroids: First centroids, float32 [k, d].
         where: Rows to cluster, bool [n]; all of them if None.
         max_iter: Largest number of updates, static.
-        tol: Threshold relative to the variance of the selected rows, averaged over features. At 0
-            the loop ends when no label changes.
+        tol: Threshold relative to the weighted variance of the selected rows, averaged over
+            features. At 0 the loop ends when no label changes.
+        weights: Weights of the rows, finite and non-negative, float32 [n]; ones if None.
+        limit: Number of centroids in use, a scalar integer that may be traced; all k if None.
 
     Returns:
         The last centroids with the labels and the inertia that belong to them.
 
     Raises:
-        ValueError: If `max_iter` is below 1, or `x`, `where` or `centroids` has the wrong shape.
+        ValueError: If `max_iter` is below 1, `x`, `where`, `centroids`, `weights` or `limit` has
+            the wrong shape, or `weights` or `limit` is concrete and out of its range.
     """
-    x, where = _check_data(x, where)
+    x, where = check_data(x, where)
     _check_at_least_one(max_iter=max_iter)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
+    weights = _check_weights(weights, where)
+    used = jnp.arange(len(centroids)) < _check_limit(limit, len(centroids))
     # Far from the origin |x|^2 - 2 x.c + |c|^2 is a small difference of large numbers.
-    n = jnp.maximum(where.sum(), 1)
-    origin = jnp.sum(x, axis=0, where=where[:, None], keepdims=True) / n
-    x = jnp.where(where[:, None], x - origin, 0.0)
+    selected, weight = where[:, None], weights[:, None]
+    total = _one_if_zero(jnp.sum(weights, where=where))
+    origin = jnp.sum(x * weight, axis=0, where=selected, keepdims=True) / total
+    x = jnp.where(selected, x - origin, 0.0)
     centroids = centroids - origin
-    threshold = tol * jnp.sum(jnp.square(x)) / (n * x.shape[1])
+    threshold = tol * jnp.sum(jnp.square(x) * weight) / (total * x.shape[1])
 
     def unfinished(state: tuple[Array, Array, Array]) -> Array:
         _, moved, n_iter = state
@@ -127,60 +151,76 @@ def lloyd(
     def update(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         old, _, n_iter = state
         # Product with one-hot labels, not a scatter: it has a fixed order of summation everywhere.
-        member = jax.nn.one_hot(_nearest(x, old), len(old)) * where[:, None]
+        member = jax.nn.one_hot(_nearest(x, old, used), len(old)) * (where * weights)[:, None]
         sizes = member.sum(axis=0)[:, None]
-        means = jnp.matmul(member.T, x, precision=lax.Precision.HIGHEST) / jnp.maximum(sizes, 1.0)
+        means = jnp.matmul(member.T, x, precision=lax.Precision.HIGHEST) / _one_if_zero(sizes)
         new = jnp.where(sizes > 0, means, old)
         return new, jnp.sum(jnp.square(new - old)), n_iter + 1
 
     start = centroids, jnp.float32(jnp.inf), jnp.int32(0)
     centroids, _, n_iter = lax.while_loop(unfinished, update, start)
-    labels = _nearest(x, centroids)
-    inertia = jnp.sum(jnp.square(x - centroids[labels]), where=where[:, None])
+    labels = _nearest(x, centroids, used)
+    inertia = jnp.sum(jnp.square(x - centroids[labels]) * weight, where=selected)
     return KMeansResult(centroids + origin, jnp.where(where, labels, -1), inertia, n_iter)
 
 
 def kmeans_plusplus(
-    key: Array, x: ArrayLike, n_clusters: int, where: ArrayLike | None = None
+    key: Array,
+    x: ArrayLike,
+    n_clusters: int,
+    where: ArrayLike | None = None,
+    *,
+    weights: ArrayLike | None = None,
+    limit: ArrayLike | None = None,
 ) -> Array:
     """Greedy k-means++ seeding (Arthur & Vassilvitskii, 2007).
 
-    The first centroid is a uniformly chosen row. For each further one, 2 + floor(log k) candidate
-    rows are drawn with probability proportional to the squared distance to the nearest centroid so
-    far, and the candidate that lowers the sum of these distances most is kept. Once all these
-    distances are zero, rows are again drawn uniformly.
+    The first centroid is a row chosen by weight. For each further one, 2 + floor(log k) candidate
+    rows are drawn with probability proportional to their weight times the squared distance to the
+    nearest centroid so far, and the candidate that lowers the sum of these products most is kept.
+    Once all these products are zero, rows are again drawn by weight.
 
     Args:
         key: PRNG key.
         x: Data, float32 [n, d].
         n_clusters: Number of centroids k, static.
         where: Rows to choose from, bool [n]; all of them if None.
+        weights: Weights of the rows, finite and non-negative, float32 [n]; ones if None.
+        limit: Number of centroids to choose, a scalar integer that may be traced; all k if None.
 
     Returns:
-        Centroids, float32 [k, d], each a selected row of `x`; zeros if no row is selected.
+        Centroids, float32 [k, d], each a selected row of `x`; zeros beyond `limit`, and everywhere
+        if no row is selected.
 
     Raises:
-        ValueError: If `n_clusters` is below 1, or `x` or `where` has the wrong shape.
+        ValueError: If `n_clusters` is below 1, `x`, `where`, `weights` or `limit` has the wrong
+            shape, or `weights` or `limit` is concrete and out of its range.
     """
-    x, where = _check_data(x, where)
+    x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters)
-    n_trials = 2 + int(math.log(n_clusters))
+    weights = jnp.where(where, _check_weights(weights, where), 0.0)
+    limit = _check_limit(limit, n_clusters)
+    n_trials = [2 + int(math.log(k)) for k in range(1, n_clusters + 1)]
+    last_trial = jnp.array(n_trials)[limit - 1] - 1
     first_key, key = jax.random.split(key)
-    first = x[_draw_rows(first_key, where.astype(x.dtype), 1)]
-    # Differences are squared directly here, so that a row chosen before has a distance of exactly
-    # zero and is not drawn again.
-    distances = _masked_distances(x, where, first)[0]
-    centroids = jnp.zeros((n_clusters, x.shape[1]), x.dtype).at[0].set(first[0])
 
     def add(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        centroids, distances = state
-        weights = jnp.where(jnp.any(distances > 0), distances, where.astype(x.dtype))
-        candidates = x[_draw_rows(jax.random.fold_in(key, i), weights, n_trials)]
-        lowered = jnp.minimum(distances[None], _masked_distances(x, where, candidates))
-        best = jnp.argmin(lowered.sum(axis=1))
+        centroids, costs = state
+        first = i == 0
+        chances = jnp.where(first | ~jnp.any(costs > 0), weights, costs)
+        # How many draws are made does not change the first of them: those not tried are ignored.
+        step_key = jnp.where(first, first_key, jax.random.fold_in(key, i))
+        candidates = x[_draw_rows(step_key, chances, n_trials[-1])]
+        tried = jnp.arange(n_trials[-1]) <= jnp.where(first, 0, last_trial)
+        # Differences are squared directly here, so that a row chosen before has a distance of
+        # exactly zero and is not drawn again.
+        distances = jnp.sum(jnp.square(x[None] - candidates[:, None]), axis=2)
+        lowered = jnp.minimum(costs[None], weights[None] * distances)
+        best = jnp.argmin(jnp.where(tried, lowered.sum(axis=1), jnp.inf))
         return centroids.at[i].set(candidates[best]), lowered[best]
 
-    return lax.fori_loop(1, n_clusters, add, (centroids, distances))[0]
+    start = jnp.zeros((n_clusters, x.shape[1])), jnp.where(weights > 0, jnp.inf, 0.0)
+    return lax.fori_loop(0, limit, add, start)[0]
 
 
 def predict(x: ArrayLike, centroids: ArrayLike) -> Array:
@@ -196,36 +236,57 @@ def predict(x: ArrayLike, centroids: ArrayLike) -> Array:
     Raises:
         ValueError: If `x` or `centroids` has the wrong shape.
     """
-    x, _ = _check_data(x, None)
+    x, _ = check_data(x, None)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
     origin = centroids.mean(axis=0, keepdims=True)  # see `lloyd`
-    return _nearest(x - origin, centroids - origin)
+    return _nearest(x - origin, centroids - origin, jnp.ones(len(centroids), bool))
 
 
-def _nearest(x: Array, centroids: Array) -> Array:
-    """Labels [n] by least |x - c|^2 - |x|^2 = |c|^2 - 2 x.c."""
+def _nearest(x: Array, centroids: Array, used: Array) -> Array:
+    """Labels [n] by least |x - c|^2 - |x|^2 = |c|^2 - 2 x.c over the centroids in use."""
     products = jnp.matmul(x, centroids.T, precision=lax.Precision.HIGHEST)
-    return jnp.argmin(jnp.sum(jnp.square(centroids), axis=1)[None] - 2 * products, axis=1)
-
-
-def _masked_distances(x: Array, where: Array, centroids: Array) -> Array:
-    """Squared distances [k, n] of all rows to each centroid; zero outside `where`."""
-    distances = jnp.sum(jnp.square(x[None] - centroids[:, None]), axis=2)
-    return jnp.where(where[None], distances, 0.0)
+    norms = jnp.where(used, jnp.sum(jnp.square(centroids), axis=1), jnp.inf)
+    return jnp.argmin(norms[None] - 2 * products, axis=1)
 
 
 def _draw_rows(key: Array, weights: Array, n_draws: int) -> Array:
-    """Indices [n_draws] drawn with replacement, with probability proportional to `weights` [n]."""
+    """Indices [n_draws] drawn with replacement, with probability proportional to `weights` [n].
 
-    def noise(row: Array) -> Array:
+    Of many rows a block is drawn first, by its sum, and then a row of this block: the same
+    probabilities, by noise for some rows only. Blocks beyond the first have no weight if only
+    padding lies there, so that short data gives the same draws however it is padded.
+    """
+    n = len(weights)
+    if n <= _BLOCK:
+        return _gumbel_max(key, weights, jnp.arange(n), n_draws)
+    blocks = jnp.pad(weights, (0, -n % _BLOCK)).reshape(-1, _BLOCK)
+    # No row has this number, so that rows and blocks have different keys.
+    block_key = jax.random.fold_in(key, jnp.uint32(2**32 - 1))
+    drawn = _gumbel_max(block_key, blocks.sum(axis=1), jnp.arange(len(blocks)), n_draws)
+
+    def draw_within(draw: Array, block: Array) -> Array:
+        rows = block * _BLOCK + jnp.arange(_BLOCK)
+        return rows[_gumbel_max(key, blocks[block], rows, n_draws)[draw]]
+
+    return jax.vmap(draw_within)(jnp.arange(n_draws), drawn)
+
+
+def _gumbel_max(key: Array, weights: Array, ids: Array, n_draws: int) -> Array:
+    """Positions [n_draws] drawn in proportion to `weights` [n], whose noise is named by `ids`."""
+
+    def noise(id_: Array) -> Array:
         # The winner of n draws lies in their upper tail, which only the high mode resolves.
-        return jax.random.gumbel(jax.random.fold_in(key, row), (n_draws,), mode="high")
+        return jax.random.gumbel(jax.random.fold_in(key, id_), (n_draws,), mode="high")
 
-    gumbel = jax.vmap(noise)(jnp.arange(len(weights)))
-    return jnp.argmax(jnp.log(weights)[:, None] + gumbel, axis=0)
+    return jnp.argmax(jnp.log(weights)[:, None] + jax.vmap(noise)(ids), axis=0)
 
 
-def _check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
+def _one_if_zero(totals: Array) -> Array:
+    """`totals` made safe to divide by."""
+    return jnp.where(totals > 0, totals, 1.0)
+
+
+def check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
     """Checked `x` with zeros for the unselected rows, and `where` as an array."""
     x = jnp.asarray(x, jnp.float32)
     if x.ndim != 2 or 0 in x.shape:
@@ -234,6 +295,34 @@ def _check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
     if where.shape != x.shape[:1]:
         raise ValueError(f"where must have shape {x.shape[:1]}, got {where.shape}")
     return jnp.where(where[:, None], x, 0.0), where
+
+
+def _check_weights(weights: ArrayLike | None, where: Array) -> Array:
+    """Checked `weights`, float32 [n], with zeros for the unselected rows; plain ones if None."""
+    if weights is None:
+        return jnp.ones(len(where))
+    weights = jnp.asarray(weights, jnp.float32)
+    if weights.shape != where.shape:
+        raise ValueError(f"weights must have shape {where.shape}, got {weights.shape}")
+    weights = jnp.where(where, weights, 0.0)
+    if not isinstance(weights, jax.core.Tracer):
+        bad = weights[~(jnp.isfinite(weights) & (weights >= 0))]
+        if len(bad):
+            raise ValueError(f"weights must be finite and non-negative, got {bad[0]}")
+    return weights
+
+
+def _check_limit(limit: ArrayLike | None, n_clusters: int) -> int | Array:
+    """Checked number of centroids in use, between 1 and `n_clusters`; static if it was None."""
+    if limit is None:
+        return n_clusters
+    limit = jnp.asarray(limit)
+    if limit.shape != () or not jnp.issubdtype(limit.dtype, jnp.integer):
+        got = f"{limit.dtype} of shape {limit.shape}"
+        raise ValueError(f"limit must be a scalar integer, got {got}")
+    if not isinstance(limit, jax.core.Tracer) and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    return jnp.clip(limit, 1, n_clusters)
 
 
 def _check_centroids(centroids: ArrayLike, shape: tuple[int | None, int]) -> Array:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms import ALGORITHMS, FMCSCConfig, FMCSCHyperparams
+from jaxfedmvc.algorithms import ALGORITHMS, FMCSCConfig, FMCSCHyperparams, LocalStep
+from jaxfedmvc.clustering.local import kmeans_method
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 
 K = 2
 ROUNDS = 2
-DIMS = (4, 3)
 STAGES = ("setup", "round", "finish")
 
 # Compiled code runs for milliseconds here and takes seconds to optimise.
@@ -35,6 +35,10 @@ jit = functools.partial(
 # in a layer some gradients are zero but for rounding, which Adam blows up to full steps. Eight rows
 # a batch: one batch for every client, and a second, empty one where rows are padded to 11.
 TINY = {
+    "coreset_kmeans": (K,),
+    "distr_kmeans": (K,),
+    "dpfmps": (K,),
+    "dpfmps_p2est": (K,),
     "fmcsc": (
         FMCSCConfig(
             K, hidden=(), latent_dim=4, head_hidden=16, pretrain_epochs=2, local_epochs=2,
@@ -43,33 +47,37 @@ TINY = {
         FMCSCHyperparams(learning_rate=0.01),
     ),
     "local_kmeans": (K, 2),
+    "vertcohirf": (LocalStep(kmeans_method(K), 0.7, 2),),
 }  # fmt: skip
 
+# Agents of vertical methods hold the same samples; clients of the others have samples of their own.
+VERTICAL = {"coreset_kmeans", "distr_kmeans", "dpfmps", "dpfmps_p2est", "vertcohirf"}
 # Views, and for each client its id and number of samples. Client 0 does not come first.
-CLIENTS = (
-    ((0, 1), {3: 8, 0: 5, 5: 6}),
-    ((1,), {1: 7, 4: 6}),
-    ((0,), {2: 8}),
-)
+CLIENTS = {
+    False: (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}), ((0,), {2: 8})),
+    True: (((1,), {1: 13}), ((0,), {0: 13}), ((2,), {2: 13})),
+}
+WIDTH = {False: 8, True: 14}
+DIMS = {False: (4, 3), True: (4, 3, 2)}
 
 
-def parts(clients=CLIENTS, width=8):
+def parts(vertical, clients=None, extra=0):
     """A partition; samples are dealt out by client id, so that the order does not matter."""
-    counts = {i: n for _, members in CLIENTS for i, n in members.items()}
-    first = {i: sum(n for j, n in counts.items() if j < i) for i in counts}
+    counts = {i: n for _, members in CLIENTS[vertical] for i, n in members.items()}
+    first = {i: 0 if vertical else sum(n for j, n in counts.items() if j < i) for i in counts}
     result = []
-    for view_ids, members in clients:
-        ids = np.full((len(members), width), -1, np.int32)
+    for view_ids, members in clients or CLIENTS[vertical]:
+        ids = np.full((len(members), WIDTH[vertical] + extra), -1, np.int32)
         for row, (client, n) in zip(ids, members.items(), strict=True):
             row[:n] = first[client] + np.arange(n)
         result.append(Part(view_ids, ids, np.array(list(members), np.int32)))
     return result
 
 
-def federation(partition):
+def federation(vertical, partition):
     rng = np.random.default_rng(0)
     truth = np.arange(40) % K
-    centers = [2 * rng.normal(size=(K, d)) for d in DIMS]
+    centers = [2 * rng.normal(size=(K, d)) for d in DIMS[vertical]]
     views = [c[truth] + rng.normal(size=(40, c.shape[1])) for c in centers]
     return Federation.from_arrays(views, truth, partition=partition)
 
@@ -79,10 +87,14 @@ class Lab:
 
     def __init__(self, name):
         self.name = name
+        self.vertical = name in VERTICAL
         self.algorithm = ALGORITHMS[name](*TINY[name])
-        self.federation = federation(parts())
+        self.federation = self.divided()
         self.key = jax.random.key(7)
         self.traces = collections.Counter()
+
+    def divided(self, clients=None, extra=0):
+        return federation(self.vertical, parts(self.vertical, clients, extra))
 
     @functools.cached_property
     def result(self):
@@ -111,7 +123,10 @@ class Lab:
 
     def cohorts(self, phase):
         """Places of the cohorts that take part in a phase."""
-        return (0,) if phase.who == "leader" else range(len(self.federation.cohorts))
+        views = [cohort.view_ids for cohort in self.federation.cohorts]
+        if phase.who == "leader":
+            return (min(range(len(views)), key=lambda c: (-len(views[c]), views[c])),)
+        return range(len(views))
 
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
@@ -133,17 +148,13 @@ def assert_close(actual, expected):
     chex.assert_trees_all_close(plain(actual), plain(expected), rtol=1e-3, atol=1e-4)
 
 
-def by_client(federation, stacks, rows=8):
-    """`{client id: leaves}` of stacks [clients, ...], each cut to `rows` if it has rows."""
+def by_client(federation, stacks):
+    """`{client id: leaves}` of stacks [clients, ...]."""
     result = {}
     for cohort, stack in zip(federation.cohorts, stacks, strict=True):
         for place, client in enumerate(np.asarray(cohort.client_ids)):
             result[int(client)] = jax.tree.map(lambda x, p=place: x[p], plain(stack))
     return result
-
-
-def labels_by_client(federation, labels, rows=8):
-    return {client: x[:rows] for client, x in by_client(federation, labels).items()}
 
 
 def test_the_table_covers_the_registry():
@@ -154,9 +165,10 @@ def test_labels_are_clusters_on_samples_and_minus_one_on_padding(lab):
     for cohort, labels in zip(lab.federation.cohorts, lab.result.labels, strict=True):
         labels, mask = np.asarray(labels), np.asarray(cohort.mask)
         assert labels.shape == mask.shape and labels.dtype == np.int32
-        assert set(labels[mask]) <= set(range(K))
+        # VertCoHiRF finds the number of clusters itself.
+        assert set(labels[mask]) <= set(range(mask.sum() if lab.name == "vertcohirf" else K))
         assert (labels[~mask] == -1).all()
-        assert not mask.all() or cohort.view_ids == (0,)  # there is padding to speak of
+    assert not all(cohort.mask.all() for cohort in lab.federation.cohorts)  # there is padding
 
 
 def test_everything_is_finite(lab):
@@ -165,25 +177,31 @@ def test_everything_is_finite(lab):
 
 def test_padding_and_chunks_change_only_rounding(lab):
     """Three rows more on every client, and two clients at a time (of three: one is repeated)."""
-    wide = federation(parts(width=11))
+    wide, width = lab.divided(extra=3), WIDTH[lab.vertical]
     result = lab.run(wide, lab.key, chunk=2)
-    assert labels_by_client(wide, result.labels).keys() == {0, 1, 2, 3, 4, 5}
+    assert by_client(wide, result.labels).keys() == set(range(wide.n_clients))
     chex.assert_trees_all_equal(
-        labels_by_client(wide, result.labels), labels_by_client(lab.federation, lab.result.labels)
+        {client: labels[:width] for client, labels in by_client(wide, result.labels).items()},
+        by_client(lab.federation, lab.result.labels),
     )
-    assert all((np.asarray(labels)[:, 8:] == -1).all() for labels in result.labels)
+    assert all((np.asarray(labels)[:, width:] == -1).all() for labels in result.labels)
+    if lab.vertical:  # states have a place for every row
+        return
     assert_close(result.state.server, lab.result.state.server)
     assert_close(result.state.clients, lab.result.state.clients)
     assert_close(result.info, lab.result.info)
 
 
 def test_order_of_cohorts_and_chunks_of_one_change_only_rounding(lab):
-    turned = federation(parts([(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[::-1]]))
+    clients = CLIENTS[lab.vertical][::-1]
+    turned = lab.divided([(ids, dict(reversed(c.items()))) for ids, c in clients])
     result = lab.run(turned, lab.key, chunk=1)
     chex.assert_trees_all_equal(
-        labels_by_client(turned, result.labels),
-        labels_by_client(lab.federation, lab.result.labels),
+        by_client(turned, result.labels),
+        by_client(lab.federation, lab.result.labels),
     )
+    if lab.vertical:  # states may keep the order of the cohorts
+        return
     assert_close(result.state.server, lab.result.state.server)
     assert_close(
         by_client(turned, result.state.clients),
@@ -192,7 +210,9 @@ def test_order_of_cohorts_and_chunks_of_one_change_only_rounding(lab):
 
 
 def test_permuting_clients_permutes_labels(lab):
-    turned = federation(parts([(ids, dict(reversed(c.items()))) for ids, c in CLIENTS]))
+    if lab.vertical:
+        pytest.skip("every cohort is a single agent")
+    turned = lab.divided([(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[False]])
     assert not np.array_equal(turned.cohorts[0].mask, lab.federation.cohorts[0].mask)
     result = lab.run(turned, lab.key)
     for labels, expected in zip(result.labels, lab.result.labels, strict=True):
@@ -236,8 +256,9 @@ def test_vmap_over_clients_is_a_loop_over_clients(lab):
         one, many = _client_programs(phase.client)
         for c in lab.cohorts(phase):
             cohort, states = lab.federation.cohorts[c], lab.start.clients[c]
-            if cohort.n_clients == 1:
-                continue
+            if cohort.n_clients == 1:  # the same client with two ids, hence two keys
+                cohort, states = jax.tree.map(lambda x: jnp.concatenate([x, x]), (cohort, states))
+                cohort = cohort.replace(client_ids=cohort.client_ids + jnp.array([0, 7]))
             sent = phase.broadcast(lab.start.server, cohort.view_ids)
             keys = jax.vmap(jax.random.fold_in, (None, 0))(lab.key, cohort.client_ids)
             together = many(keys, sent, states, cohort)
@@ -282,8 +303,9 @@ def test_traffic_is_the_bytes_of_what_travels(lab):
         for c in lab.cohorts(phase):
             sent, (_, message, _) = _shapes(lab, phase, c)
             n = 1 if phase.who == "leader" else lab.federation.cohorts[c].n_clients
-            up[stage] += n * _bytes(message)
-            down[stage] += n * _bytes(sent)
+            peers = lab.federation.n_clients - 1 if lab.algorithm.peers else 1
+            up[stage] += n * peers * _bytes(message)
+            down[stage] += n * (peers * _bytes(message) if lab.algorithm.peers else _bytes(sent))
     assert set(counted) == set(STAGES)
     for stage in STAGES:
         assert counted[stage] == (up[stage], down[stage]), stage
@@ -302,10 +324,20 @@ def test_states_keep_their_form_in_every_phase(lab):
 
 
 def test_a_client_with_fewer_samples_than_clusters_is_named(lab):
-    few = parts()
-    few[1].sample_ids[1, 1:] = -1
-    with pytest.raises(ValueError, match=r"client 4 .*1 samples; allowed is 2"):
-        engine.start(lab.algorithm, federation(few), lab.key)
+    few = parts(lab.vertical)
+    if lab.vertical:
+        for part in few:
+            part.sample_ids[:, 1:] = -1
+    else:
+        few[1].sample_ids[1, 1:] = -1
+    if lab.name == "vertcohirf":
+        assert (
+            int(engine.run(lab.algorithm, federation(True, few), lab.key, 1).labels[0].max()) == 0
+        )
+        return
+    named = "client 1" if lab.vertical else "client 4"
+    with pytest.raises(ValueError, match=rf"{named} .*1 samples; allowed is 2"):
+        engine.start(lab.algorithm, federation(lab.vertical, few), lab.key)
 
 
 def test_a_whole_run_is_as_its_stages_one_by_one(lab):

@@ -1,0 +1,149 @@
+"""Distr.KMeans: k-means on features that lie with several agents, by a grid of local clusters.
+
+Agents hold the same samples and each its own features. Each agent clusters its features and sends
+its centroids and every sample's local label. A combination of local labels is a cell of a grid
+whose axes are the agents; the server clusters the cells, each at its concatenated centroids and
+weighted by its number of samples, and a sample takes the label of its cell. One exchange.
+
+Source: Ding, Liu, Huang & Li, "K-means clustering with distributed dimensions", ICML 2016. The
+grid is sparse here: it holds the cells that some sample lies in, n at most, and not all k^A. A
+feature that two agents hold counts twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.clustering.consensus import segment_sizes, strict_consensus
+from jaxfedmvc.federation import Cohort, Federation
+
+
+class Grid(NamedTuple):
+    """The occupied cells of the grid, in capacity c, in lexicographic order of local labels.
+
+    Attributes:
+      points: Concatenated centroids of each cell, float32 [c, p], meaningless past the last cell.
+      sizes: Number of samples in each cell, float32 [c]; zero past the last cell.
+      n_cells: Number of occupied cells, int32.
+      cells: Cell of each sample, int32 [n]; -1 for padding.
+    """
+
+    points: Array
+    sizes: Array
+    n_cells: Array
+    cells: Array
+
+
+def distr_kmeans(
+    n_clusters: int, *, limit: ArrayLike | None = None, n_init: int = 10
+) -> FederatedAlgorithm:
+    """k-means of each agent, then weighted k-means of the grid of their clusters at the server.
+
+    The exchange is made in `setup`; a round does nothing, so run it for 0 rounds. The server
+    state is the label of every sample, int32 [n], -1 for padding: all agents share one partition.
+    The server learns all centroids and local labels, without any noise.
+
+    Args:
+      n_clusters: k, static, for the agents and the server alike.
+      limit: Number of clusters in use, min(limit, k), where that is traced; all k if None. The
+        messages keep their size for k.
+      n_init: Starts of every k-means, static.
+
+    Returns:
+      The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, or where an
+      agent has fewer samples than clusters; its exchange as `kmeans` does for a setting that is
+      out of range.
+    """
+
+    def init(key: Array, federation: Federation) -> tuple[Array, tuple[tuple, ...]]:
+        federation.check_vertical()
+        federation.check_rows(n_clusters, "as many as clusters, for k-means to start from")
+        labels = jnp.where(federation.cohorts[0].mask[0], jnp.int32(0), jnp.int32(-1))
+        return labels, ((),) * len(federation.cohorts)
+
+    def send_clusters(key: Array, sent: tuple, state: tuple, client: Cohort) -> Any:
+        x = jnp.concatenate(client.views, axis=-1)
+        found = kmeans(key, x, n_clusters, where=client.mask, n_init=n_init, limit=limit)
+        message = {"centroids": found.centroids, "labels": found.labels}
+        return state, {client.view_ids: message}, {}
+
+    def cluster_grid(
+        key: Array, labels: Array, messages: Any, weights: Any
+    ) -> tuple[Array, dict[str, Array]]:
+        agents = by_agent(messages).values()
+        grid = occupied_cells(
+            jnp.stack([agent["labels"] for agent in agents]),
+            [agent["centroids"] for agent in agents],
+            labels >= 0,
+        )
+        found = kmeans(
+            key,
+            grid.points,
+            n_clusters,
+            where=grid.sizes > 0,
+            n_init=n_init,
+            weights=grid.sizes,
+            limit=jnp.minimum(n_clusters if limit is None else limit, grid.n_cells),
+        )
+        # A sample takes its cell's label.
+        labels = jnp.where(labels >= 0, found.labels[grid.cells], -1)
+        return labels, {"n_cells": grid.n_cells}
+
+    def receive(key: Array, sent: Array, state: tuple, client: Cohort) -> Any:
+        return state, (), {}
+
+    def assign(labels: Array, state: tuple, client: Cohort) -> Array:
+        return labels
+
+    return FederatedAlgorithm(
+        init=init,
+        setup=(Phase(lambda labels, view_ids: (), send_clusters, cluster_grid),),
+        round=(),
+        finish=(Phase(lambda labels, view_ids: labels, receive, lambda k, s, m, w: (s, {})),),
+        assign=assign,
+    )
+
+
+def occupied_cells(labels: Array, centroids: Sequence[Array], where: Array) -> Grid:
+    """The grid of Ding et al. (2016): the cross product of local clusters, where samples lie.
+
+    Args:
+      labels: Local labels, int32 [agents, n].
+      centroids: For each agent its centroids [k, p_a].
+      where: Samples that are not padding, bool [n].
+
+    Returns:
+      The grid in a capacity of min(n, k^agents), which holds all cells there can be.
+    """
+    cells, n_cells = strict_consensus(labels, where)
+    capacity = min(len(where), math.prod(len(c) for c in centroids))
+    slots = jnp.where(where, cells, capacity)
+    points = []
+    for own_labels, own_centroids in zip(labels, centroids, strict=True):
+        # All samples of a cell write the same label.
+        axis = jnp.zeros(capacity, jnp.int32).at[slots].set(own_labels, mode="drop")
+        points.append(own_centroids[axis])
+    sizes = segment_sizes(cells, where)[:capacity].astype(jnp.float32)
+    return Grid(jnp.concatenate(points, axis=1), sizes, n_cells, cells)
+
+
+def by_agent(messages: Sequence[dict[tuple[int, ...], Any]]) -> dict[tuple[int, ...], Any]:
+    """What each agent sent, by the views it holds and in their order, whatever that of cohorts.
+
+    Args:
+      messages: For each cohort `{view_ids: message}` with a client axis of one agent.
+
+    Returns:
+      `{view_ids: message}` of all agents, in ascending order, without the client axis.
+    """
+    sent = {view_ids: m for message in messages for view_ids, m in message.items()}
+    return {view_ids: jax.tree.map(lambda x: x[0], sent[view_ids]) for view_ids in sorted(sent)}

@@ -1,0 +1,124 @@
+"""Consensus of several partitions of the same rows, as pure functions of label vectors.
+
+Labels are integers >= 0. Rows outside `where` are padding. All partitions come back as codes 0..
+in a fixed order, so that everybody who evaluates these functions on the same labels gets the same
+numbers.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+
+def strict_consensus(labels: Array, where: Array, used: Array | None = None) -> tuple[Array, Array]:
+    """Rows are together if and only if all columns agree.
+
+    Args:
+      labels: int32 [columns, c].
+      where: Rows in use, bool [c].
+      used: Columns that count, bool [columns]; all if None.
+
+    Returns:
+      Codes int32 [c], the ranks of the distinct label rows in lexicographic order with column 0
+      the most significant, -1 outside `where`; and their number.
+    """
+    if used is not None:
+        labels = jnp.where(used[:, None], labels, 0)
+    position = jnp.arange(labels.shape[1], dtype=jnp.int32)
+    keys = (~where, *labels)
+    *ordered, places = lax.sort((*keys, position), num_keys=len(keys))
+    differs = jnp.any(jnp.stack([k[1:] != k[:-1] for k in ordered]), axis=0)
+    codes = jnp.cumsum(jnp.pad(differs, (1, 0)), dtype=jnp.int32)
+    codes = jnp.where(where, jnp.zeros_like(codes).at[places].set(codes), -1)
+    return codes, jnp.max(codes) + 1
+
+
+def relaxed_consensus(labels: Array, where: Array, used: Array, threshold: ArrayLike) -> Array:
+    """Strict consensus of the columns that are left when those at odds with the rest are dropped.
+
+    While there are two columns or more: with ARI_i the agreement of the consensus of all with that
+    of all but i, drop the column of least ARI_i (the first of several) if that is below the
+    threshold h (CoHiRF; "*" in the paper's tables).
+
+    Args:
+      labels: int32 [columns, c].
+      where: Rows in use, bool [c].
+      used: Columns to begin with, bool [columns].
+      threshold: h.
+
+    Returns:
+      Codes as `strict_consensus` gives.
+    """
+    columns = jnp.arange(len(labels))
+
+    def unfinished(state: tuple[Array, Array, Array]) -> Array:
+        used, _, go = state
+        return go & (jnp.sum(used) > 1)
+
+    def drop(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        used, codes, _ = state
+        without = lax.map(lambda i: strict_consensus(labels, where, used & (columns != i))[0],
+                          columns)  # fmt: skip
+        agreement = jax.vmap(lambda coarse: ari_of_refinement(codes, coarse, where))(without)
+        agreement = jnp.where(used, agreement, jnp.inf)
+        worst = jnp.argmin(agreement)
+        go = agreement[worst] < threshold
+        used = jnp.where(go, used & (columns != worst), used)
+        return used, jnp.where(go, without[worst], codes), go
+
+    codes, _ = strict_consensus(labels, where, used)
+    return lax.while_loop(unfinished, drop, (used, codes, jnp.bool_(True)))[1]
+
+
+def ari_of_refinement(fine: Array, coarse: Array, where: Array) -> Array:
+    """Adjusted Rand index of two partitions of which the first refines the second.
+
+    Every cell of their contingency table is then a cluster of the first, so that with f and g the
+    shares of pairs of rows that are together in each, ARI = 2 f (1 - g) / (f + g - 2 f g).
+
+    Args:
+      fine: Codes int32 [c], below c.
+      coarse: Codes int32 [c] of a partition that never splits a cluster of `fine`.
+      where: Rows in use, bool [c].
+    """
+    everything = jnp.maximum(_pairs(segment_sizes(jnp.zeros_like(fine), where)), 1.0)
+    f = _pairs(segment_sizes(fine, where)) / everything
+    g = _pairs(segment_sizes(coarse, where)) / everything
+    spread = f + g - 2 * f * g
+    same = (f == g) | (spread == 0)
+    return jnp.where(same, 1.0, 2 * f * (1 - g) / jnp.where(same, 1.0, spread))
+
+
+def exact_segment_sum(x: Array, cells: Array, n_cells: int) -> Array:
+    """Sums of rows [c, p] with entries in [-1, 1] over cells, equal whatever the order.
+
+    In fixed point, so that neither padding nor the device's order of summation shows: two limbs
+    of 10 and 11 bits, whose sums over up to 2^20 rows fit int32; the resolution is 2^-21.
+    """
+    high = jnp.round(x * 2.0**10)
+    low = jnp.round((x * 2.0**10 - high) * 2.0**11)
+    high, low = (
+        jax.ops.segment_sum(limb.astype(jnp.int32), cells, n_cells) for limb in (high, low)
+    )
+    return high * 2.0**-10 + low * 2.0**-21
+
+
+def segment_sizes(codes: Array, where: Array) -> Array:
+    """Number of rows of each code, int32 [c] for codes [c] below c."""
+    cells = jnp.where(where, codes, len(codes))
+    return jax.ops.segment_sum(jnp.ones_like(codes), cells, len(codes))
+
+
+def _pairs(sizes: Array) -> Array:
+    """sum n (n - 1) / 2 over groups of these sizes [c], float32.
+
+    Counted in integers where they hold it, so that equal partitions compare as equal however
+    their groups are numbered.
+    """
+    if len(sizes) > 2**16:
+        sizes = sizes.astype(jnp.float32)
+        return jnp.sum(sizes * (sizes - 1) / 2)
+    return jnp.sum(sizes * (sizes - 1) // 2).astype(jnp.float32)
