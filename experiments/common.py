@@ -1,4 +1,4 @@
-"""Flags and the main loop that every binary shares.
+"""Flags and the main loop that the binaries of horizontal methods share.
 
 A binary adds its own flags, builds its algorithm, and hands it to `main_job`; everything else
 (data, partition, rounds, scores, references, files) is the same for all methods.
@@ -6,8 +6,6 @@ A binary adds its own flags, builds its algorithm, and hands it to `main_job`; e
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import flags
 
-from experiments import progress as progress_lib
+from experiments import base
+from experiments.base import checked, seeds
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.report import Report
 from jaxfedmvc import data, engine
@@ -30,24 +29,16 @@ from jaxfedmvc.federation import Federation
 from jaxfedmvc.scoring import score
 
 FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(progress_lib)
+flags.adopt_module_key_flags(base)
 # Keys of the references; the engine folds small numbers into the same key.
 _POOLED, _BOUND = 2**30, 2**30 + 1
 
-flags.DEFINE_string(
-    "dataset", "digits", "A named set (digits, mnist_usps, bdgp, ...) or a path to a .npz or .mat."
-)
-flags.DEFINE_string("data_dir", None, "Where sets lie; then $JAXFEDMVC_DATA, then ./data.")
-flags.DEFINE_enum("scale", "auto", ["auto", "none", "minmax", "standard"], "Scaling of features.")
-flags.DEFINE_integer("n_clusters", None, "K; the number of classes where labels are known.")
 flags.DEFINE_integer("n_clients", 12, "Clients of all kinds.", lower_bound=1)
 flags.DEFINE_string("ratio", "1:1", "Clients with all views : clients with a part of them.")
 flags.DEFINE_integer("partial_views", 1, "Views that a partial client holds.", lower_bound=1)
 flags.DEFINE_integer("samples_per_client", None, "Samples of each client; None deals out all.")
 flags.DEFINE_float("dirichlet", None, "Label skew beta; None deals out at random.")
 flags.DEFINE_integer("rounds", 5, "Communication rounds.", lower_bound=1)
-flags.DEFINE_integer("seed", 0, "First seed.", lower_bound=0, upper_bound=2**31)
-flags.DEFINE_integer("seeds", 1, "Number of seeds: of the partition and of the run.", lower_bound=1)
 flags.DEFINE_list(
     "participation", ["1.0"],
     "Share of clients that take part: one number, or one for clients with all views and one for"
@@ -58,10 +49,6 @@ flags.DEFINE_integer(
     "client_chunk", None,
     "Clients computed at once; bounds memory. None: 1 on CPU, all on an accelerator.",
 )  # fmt: skip
-flags.DEFINE_string("output_dir", None, "Result folder; None: results/<algorithm>-<set>-<time>/.")
-flags.DEFINE_string(
-    "compilation_cache", "~/.cache/jaxfedmvc", "Where compiled programs are kept; empty: nowhere."
-)
 
 
 class Task(NamedTuple):
@@ -71,39 +58,6 @@ class Task(NamedTuple):
     federations: list[Federation]  # one for each seed, all of the same shapes
     n_clusters: int
     pooled: np.ndarray  # [n, sum of D_v]: all views of all samples, for the reference only
-
-
-def launch(main: Callable[[], None]) -> None:
-    """Runs a binary: bad input is one line on stderr and exit code 2, never a traceback."""
-
-    def parse(argv: list[str]) -> list[str]:
-        try:
-            rest = FLAGS(argv)
-            if len(rest) > 1:
-                raise flags.Error(f"unexpected arguments {rest[1:]}; everything is a flag")
-        except (flags.Error, OSError, ValueError) as error:  # ValueError: a flagfile of no text
-            fail(error)
-        return rest
-
-    def quiet_main(_: list[str]) -> None:
-        logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
-        main()
-
-    app.run(quiet_main, flags_parser=parse)
-
-
-def fail(error: BaseException) -> None:
-    """Prints the one line and leaves with exit code 2."""
-    print("error: " + " ".join(str(error).split()), file=sys.stderr)
-    sys.exit(2)
-
-
-def checked(build: Callable[[], Any]) -> Any:
-    """`build()`, where a ValueError, a missing file or an absent extra is the user's to mend."""
-    try:
-        return build()
-    except (ValueError, OSError, ImportError) as error:
-        fail(error)
 
 
 def load_federations() -> tuple[list[Federation], int, np.ndarray]:
@@ -138,11 +92,6 @@ def load_federations() -> tuple[list[Federation], int, np.ndarray]:
         for seed in seeds()
     ]
     return federations, n_clusters, np.concatenate(dataset.views, axis=1)
-
-
-def seeds() -> list[int]:
-    """The seeds of this job."""
-    return list(range(FLAGS.seed, FLAGS.seed + FLAGS.seeds))
 
 
 def participation_shares(federation: Federation) -> list[float]:
@@ -194,8 +143,8 @@ def main_job(
       cost: `(stage, phase, views held, views of all) -> work of one client`, in any unit: the time
         left is reckoned from it.
     """
-    if FLAGS.compilation_cache:
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(FLAGS.compilation_cache))
+    base.use_compilation_cache()
+    FLAGS.dataset = FLAGS.dataset or "digits"
     task = checked(lambda: prepare(build))
     federation = task.federations[0]
     shares = participation_shares(federation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments import common
+from experiments import base, common
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 
@@ -78,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    common.launch(main)
+    base.launch(main)

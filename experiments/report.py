@@ -5,13 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-import platform
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +14,7 @@ from absl import flags
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics.cluster import contingency_matrix
 
+from experiments import base
 from jaxfedmvc import plots
 from jaxfedmvc.exchange import Traffic
 from jaxfedmvc.federation import Federation
@@ -56,10 +51,7 @@ class Report:
           OSError, ValueError: The folder cannot be written, or holds results already.
         """
         plots.require_matplotlib()
-        self._versions = {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("jaxfedmvc", "jax", "flax", "optax")},
-        }
+        self._versions = base.versions()
         self._values, self._algorithm, self._dataset = values, algorithm, dataset
         self._federation, self._seeds = federation, seeds
         self.seconds = {"compile": 0.0, "run": 0.0}
@@ -68,28 +60,7 @@ class Report:
         self._references: list[Mapping[str, Scores]] = []
         self._scores: dict[int, list[Scores]] = {seed: [] for seed in seeds}
         self._losses: dict[int, list[dict[str, float]]] = {seed: [] for seed in seeds}
-        self.folder = self._make_folder(values.output_dir)
-        _write(self.folder / "flags.txt", "\n".join(_flag_lines(values)) + "\n")
-
-    def _make_folder(self, asked: str | None) -> Path:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        folder = Path(asked or f"results/{self._algorithm}-{self._dataset}-{stamp}")
-        if asked is None:
-            tries = (folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))
-            while folder.exists():
-                folder = next(tries)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise OSError(
-                f"output_dir: cannot write to {str(folder)!r} ({error.strerror}); give a folder"
-                " that can be written"
-            ) from error
-        if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
-            raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
-        return folder
+        self.folder = base.make_folder(f"{algorithm}-{dataset}")
 
     # The rounds.
 
@@ -160,7 +131,7 @@ class Report:
                 cells = "".join(_cells(_mean(scores), group, way) for group in shown)
                 yield f"{name:19s} {cells}|"
         summary = self._summary(final, rows)
-        _write(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        base.write(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         self._draw(final, rows)
         yield ""
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
@@ -295,19 +266,3 @@ def _losses(info: Any, federation: Federation) -> dict[str, float]:
     means = {f"loss_{k}": float(np.mean(np.concatenate(v))) for k, v in values.items() if v}
     everyone = np.concatenate([part for parts in values.values() for part in parts])
     return {"loss": float(np.mean(everyone)), **means}
-
-
-def _flag_lines(values: flags.FlagValues) -> Iterator[str]:
-    """The flags of the binaries, so that the file serves as a --flagfile."""
-    for module, defined in sorted(values.flags_by_module_dict().items()):
-        if "experiments" in module:
-            for flag in defined:
-                if flag.value is not None and flag.name not in ("output_dir", "flagfile"):
-                    yield flag.serialize()
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes all or nothing."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)

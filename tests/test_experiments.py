@@ -18,7 +18,7 @@ from absl import app, flags
 from absl.testing import flagsaver
 from threadpoolctl import threadpool_limits
 
-from experiments import common
+from experiments import base
 from experiments import fmcsc as binary
 from jaxfedmvc import data
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams
@@ -48,7 +48,7 @@ def launch(*arguments):
             contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as left,
         ):
-            common.launch(binary.main)
+            base.launch(binary.main)
     finally:
         flagsaver.restore_flag_values(saved)
     return left.value.code or 0, out.getvalue(), err.getvalue()

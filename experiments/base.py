@@ -1,0 +1,132 @@
+"""What every binary needs: flags, launching, and a result folder that is never half-written."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags, logging
+
+from experiments import progress as progress_lib
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(progress_lib)
+
+flags.DEFINE_string(
+    "dataset", None,
+    "A named set (digits, mnist_usps, multimodal, ...) or a path to a .npz or .mat; each binary has"
+    " its own default.",
+)  # fmt: skip
+flags.DEFINE_string("data_dir", None, "Where sets lie; then $JAXFEDMVC_DATA, then ./data.")
+flags.DEFINE_enum("scale", "auto", ["auto", "none", "minmax", "standard"], "Scaling of features.")
+flags.DEFINE_integer("n_clusters", None, "K; the number of classes where labels are known.")
+flags.DEFINE_integer("seed", 0, "First seed.", lower_bound=0, upper_bound=2**31)
+flags.DEFINE_integer("seeds", 1, "Number of seeds: of the partition and of the run.", lower_bound=1)
+flags.DEFINE_string("output_dir", None, "Result folder; None: results/<algorithm>-<set>-<time>/.")
+flags.DEFINE_string(
+    "compilation_cache", "~/.cache/jaxfedmvc", "Where compiled programs are kept; empty: nowhere."
+)
+
+
+def launch(main: Callable[[], None]) -> None:
+    """Runs a binary: bad input is one line on stderr and exit code 2, never a traceback."""
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            rest = FLAGS(argv)
+            if len(rest) > 1:
+                raise flags.Error(f"unexpected arguments {rest[1:]}; everything is a flag")
+        except (flags.Error, OSError, ValueError) as error:  # ValueError: a flagfile of no text
+            fail(error)
+        return rest
+
+    def quiet_main(_: list[str]) -> None:
+        logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
+        main()
+
+    app.run(quiet_main, flags_parser=parse)
+
+
+def fail(error: BaseException) -> None:
+    """Prints the one line and leaves with exit code 2."""
+    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def checked(build: Callable[[], Any]) -> Any:
+    """`build()`, where a ValueError, a missing file or an absent extra is the user's to mend."""
+    try:
+        return build()
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+
+
+def seeds() -> list[int]:
+    """The seeds of this job."""
+    return list(range(FLAGS.seed, FLAGS.seed + FLAGS.seeds))
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs where the flag says."""
+    if FLAGS.compilation_cache:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(FLAGS.compilation_cache))
+
+
+def versions() -> dict[str, str]:
+    """Of what results depend on."""
+    packages = ("jaxfedmvc", "jax", "flax", "optax", "scikit-learn")
+    return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
+
+
+def make_folder(name: str) -> Path:
+    """Makes the result folder and writes flags.txt, which serves as a --flagfile, into it.
+
+    Args:
+      name: Of the job, for a folder of its own under results/ where --output_dir is not given.
+
+    Raises:
+      OSError, ValueError: The folder cannot be written, or holds results already.
+    """
+    asked = FLAGS.output_dir
+    folder = Path(asked or f"results/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if asked is None:
+        tries = (folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))
+        while folder.exists():
+            folder = next(tries)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"output_dir: cannot write to {str(folder)!r} ({error.strerror}); give a folder"
+            " that can be written"
+        ) from error
+    if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
+        raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
+    write(folder / "flags.txt", "\n".join(_flag_lines()) + "\n")
+    return folder
+
+
+def write(path: Path, text: str) -> None:
+    """Writes all or nothing."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _flag_lines() -> Iterator[str]:
+    """The flags of the binaries."""
+    for module, defined in sorted(FLAGS.flags_by_module_dict().items()):
+        if "experiments" in module:
+            for flag in defined:
+                if flag.value is not None and flag.name not in ("output_dir", "flagfile"):
+                    yield flag.serialize()

@@ -1,0 +1,225 @@
+"""Tables and figures of the papers: `python -m experiments.reproduce --paper=vertcohirf --table=5`.
+
+Every trial is appended to trials.csv as it is made; give an unfinished job's file as --trials_file
+and what it holds is not run again.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from sklearn.metrics import adjusted_rand_score
+
+from experiments import base, vertcohirf_attack, vertical
+from experiments import vertcohirf_tables as tables
+from experiments.base import checked, seeds
+from experiments.progress import ProgressBar, require_tqdm
+from experiments.vertical import SplitOptions, load_agents
+from jaxfedmvc import engine, plots
+from jaxfedmvc.algorithms import (
+    LocalStep,
+    coreset_kmeans,
+    distr_kmeans,
+    dpfmps,
+    dpfmps_p2est,
+    local_kmeans,
+    vertcohirf,
+)
+from jaxfedmvc.clustering.local import dbscan_method, kmeans_method
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(vertcohirf_attack)
+
+flags.DEFINE_enum("paper", "vertcohirf", ["vertcohirf"], "Whose tables.")
+flags.DEFINE_list("table", [], "Tables: 1, or any of 5 to 16.")
+flags.DEFINE_integer("figure", None, "Figure: 1 (attack), 4 (number of agents) or 5 (box plots).")
+flags.DEFINE_integer("search_trials", 50, "Settings tried for each method and seed.", 1)
+flags.DEFINE_integer("search_batch", 10, "Settings of one compiled program.", 1)
+flags.DEFINE_enum("search", "random", ["random", "tpe"], "How settings are proposed.")
+flags.DEFINE_list("methods", [], "Rows that are run; empty: all.")
+flags.DEFINE_list("sets", [], "Sets of figure 5; empty: all six.")
+flags.DEFINE_string("trials_file", None, "Trials to begin with; new ones are appended to it.")
+
+_FIGURE_4 = ("alizadeh-2000-v2", range(2, 7))
+# k of the methods that are given one in table 1: the number of classes.
+_TABLE_1_K = 6
+
+
+def budget(agents: int = 3) -> tables.Budget:
+    """What every method is given, from flags; five seeds unless told otherwise."""
+    chosen = seeds() if FLAGS["seeds"].present else list(range(FLAGS.seed, FLAGS.seed + 5))
+    split = SplitOptions(agents=agents, overlap=0.2)
+    return tables.Budget(
+        FLAGS.search_trials, FLAGS.search_batch, FLAGS.search, chosen, FLAGS.data_dir,
+        FLAGS.methods, split,
+    )  # fmt: skip
+
+
+def what() -> tuple[list[int], int | None]:
+    """Tables and figure, from flags.
+
+    Raises:
+      ValueError: None is asked for, or one that there is not.
+    """
+    allowed = {1, *tables.TABLES}
+    try:
+        wanted = [int(text) for text in FLAGS.table]
+    except ValueError:
+        wanted = [-1]
+    if not set(wanted) <= allowed:
+        raise ValueError(f"table: got {','.join(FLAGS.table)!r}; allowed are 1 and 5 to 16")
+    if FLAGS.figure not in (None, 1, 4, 5):
+        raise ValueError(f"figure: got {FLAGS.figure}; allowed are 1, 4 and 5")
+    if not wanted and FLAGS.figure is None:
+        raise ValueError("table: give --table or --figure")
+    names = {name for dataset in tables.BASES for name in tables.methods(dataset)}
+    if not set(FLAGS.methods) <= names:
+        raise ValueError(f"methods: got {','.join(FLAGS.methods)!r}; allowed are {sorted(names)}")
+    if not set(FLAGS.sets) <= set(tables.STEMS):
+        raise ValueError(f"sets: got {','.join(FLAGS.sets)!r}; allowed are {list(tables.STEMS)}")
+    return wanted, FLAGS.figure
+
+
+def searched(
+    wanted: dict[str, list[str]], given: tables.Budget, path: Path
+) -> list[dict[str, str]]:
+    """All trials of these sets and objectives, those that `path` lacks run now."""
+    total = 0
+    for dataset, objectives in wanted.items():
+        rows = [m for m in tables.methods(dataset) if not given.only or m in given.only]
+        studies = len(objectives) if given.search == "tpe" else 1
+        total += len(rows) * len(given.seeds) * given.trials * studies
+    with ProgressBar(total) as bar:
+        for dataset, objectives in wanted.items():
+            tables.run_trials(dataset, objectives, given, path, bar)
+    return tables.read_trials(path)
+
+
+def main() -> None:
+    """Runs what the flags ask for."""
+    wanted, figure = checked(what)
+    if figure == 1:
+        vertcohirf_attack.main()
+        return
+    base.use_compilation_cache()
+    given = budget()
+    sets = {tables.TABLES[t][0]: [] for t in wanted if t != 1} or (
+        {name: ["ARI"] for name in FLAGS.sets or tables.STEMS} if figure == 5 else {}
+    )
+    for t in wanted:
+        if t != 1:
+            sets[tables.TABLES[t][0]].append(tables.TABLES[t][1])
+    for dataset in sets or ([_FIGURE_4[0]] if figure == 4 else []):
+        checked(lambda name=dataset: load_agents(
+            tables.STEMS[name], given.seeds[0], given.split, data_dir=given.data_dir
+        ))  # fmt: skip
+    checked(require_tqdm)
+    checked(plots.require_matplotlib)
+    label = f"figure{figure}" if figure else "table" + "_".join(map(str, wanted))
+    folder = checked(lambda: base.make_folder(f"reproduce-vertcohirf-{label}"))
+    path = Path(FLAGS.trials_file or folder / "trials.csv")
+    summary: dict[str, Any] = {"trials": given.trials, "search": given.search, "seeds": given.seeds}
+    if 1 in wanted:
+        summary["table 1"] = table_1(given.seeds)
+    if figure == 4:
+        summary["figure 4"] = figure_4(given, path, folder)
+    if sets:
+        rows = searched(sets, given, path)
+        summary |= report(sets, rows, given, folder)
+    vertical.write_summary(folder, summary)
+    print(f"\nwritten: {folder}/")
+
+
+def report(
+    sets: dict[str, list[str]], trials: list[dict[str, str]], given: tables.Budget, folder: Path
+) -> dict[str, Any]:
+    """Prints the tables, writes them as .csv, and draws figure 5's box plots for ARI."""
+    everything: dict[str, Any] = {}
+    for dataset, metrics in sets.items():
+        for metric in metrics:
+            rows = tables.table(dataset, metric, trials)
+            print(f"\n{dataset}, {metric}: mean over agents, {len(given.seeds)} seeds, best of"
+                  f" {given.trials} {given.search} settings each")  # fmt: skip
+            for line in tables.lines(rows):
+                print(line)
+            everything[f"{dataset}, {metric}"] = rows
+            if metric == "ARI":
+                groups = tables.by_seed(dataset, trials, metric, metric)
+                reference = {"local k-means": float(np.median(groups.pop(tables.LOCAL, [np.nan])))}
+                plots.boxes(
+                    folder / f"boxes_{tables.STEMS[dataset]}.png", groups, reference, "ARI",
+                    f"{dataset}, label-tuned, over feature splits",
+                )  # fmt: skip
+    flat = [row for rows in everything.values() for row in rows]
+    if flat:
+        with (folder / "tables.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(flat[0]))
+            writer.writeheader()
+            writer.writerows(flat)
+    return json.loads(json.dumps(everything, default=float).replace("NaN", "null"))
+
+
+def figure_4(given: tables.Budget, path: Path, folder: Path) -> dict[str, Any]:
+    """ARI against the number of agents, label-tuned, on one set."""
+    dataset, counts = _FIGURE_4
+    curves: dict[str, list[list[float]]] = {}
+    for agents in counts:
+        own = path.with_name(f"{path.stem}_{agents}_agents{path.suffix}")
+        rows = searched({dataset: ["ARI"]}, budget(agents), own)
+        for name, values in tables.by_seed(dataset, rows, "ARI", "ARI").items():
+            curves.setdefault(name, []).append(values)
+    whole = {name: np.array(v).T for name, v in curves.items() if len(v) == len(counts)}
+    plots.attack_bands(
+        folder / "figure4.png", list(counts), whole, "agents", "ARI",
+        f"{dataset}, label-tuned, {len(given.seeds)} feature splits",
+    )  # fmt: skip
+    print(f"\n{dataset}: label-tuned ARI for 2 to 6 agents")
+    for name, values in curves.items():
+        print(f"{name:28s}" + "".join(f"{np.mean(v):8.3f}" for v in values))
+    return {name: [[float(x) for x in v] for v in values] for name, values in curves.items()}
+
+
+def table_1(runs: list[int]) -> dict[str, Any]:
+    """The multimodal set as the paper's table was computed: one data set, several runs."""
+    agents = load_agents("multimodal_table1", 0, SplitOptions())
+    methods = {
+        "KMeans (no collaboration)": local_kmeans(_TABLE_1_K),
+        "Distr.KMeans": distr_kmeans(_TABLE_1_K),
+        "CoresetKMeans": coreset_kmeans(_TABLE_1_K),
+        "DPFMPS": dpfmps(_TABLE_1_K),
+        "DPFMPS-P2Est": dpfmps_p2est(_TABLE_1_K),
+        "VertCoHiRF": vertcohirf(
+            [LocalStep(dbscan_method(0.35, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
+        ),
+    }
+    with (tables.PUBLISHED / "vertcohirf_table1.csv").open(newline="") as file:
+        published = {row["method"]: row for row in csv.DictReader(file)}
+    print(f"\ntable 1, ARI of agents 0 and 1, mean over {len(runs)} runs on the data of seed 0")
+    print(f"{'':28s}{'agent 0':>16s}{'agent 1':>16s}{'paper':>18s}")
+    result = {}
+    for name, algorithm in methods.items():
+        rounds = 20 if name == "VertCoHiRF" else 0
+        run = jax.jit(lambda f, k, a=algorithm, r=rounds: engine.run(a, f, k, r).labels)
+        found = [
+            [
+                adjusted_rand_score(agents.labels, np.asarray(labels[0]))
+                for labels in run(agents.federation.without_labels(), jax.random.key(seed))
+            ]
+            for seed in runs
+        ]
+        mean, std = np.mean(found, axis=0), np.std(found, axis=0)
+        paper = [float(published[name][f"ARI_agent{a}"]) for a in (0, 1)]
+        cells = "".join(f"{f'{m:.3f} +- {s:.3f}':>16s}" for m, s in zip(mean, std, strict=True))
+        print(f"{name:28s}{cells}{f'{paper[0]:.3f}, {paper[1]:.3f}':>18s}")
+        result[name] = {"mean": mean.tolist(), "std": std.tolist(), "paper": paper}
+    return result
+
+
+if __name__ == "__main__":
+    base.launch(main)
