@@ -47,7 +47,7 @@ flags.DEFINE_integer("n_candidates", None, "N_s, members of a cluster that are r
 flags.DEFINE_enum(
     "similarity", "cosine", ["cosine", "rbf", "laplacian", "rbf_median"], "How medoids are ranked."
 )
-flags.DEFINE_float("eps", 2.0, "DBSCAN's radius.")
+flags.DEFINE_float("eps", 2.25, "DBSCAN's radius.")
 flags.DEFINE_integer("min_samples", 5, "DBSCAN's neighbours of a core sample, itself included.")
 flags.DEFINE_float("gamma", 1.0, "Kernel k-means: exp(-gamma d^2).")
 flags.DEFINE_integer("n_graphs", 20, "SC-SRGF's subspace graphs.", lower_bound=1)

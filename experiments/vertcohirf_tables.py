@@ -92,8 +92,13 @@ class Method(NamedTuple):
     host: bool = False
 
 
-def methods(dataset: str) -> dict[str, Method]:
-    """All rows of a set's tables, in the order of the paper."""
+def methods(dataset: str, max_local: int = _MAX_CLUSTERS) -> dict[str, Method]:
+    """All rows of a set's tables, in the order of the paper.
+
+    Args:
+      dataset: As in `TABLES`.
+      max_local: Largest number of clusters that VertCoHiRF's base clusterers are tried with.
+    """
     clusters: Space = {"n_clusters": (2, _MAX_CLUSTERS, True)}
 
     def with_limit(method: Callable[..., FederatedAlgorithm]) -> Callable[..., Any]:
@@ -111,13 +116,13 @@ def methods(dataset: str) -> dict[str, Method]:
     for base in BASES[dataset]:
         for threshold in (None, _RELAXED) if base != "sc_srgf" else (None,):
             star = "*" if threshold else ""
-            rows[f"VertCoHiRF({base}{star})"] = vertcohirf_method(base, threshold)
+            rows[f"VertCoHiRF({base}{star})"] = vertcohirf_method(base, threshold, max_local)
     return rows
 
 
-def vertcohirf_method(base: str, threshold: float | None) -> Method:
+def vertcohirf_method(base: str, threshold: float | None, max_local: int) -> Method:
     """VertCoHiRF with a base clusterer, its settings searched in the paper's spaces."""
-    space: Space = {} if base == "dbscan" else {"n_clusters": (2, _MAX_CLUSTERS, True)}
+    space: Space = {} if base == "dbscan" else {"n_clusters": (2, max_local, True)}
     space |= {
         "dbscan": {"eps": (0.1, 10.0, False), "min_samples": (2, 50, True)},
         "kernel_kmeans": {"gamma": (0.1, 30.0, False)},
@@ -132,15 +137,15 @@ def vertcohirf_method(base: str, threshold: float | None) -> Method:
     def make(p: Params) -> FederatedAlgorithm:
         if base == "sc_srgf":
             method = local.sc_srgf_method(
-                p["n_clusters"], p["n_graphs"], p["ratio"], _MAX_CLUSTERS, _MAX_GRAPHS
+                p["n_clusters"], p["n_graphs"], p["ratio"], max_local, _MAX_GRAPHS
             )
             return vertcohirf(LocalStep(method))
         method = {
             "dbscan": lambda: local.dbscan_method(p["eps"], p["min_samples"]),
             "kernel_kmeans": lambda: local.kernel_kmeans_method(
-                p["n_clusters"], p["gamma"], _MAX_CLUSTERS
+                p["n_clusters"], p["gamma"], max_local
             ),
-            "kmeans": lambda: local.kmeans_method(p["n_clusters"], _MAX_CLUSTERS),
+            "kmeans": lambda: local.kmeans_method(p["n_clusters"], max_local),
         }[base]()
         return vertcohirf(
             LocalStep(method, p["feature_share"], _MAX_REPETITIONS, p["repetitions"], threshold)
@@ -205,9 +210,18 @@ class Search:
 def evaluator(method: Method, n_samples: int) -> Callable[..., list[list[np.ndarray]]]:
     """`(federation, key, settings) -> for each setting the clusters of each agent`."""
     if method.host:
+        programs: dict[str, Any] = {}
 
         def one_by_one(federation: Any, key: Any, settings: list[Params]) -> Any:
-            return [_plain(engine.run(method.make(p), federation, key, 0).labels) for p in settings]
+            found = []
+            for p in settings:
+                if str(p) not in programs:
+                    algorithm = method.make(p)
+                    programs[str(p)] = jax.jit(
+                        lambda f, k, a=algorithm: engine.run(a, f, k, 0).labels
+                    )
+                found.append(_plain(programs[str(p)](federation, key)))
+            return found
 
         return one_by_one
     if method.rounds and n_samples > _COMPACT_ABOVE:
@@ -273,6 +287,7 @@ class Budget(NamedTuple):
       data_dir: Where sets lie.
       only: Rows of the table that are run; all if empty.
       split: How features are split.
+      max_local: As for `methods`.
     """
 
     trials: int
@@ -282,6 +297,7 @@ class Budget(NamedTuple):
     data_dir: str | None
     only: list[str]
     split: SplitOptions
+    max_local: int
 
 
 def run_trials(
@@ -293,7 +309,9 @@ def run_trials(
     """
     done = {(row["method"], row["seed"], row["search"]) for row in read_trials(path)}
     chosen = {
-        name: m for name, m in methods(dataset).items() if not budget.only or name in budget.only
+        name: m
+        for name, m in methods(dataset, budget.max_local).items()
+        if not budget.only or name in budget.only
     }
     evaluate: dict[str, Any] = {}
     for seed in budget.seeds:

@@ -130,7 +130,7 @@ def laplace_scale(n_queries: int, epsilon: float, delta: float) -> float:
     if math.isinf(epsilon):
         return 0.0
     try:
-        from dp_accounting.pld import privacy_loss_distribution as pld  # type: ignore[import-untyped]
+        from dp_accounting.pld import privacy_loss_distribution as pld
     except ImportError as error:
         raise ImportError(
             "noise scales are computed by dp-accounting, which is not installed;"

@@ -36,7 +36,7 @@ from jax import Array, lax
 
 from jaxfedmvc import privacy
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.clustering import kmeans, predict
+from jaxfedmvc.clustering import predict
 from jaxfedmvc.clustering.fm_sketch import (
     add_noise,
     complement_counts,
@@ -44,7 +44,12 @@ from jaxfedmvc.clustering.fm_sketch import (
     marginals,
     sketch_clusters,
 )
-from jaxfedmvc.clustering.lsh_tree import TreeNoise, private_centres, tree_noise
+from jaxfedmvc.clustering.lsh_tree import (
+    TreeNoise,
+    best_centroids,
+    private_centres,
+    tree_noise,
+)
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.privacy import Budget
 
@@ -111,7 +116,7 @@ def dpfmps(
 
     Returns:
       The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, for less
-      than two agents or more than MAX_CELLS cells, and ImportError where epsilon is finite and
+      than two agents, fewer samples than clusters or more than MAX_CELLS cells, and ImportError where epsilon is finite and
       dp-accounting is not installed.
 
     Raises:
@@ -135,6 +140,7 @@ def dpfmps(
 
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[AgentState, ...]]:
         federation.check_vertical()
+        federation.check_rows(n_clusters, "as many as clusters, for k-means to start from")
         n_agents = len(federation.cohorts)
         if n_agents < 2:
             raise ValueError(f"federation: got {n_agents} agent; allowed is 2 or more")
@@ -258,7 +264,7 @@ def grid_centres(
       local: The local centres [k, p_a] of each agent.
       counts: float32 [k, ..., k], persons in each cell.
       n_clusters: Static.
-      n_init: Starts, static. One after another, so that only one needs memory.
+      n_init: Starts, static.
 
     Returns:
       The columns [n_clusters, p_a] of the final centres for each agent.
@@ -272,12 +278,7 @@ def grid_centres(
     )
     weights = counts.reshape(-1) + _LEAST_WEIGHT
 
-    def run(key: Array) -> tuple[Array, Array]:
-        result = kmeans(key, points, n_clusters, weights=weights, n_init=1)
-        return result.centroids, result.inertia
-
-    centroids, inertia = lax.map(run, jax.random.split(key, n_init))
-    best = centroids[jnp.argmin(inertia)]
+    best = best_centroids(key, points, n_clusters, weights, n_clusters, n_init)
     widths = [r.shape[0] for r in coordinates]
     ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
     return [

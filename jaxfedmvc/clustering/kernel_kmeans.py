@@ -61,9 +61,7 @@ def kernel_kmeans(
     )
 
 
-def random_fourier_features(
-    key: Array, x: ArrayLike, gamma: ArrayLike, n_features: int
-) -> Array:
+def random_fourier_features(key: Array, x: ArrayLike, gamma: ArrayLike, n_features: int) -> Array:
     """Features z with E[z(x) . z(y)] = exp(-gamma |x - y|^2) (Rahimi & Recht, 2007, algorithm 1).
 
     z(x) = sqrt(2 / D) cos(x W + b), with W from N(0, 2 gamma) and b uniform on [0, 2 pi). Each

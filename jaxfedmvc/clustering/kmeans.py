@@ -133,11 +133,12 @@ def lloyd(
     x, where = check_data(x, where)
     _check_at_least_one(max_iter=max_iter)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
-    weights = _check_weights(weights, where)
+    counted, weights = weights is None, _check_weights(weights, where)
     used = jnp.arange(len(centroids)) < _check_limit(limit, len(centroids))
     # Far from the origin |x|^2 - 2 x.c + |c|^2 is a small difference of large numbers.
     selected, weight = where[:, None], weights[:, None]
-    total = _one_if_zero(jnp.sum(weights, where=where))
+    # A count is an integer, exact for any number of rows.
+    total = jnp.maximum(where.sum(), 1) if counted else _one_if_zero(weights.sum())
     origin = jnp.sum(x * weight, axis=0, where=selected, keepdims=True) / total
     x = jnp.where(selected, x - origin, 0.0)
     centroids = centroids - origin

@@ -90,12 +90,26 @@ def private_centres(
     leaves = private_leaves(tree_key, x, n_clusters, where, noise)
     is_leaf = leaves.counts > 0
     n_leaves = jnp.sum(is_leaf)
-    found = kmeans(
-        kmeans_key, leaves.means, n_clusters, where=is_leaf, weights=leaves.counts,
-        limit=jnp.clip(n_leaves, 1, n_clusters), n_init=n_init,
-    ).centroids  # fmt: skip
+    limit = jnp.clip(n_leaves, 1, n_clusters)
+    found = best_centroids(kmeans_key, leaves.means, n_clusters, leaves.counts, limit, n_init)
     missing = jax.random.uniform(fill_key, found.shape, minval=-1.0, maxval=1.0)
     return jnp.where(jnp.arange(n_clusters)[:, None] < n_leaves, found, missing)
+
+
+def best_centroids(
+    key: Array, x: Array, n_clusters: int, weights: Array, limit: ArrayLike, n_init: int
+) -> Array:
+    """Centroids [k, d] of the best of some starts of `kmeans` of weighted rows.
+
+    One start after another, so that one alone needs memory and none waits for the slowest.
+    """
+
+    def run(key: Array) -> tuple[Array, Array]:
+        result = kmeans(key, x, n_clusters, weights=weights, limit=limit, n_init=1)
+        return result.centroids, result.inertia
+
+    centroids, inertia = lax.map(run, jax.random.split(key, n_init))
+    return centroids[jnp.argmin(inertia)]
 
 
 def private_leaves(key: Array, x: Array, n_clusters: int, where: Array, noise: TreeNoise) -> Leaves:
@@ -111,38 +125,36 @@ def private_leaves(key: Array, x: Array, n_clusters: int, where: Array, noise: T
     sides = jnp.matmul(directions, x.T, precision=lax.Precision.HIGHEST) > 0
     slots = jnp.arange(CAPACITY)
 
-    def noisy_counts(level: ArrayLike, node: Array) -> Array:
-        sizes = jax.ops.segment_sum(jnp.ones(n, jnp.int32), node, CAPACITY)
-        level_key = jax.random.fold_in(count_key, level)
-        return sizes + discrete_laplace(level_key, noise.count_epsilon, (CAPACITY,))
+    count_noise = discrete_laplace(count_key, noise.count_epsilon, (DEPTH + 1, CAPACITY))
 
     def split_level(
-        state: tuple[Array, Array, Array, Array], level: Array
+        state: tuple[Array, Array, Array, Array], level: tuple[Array, Array]
     ) -> tuple[tuple[Array, Array, Array, Array], None]:
         node, counts, alive, may_branch = state
+        side, count_noise = level
         wish = may_branch & (counts >= 3 * least)
-        rank = jnp.argsort(jnp.argsort(jnp.where(wish, -counts, 1)))
-        branch = wish & (rank < CAPACITY - jnp.sum(alive))
-        # One child takes its parent's place, the other a free one.
-        free = jnp.argsort(alive)
-        other = jnp.where(branch, free[rank], CAPACITY)
-        moves = branch.at[node].get(mode="fill", fill_value=False) & sides[level - 1]
+        # One child takes its parent's place, the other a free one; the greatest count comes first.
+        order = jnp.argsort(jnp.where(wish, -counts, 1))
+        granted = wish[order] & (slots < CAPACITY - jnp.sum(alive))
+        free = jnp.where(granted, jnp.argsort(alive), CAPACITY)
+        other = jnp.zeros_like(slots).at[order].set(free)
+        branch = other < CAPACITY
+        moves = branch.at[node].get(mode="fill", fill_value=False) & side
         node = jnp.where(moves, other.at[node].get(mode="clip"), node)
         born = branch.at[other].set(True, mode="drop")
-        counts = jnp.where(born, noisy_counts(level, node), counts)
+        sizes = jax.ops.segment_sum(jnp.ones(n, jnp.int32), node, CAPACITY)
+        counts = jnp.where(born, sizes + count_noise, counts)
         may_branch = born & (counts >= least)
         alive = (alive & ~born) | may_branch
         # Rows of a dropped node are out for good, whoever takes its place.
         node = jnp.where(alive.at[node].get(mode="fill", fill_value=False), node, CAPACITY)
         return (node, counts, alive, may_branch), None
 
-    node = jnp.where(where, 0, CAPACITY)
-    counts = jnp.where(slots == 0, noisy_counts(0, node), 0)
+    counts = jnp.where(slots == 0, jnp.sum(where, dtype=jnp.int32) + count_noise[0], 0)
     least = least_count(counts[0], n_clusters, d, noise.scale_one)
     alive = (slots == 0) & (counts >= least)
-    node = jnp.where(alive[0], node, CAPACITY)
-    start = node, counts, alive, alive
-    (node, counts, alive, _), _ = lax.scan(split_level, start, jnp.arange(1, DEPTH + 1))
+    start = jnp.where(where & alive[0], 0, CAPACITY), counts, alive, alive
+    (node, counts, alive, _), _ = lax.scan(split_level, start, (sides, count_noise[1:]))
     weights = jnp.where(alive, counts, 0).astype(jnp.float32)
     sums = exact_segment_sum(x, node, CAPACITY)
     sums += noise.scale_all * jax.random.laplace(sum_key, sums.shape)

@@ -78,8 +78,8 @@ KMEANS = vertcohirf(LocalStep(kmeans_method(3), 0.6, 3))
 
 
 @functools.cache
-def masked(algorithm):
-    return jax.jit(lambda fed, key: engine.run(algorithm, fed, key, ROUNDS))
+def masked(algorithm, rounds=ROUNDS):
+    return jax.jit(lambda fed, key: engine.run(algorithm, fed, key, rounds))
 
 
 @functools.cache
@@ -136,8 +136,8 @@ def test_six_points_by_hand():
         return jnp.where(where, jnp.round(x[:, 0]).astype(jnp.int32), -1)
 
     # The radius would enter the cosines: it labels the points, and is then zeroed for the ranking.
-    step = LocalStep(first_column)
-    state = engine.run(vertcohirf(step), federation(views), jax.random.key(0), 1).state.server
+    one_round = masked(vertcohirf(LocalStep(first_column)), 1)
+    state = one_round(federation(views), jax.random.key(0)).state.server
     codes = jnp.array([0, 0, 0, 1, 1, 2])
     everyone = jnp.ones(6, bool)
     active = jnp.arange(6)
@@ -183,15 +183,15 @@ def test_ends_when_nothing_merges_and_counts_the_idle_round():
 
 def test_max_iter_stops_before_the_end():
     views, _ = make_views(0)
-    one = engine.run(HALVES, federation(views), jax.random.key(0), 1)
+    one = masked(HALVES, 1)(federation(views), jax.random.key(0))
     full = run(HALVES, views)
     assert not one.state.server.done and int(one.n_rounds) == 1
     assert labels_of(one).max() >= labels_of(full).max()
 
 
 def test_two_modalities_are_recovered_exactly():
-    dataset = synthetic.multimodal(3, "text")
-    steps = [LocalStep(dbscan_method(2.0, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
+    dataset = synthetic.multimodal(0, "text")
+    steps = [LocalStep(dbscan_method(2.25, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
     fed = federation(dataset.views, dataset.labels)
     result = engine.run_compacting(always(vertcohirf(steps)), fed, jax.random.key(0), 100)
     assert adjusted_rand_score(dataset.labels, labels_of(result)) == 1.0
@@ -251,7 +251,7 @@ def test_numbers_are_swept_in_one_program():
     program(*arguments)
     assert len(traces) == 1
     fixed = vertcohirf(LocalStep(kmeans_method(4), 1.0, 3, None, 0.8), n_candidates=N)
-    alone = engine.run(fixed, fed, keys[1], 6)
+    alone = masked(fixed, 6)(fed, keys[1])
     np.testing.assert_array_equal(found[1], labels_of(alone))
 
 
@@ -398,9 +398,9 @@ def test_with_few_candidates_medoids_are_among_them_and_the_labels_stay_nested()
 # --- Messages -------------------------------------------------------------------------------------
 
 
-def messages(algorithm, fed, key, rounds=4):
-    """Every message of every agent, round by round."""
-    sent = []
+@functools.cache
+def spied(algorithm):
+    """The algorithm with its messages in the info, and its round compiled."""
 
     def recorded(phase):
         def client(*arguments):
@@ -409,18 +409,25 @@ def messages(algorithm, fed, key, rounds=4):
 
         return phase._replace(client=client)
 
-    spied = algorithm._replace(round=tuple(recorded(phase) for phase in algorithm.round))
-    state = engine.start(spied, fed, key)
-    step = jax.jit(functools.partial(engine.one_round, spied))
+    spy = algorithm._replace(round=tuple(recorded(phase) for phase in algorithm.round))
+    return spy, jax.jit(functools.partial(engine.one_round, spy))
+
+
+def messages(algorithm, fed, key, rounds=4):
+    """Every message of every agent, round by round, and the server state after them."""
+    spy, step = spied(algorithm)
+    state = engine.start(spy, fed, key)
+    sent = []
     for r in range(rounds):
         state, info = step(fed, key, state, r)
         sent.append([[c["message"] for c in phase["clients"]] for phase in info])
-    return sent
+    return sent, state.server
 
 
 def test_only_integers_travel():
     views, _ = make_views(0)
-    for message in jax.tree.leaves(messages(KMEANS, federation(views), jax.random.key(0), 1)):
+    sent, _ = messages(KMEANS, federation(views), jax.random.key(0), 1)
+    for message in jax.tree.leaves(sent):
         assert message.dtype == jnp.int32
         assert message.shape == (1, N)
 
@@ -433,10 +440,10 @@ def test_equal_labels_and_rankings_give_equal_messages():
     views, _ = make_views(1)
     other = [views[0], -4 * views[1], views[2]]
     key = jax.random.key(0)
-    one = messages(KMEANS, federation(views), key)
-    two = messages(KMEANS, federation(other), key)
+    one, _ = messages(KMEANS, federation(views), key)
+    two, _ = messages(KMEANS, federation(other), key)
     chex.assert_trees_all_equal(one, two)
-    third = messages(KMEANS, federation([views[0], views[1] ** 2, views[2]]), key)
+    third, _ = messages(KMEANS, federation([views[0], views[1] ** 2, views[2]]), key)
     assert not all(
         np.array_equal(a, b)
         for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(third), strict=True)
@@ -495,23 +502,19 @@ _strict = jax.jit(lambda labels: strict_consensus(labels, jnp.ones(8, bool)))
 
 
 @pytest.mark.parametrize("attack", sorted(ATTACKS))
-def test_attacked_runs_end_and_merge_nothing_that_honest_agents_separate(attack):
+def test_attackers_merge_nothing_that_honest_agents_separate(attack):
     views, _ = make_views(0)
-    honest = messages(HALVES, federation(views), jax.random.key(0), 1)[0][0]
+    (honest,), _ = messages(HALVES, federation(views), jax.random.key(0), 1)
     algorithm = attacked(HALVES, attack, [1])
-    result = run(algorithm, views)
-    found = np.asarray(
-        labels_at(result.state.server.parents, result.state.server.absorbed_at, None, 0)
-    )
+    (sent,), state = messages(algorithm, federation(views), jax.random.key(0), 1)
+    found = np.asarray(labels_at(state.parents, state.absorbed_at, None, 0))
     for agent in (0, 2):
-        labels = np.asarray(honest[agent]["labels"])[0]
+        labels = np.asarray(honest[0][agent]["labels"])[0]
         assert len({*zip(found, labels, strict=True)}) == found.max() + 1
-    changed = messages(algorithm, federation(views), jax.random.key(0), 1)[0]
     phase = ATTACKS[attack][0]
-    before = messages(HALVES, federation(views), jax.random.key(0), 1)[0][phase]
     same = [
         all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
-        for a, b in zip(changed[phase], before, strict=True)
+        for a, b in zip(sent[phase], honest[phase], strict=True)
     ]
     assert same == [True, False, True]  # the named attacker alone
 
@@ -609,7 +612,7 @@ def test_agents_that_do_not_fit_are_named():
         Federation.from_agents([(ids, views[0]), (ids, views[1]), (twice, views[2])])
     with pytest.raises(ValueError, match="agent 1: all of its 2 features are constant"):
         Federation.from_agents([(ids, views[0]), (ids, np.ones((N, 2)))])
-    with pytest.raises(ValueError, match=r"view 1 must be a non-empty array"):
+    with pytest.raises(ValueError, match=r"view of agent 1 must be a non-empty array"):
         Federation.from_agents([(ids, views[0]), (ids, np.ones((N, 0)))])
     with pytest.raises(ValueError, match="held by several clients"):
         two = Federation.from_clients([{0: views[0]}, {0: views[0]}])
