@@ -232,7 +232,7 @@ def test_without_labels_nothing_is_scored(files, tmp_path):
 
 # Flags, with names of `files` in braces, and what the line must tell.
 BAD = {
-    "unknown data set": (["--dataset=nonsense"], "unknown data set 'nonsense'.*digits, .*mnist_usps"),
+    "unknown data set": (["--dataset=nonsense"], "unknown data set 'nonsense'.*digits.*mnist_usps"),
     "absent named set": (
         ["--dataset=bdgp", "--data_dir={folder}"],
         "bdgp: no BDGP.npz/.mat in .*some where, .*data; get BDGP.mat of .*, and put it there",

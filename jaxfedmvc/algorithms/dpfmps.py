@@ -116,8 +116,8 @@ def dpfmps(
 
     Returns:
       The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, for less
-      than two agents, fewer samples than clusters or more than MAX_CELLS cells, and ImportError where epsilon is finite and
-      dp-accounting is not installed.
+      than two agents, fewer samples than clusters or more than MAX_CELLS cells, and ImportError
+      where epsilon is finite and dp-accounting is not installed.
 
     Raises:
       ValueError: A setting is out of range.
