@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from jaxfedmvc.data.vertical import vertical_partition
 from scipy import stats
 
 from experiments import base, vertical
@@ -25,6 +24,7 @@ from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
 from jaxfedmvc.attacks import attacked
 from jaxfedmvc.clustering.local import kmeans_method
 from jaxfedmvc.data import synthetic
+from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
 
 FLAGS = flags.FLAGS

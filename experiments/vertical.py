@@ -187,7 +187,7 @@ def table(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
       rows: Name -> one `rate` for each seed.
     """
     n_seeds = len(next(iter(rows.values())))
-    width = 15 if n_seeds > 1 else 8
+    width = 16 if n_seeds > 1 else 10
     names = (*METRICS, "clusters")
     head = f"{'':24s}" + "".join(f"{_TITLES[name]:>{width}s}" for name in names)
     lines = [head]

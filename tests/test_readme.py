@@ -3,13 +3,26 @@
 import re
 from pathlib import Path
 
+from sklearn.metrics import adjusted_rand_score
+
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_library_example_runs_and_sweeps(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def run_example(place):
+    code = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)[place]
     names: dict = {}
     exec(compile(code, str(README), "exec"), names)
+    return names
+
+
+def test_vertical_example_finds_the_six_clusters():
+    names = run_example(1)
+    truth = names["data"].load("multimodal").labels
+    assert adjusted_rand_score(truth, names["result"].labels[0][0]) == 1.0
+
+
+def test_library_example_runs_and_sweeps(capsys):
+    names = run_example(0)
     accuracies = names["jax"].numpy.asarray(
         [float(x) for x in re.findall(r"0\.\d+", capsys.readouterr().out)]
     )

@@ -9,7 +9,8 @@ Two options are common to all of them. `weights` counts rows: a weight of 2 mean
 written twice means, and a row of weight 0 gets a label and moves nothing. `limit` is the number of
 clusters where that is traced: the first min(limit, k) of the k centroids are used, no label names
 another, and the labels are those of a run with `limit` centroids. One compilation then serves all
-numbers of clusters up to k.
+numbers of clusters up to k. A limit below 1, such as the number of rows where there are none,
+counts as 1.
 """
 
 import math
@@ -77,8 +78,8 @@ def kmeans(
 
     Raises:
         ValueError: If `n_clusters`, `n_init` or `max_iter` is below 1, if `x`, `where`, `weights`,
-            `limit` or `centroids` has the wrong shape, if `weights` or `limit` is concrete and out
-            of its range, or if both `key` and `centroids` are None.
+            `limit` or `centroids` has the wrong shape, if `weights` is concrete and not finite or
+            negative, or if both `key` and `centroids` are None.
     """
     x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters, n_init=n_init, max_iter=max_iter)
@@ -128,7 +129,7 @@ def lloyd(
 
     Raises:
         ValueError: If `max_iter` is below 1, `x`, `where`, `centroids`, `weights` or `limit` has
-            the wrong shape, or `weights` or `limit` is concrete and out of its range.
+            the wrong shape, or `weights` is concrete and not finite or negative.
     """
     x, where = check_data(x, where)
     _check_at_least_one(max_iter=max_iter)
@@ -195,7 +196,7 @@ def kmeans_plusplus(
 
     Raises:
         ValueError: If `n_clusters` is below 1, `x`, `where`, `weights` or `limit` has the wrong
-            shape, or `weights` or `limit` is concrete and out of its range.
+            shape, or `weights` is concrete and not finite or negative.
     """
     x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters)
@@ -314,15 +315,12 @@ def _check_weights(weights: ArrayLike | None, where: Array) -> Array:
 
 
 def _check_limit(limit: ArrayLike | None, n_clusters: int) -> int | Array:
-    """Checked number of centroids in use, between 1 and `n_clusters`; static if it was None."""
+    """Number of centroids in use, clipped to 1..`n_clusters`; static if `limit` is None."""
     if limit is None:
         return n_clusters
     limit = jnp.asarray(limit)
     if limit.shape != () or not jnp.issubdtype(limit.dtype, jnp.integer):
-        got = f"{limit.dtype} of shape {limit.shape}"
-        raise ValueError(f"limit must be a scalar integer, got {got}")
-    if not isinstance(limit, jax.core.Tracer) and limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
+        raise ValueError(f"limit must be a scalar integer, got {limit.dtype} of {limit.shape}")
     return jnp.clip(limit, 1, n_clusters)
 
 
