@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import platform
 import sys
@@ -121,6 +122,16 @@ def write(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text)
     os.replace(partial, path)
+
+
+def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Appends rows to a .csv; the first ones bring the header."""
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        if fresh:
+            table.writeheader()
+        table.writerows(rows)
 
 
 def _flag_lines() -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -90,13 +89,7 @@ class Report:
                     value = math.nan if scores is None else float(scores[group][way][name])
                     row[f"{group}/{way}/{name}"] = value
         row |= {"bytes_up": self.traffic["round"].up, "bytes_down": self.traffic["round"].down}
-        path = self.folder / "rounds.csv"
-        fresh = not path.exists()
-        with path.open("a", newline="") as file:
-            table = csv.DictWriter(file, list(row))
-            if fresh:
-                table.writeheader()
-            table.writerow(row)
+        base.append_rows(self.folder / "rounds.csv", [row])
         up, down = (row[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
         cells = "".join(_cells(scores, group, "pooled") for group in _SHOWN)
         write(f"{seed:4d} {round_number:5d}{losses['loss']:9.3f} {cells}|{up:6.1f} {down:6.1f}")

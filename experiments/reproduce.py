@@ -165,10 +165,7 @@ def report(
                 )  # fmt: skip
     flat = [row for rows in everything.values() for row in rows]
     if flat:
-        with (folder / "tables.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(flat[0]))
-            writer.writeheader()
-            writer.writerows(flat)
+        base.append_rows(folder / "tables.csv", flat)
     return json.loads(json.dumps(everything, default=float).replace("NaN", "null"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -168,7 +167,7 @@ def main() -> None:
             if FLAGS.level is not None:
                 name += f", level {FLAGS.level}"
             rows.setdefault(name, []).append(vertical.rate(agents, labels))
-            _append(folder / "labels.csv", [
+            base.append_rows(folder / "labels.csv", [
                 {"seed": seed, "row": i, **{f"agent_{a}": int(x[i]) for a, x in enumerate(labels)}}
                 for i in range(len(labels[0]))
             ])  # fmt: skip
@@ -239,7 +238,7 @@ def vertcohirf_run(algorithm: FederatedAlgorithm) -> Runner:
                       f"{bits.int32_bytes / 1e3:14.1f}")  # fmt: skip
             rounds.append(row)
             if folder is not None:
-                _append(folder / "rounds.csv", [row])
+                base.append_rows(folder / "rounds.csv", [row])
 
         hidden = agents.federation.without_labels()
         if FLAGS.mode == "masked":
@@ -287,15 +286,6 @@ def _keep_hierarchy(folder: Path, hierarchy: Hierarchy, stem: str) -> None:
     hierarchy.to_csv(folder / "hierarchy.csv")
     title = f"cluster fusion hierarchy, VertCoHiRF on {stem}, seed {seeds()[-1]}"
     plots.hierarchy(folder / "hierarchy.png", hierarchy, title)
-
-
-def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        if fresh:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ differences to the run without attack. All seeds of a curve's point are one batc
 
 from __future__ import annotations
 
-import csv
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,7 +93,6 @@ def main() -> None:
 
     programs = {name: program(name) for name in variants}
     scores = {name: np.zeros((len(trials), len(spreads))) for name in variants}
-    rows = []
     with ProgressBar(len(spreads) * len(chunks) * len(variants)) as bar:
         for s, sigma in enumerate(spreads):
             for chunk in chunks:
@@ -108,15 +105,11 @@ def main() -> None:
                     scores[name][places, s] = values
                     bar.advance(1)
             for name, values in scores.items():
-                rows += [
+                rows = [
                     {"sigma": sigma, "variant": name, "seed": trial, "ari": values[i, s]}
                     for i, trial in enumerate(trials)
                 ]
-    text = folder / "trials.csv"
-    with text.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+                base.append_rows(folder / "trials.csv", rows)
     plots.attack_bands(
         folder / "attack.png", spreads, scores, "sigma", "ARI",
         f"VertCoHiRF(k-means), attacker is agent {FLAGS.attacker}, {len(trials)} seeds",

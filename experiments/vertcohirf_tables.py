@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
+from experiments import base
 from experiments.progress import ProgressBar
 from experiments.vertical import Agents, SplitOptions, load_agents, silhouette
 from jaxfedmvc import engine
@@ -113,29 +114,31 @@ def methods(dataset: str, max_local: int = _MAX_CLUSTERS) -> dict[str, Method]:
             "DPFMPS-P2Est", clusters, lambda p: dpfmps_p2est(int(p["n_clusters"])), host=True
         ),
     }
-    for base in BASES[dataset]:
-        for threshold in (None, _RELAXED) if base != "sc_srgf" else (None,):
+    for clusterer in BASES[dataset]:
+        for threshold in (None, _RELAXED) if clusterer != "sc_srgf" else (None,):
             star = "*" if threshold else ""
-            rows[f"VertCoHiRF({base}{star})"] = vertcohirf_method(base, threshold, max_local)
+            rows[f"VertCoHiRF({clusterer}{star})"] = vertcohirf_method(
+                clusterer, threshold, max_local
+            )
     return rows
 
 
-def vertcohirf_method(base: str, threshold: float | None, max_local: int) -> Method:
+def vertcohirf_method(clusterer: str, threshold: float | None, max_local: int) -> Method:
     """VertCoHiRF with a base clusterer, its settings searched in the paper's spaces."""
-    space: Space = {} if base == "dbscan" else {"n_clusters": (2, max_local, True)}
+    space: Space = {} if clusterer == "dbscan" else {"n_clusters": (2, max_local, True)}
     space |= {
         "dbscan": {"eps": (0.1, 10.0, False), "min_samples": (2, 50, True)},
         "kernel_kmeans": {"gamma": (0.1, 30.0, False)},
         "sc_srgf": {"n_graphs": (10, _MAX_GRAPHS, True), "ratio": (0.2, 0.8, False)},
         "kmeans": {},
-    }[base]
-    if base != "sc_srgf":
+    }[clusterer]
+    if clusterer != "sc_srgf":
         space |= {
             "feature_share": (0.1, 1.0, False), "repetitions": (2, _MAX_REPETITIONS, True)
         }  # fmt: skip
 
     def make(p: Params) -> FederatedAlgorithm:
-        if base == "sc_srgf":
+        if clusterer == "sc_srgf":
             method = local.sc_srgf_method(
                 p["n_clusters"], p["n_graphs"], p["ratio"], max_local, _MAX_GRAPHS
             )
@@ -146,12 +149,12 @@ def vertcohirf_method(base: str, threshold: float | None, max_local: int) -> Met
                 p["n_clusters"], p["gamma"], max_local
             ),
             "kmeans": lambda: local.kmeans_method(p["n_clusters"], max_local),
-        }[base]()
+        }[clusterer]()
         return vertcohirf(
             LocalStep(method, p["feature_share"], _MAX_REPETITIONS, p["repetitions"], threshold)
         )
 
-    return Method(_PUBLISHED_NAMES[base], space, make, _MAX_ITER)
+    return Method(_PUBLISHED_NAMES[clusterer], space, make, _MAX_ITER)
 
 
 # Running trials.
@@ -344,17 +347,8 @@ def run_trials(
                         for p, s, labels in zip(settings, told, found, strict=True)
                     ]  # fmt: skip
                     bar.advance(size)
-                _append(path, rows)
+                base.append_rows(path, rows)
     jax.clear_caches()  # programs of one set serve no other
-
-
-def _append(path: Path, rows: list[dict[str, Any]]) -> None:
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        if fresh:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 def read_trials(path: Path) -> list[dict[str, str]]:

@@ -15,6 +15,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc.clustering.kmeans import check_data
+
 _ABREAST = 8  # blocks compared with a block at a time: fewer steps, against more padding
 _UNROLLED = 16  # features up to which sums over them are written out
 
@@ -79,7 +81,7 @@ def dbscan(
             `min_samples` no integer scalar, or if `eps` <= 0, `min_samples` < 1 (values that are
             traced pass) or `block` < 1.
     """
-    x, where = _check_data(x, where)
+    x, where = check_data(x, where)
     eps = _check_number("eps", eps, np.float32, "a number above 0")
     min_samples = _check_number("min_samples", min_samples, np.int32, "an integer of at least 1")
     if block < 1:
@@ -301,14 +303,3 @@ def _check_number(name: str, value: ArrayLike, dtype: type[np.generic], allowed:
     if not isinstance(value, jax.core.Tracer) and not np.asarray(value) > 0:
         raise ValueError(f"{name} must be {allowed}, got {value}")
     return jnp.asarray(value, dtype)
-
-
-def _check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
-    """Checked `x` with zeros for the unselected rows, and `where` as an array."""
-    x = jnp.asarray(x, jnp.float32)
-    if x.ndim != 2 or 0 in x.shape:
-        raise ValueError(f"x must have shape [n, d] with n, d >= 1, got {x.shape}")
-    where = jnp.ones(len(x), bool) if where is None else jnp.asarray(where, bool)
-    if where.shape != x.shape[:1]:
-        raise ValueError(f"where must have shape {x.shape[:1]}, got {where.shape}")
-    return jnp.where(where[:, None], x, 0.0), where

@@ -1,75 +1,109 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.cluster import DBSCAN, OPTICS, AgglomerativeClustering, KMeans
+from sklearn import cluster, datasets
 
 from jaxfedmvc.clustering.host import host_method
 
-
-def points(n=20):
-    rng = np.random.default_rng(0)
-    truth = np.arange(n) % 3
-    x = rng.normal(size=(n, 2)) + 8 * np.array([[0, 0], [1, 0], [0, 1]])[truth]
-    x[0] = 100.0
-    return x.astype(np.float32)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda seed: AgglomerativeClustering(3),
-        lambda seed: DBSCAN(eps=2.0, min_samples=3),
-        lambda seed: OPTICS(min_samples=3, cluster_method="dbscan", eps=2.0),
-    ],
-    ids=["agglomerative", "dbscan", "optics"],
-)
-def test_labels_are_the_estimators_under_jit_and_padding(make):
-    x = points()
-    where = np.arange(20) < 17
-    dirty = np.where(where[:, None], x, np.nan)
-    labels = jax.jit(host_method(make))(jax.random.key(0), jnp.array(dirty), jnp.array(where))
-    expected = make(0).fit_predict(x[where])
-    np.testing.assert_array_equal(labels[:17], expected)
-    assert labels.dtype == jnp.int32 and (np.asarray(labels)[17:] == -1).all()
+MAKERS = {
+    "agglomerative": lambda seed: cluster.AgglomerativeClustering(4, linkage="single"),
+    "dbscan": lambda seed: cluster.DBSCAN(0.9, min_samples=4),
+    "hdbscan": lambda seed: cluster.HDBSCAN(min_cluster_size=5, copy=True),
+    "optics": lambda seed: cluster.OPTICS(min_samples=5),
+    "random": lambda seed: cluster.KMeans(5, init="random", n_init=1, random_state=seed),
+}
+KEY = jax.random.key(3)
 
 
-def test_vmap_is_a_loop_and_seeds_derive_from_keys():
+def data():
+    x, _ = datasets.make_blobs(60, 2, centers=3, cluster_std=0.8, random_state=1)
+    where = np.arange(60) % 5 > 0
+    return np.where(where[:, None], x, np.nan).astype(np.float32), where
+
+
+def in_order(labels):
+    """Labels 0.. in the order of the given ones, noise apart."""
+    clusters = sorted(set(labels.tolist()) - {-1})
+    return np.array([clusters.index(label) if label >= 0 else -1 for label in labels])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_equals_sklearn_on_the_selected_rows(name):
+    x, where = data()
     seeds = []
 
     def make(seed):
         seeds.append(seed)
-        return KMeans(3, n_init=1, random_state=seed)
+        return MAKERS[name](seed)
 
     method = host_method(make)
-    keys = jax.random.split(jax.random.key(1), 3)
-    x = jnp.stack([jnp.array(points())] * 3)
-    where = jnp.ones((3, 20), bool)
-    together = jax.jit(jax.vmap(method))(keys, x, where)
-    first = list(seeds)
-    alone = [method(key, points(), np.ones(20, bool)) for key in keys]
-    np.testing.assert_array_equal(together, np.stack(alone))
-    assert len(set(first)) == 3 and seeds[3:] == first
+    for run in (method, jax.jit(method)):
+        labels = np.asarray(run(KEY, x, where))
+        assert labels.dtype == np.int32
+        direct = MAKERS[name](seeds[-1]).fit_predict(x[where])
+        np.testing.assert_array_equal(labels[where], in_order(direct))
+        np.testing.assert_array_equal(labels[~where], -1)
+    assert len(set(seeds)) == 1 and 0 <= seeds[0] < 2**31
+    if name in ("dbscan", "hdbscan", "optics"):
+        assert (labels[where] == -1).any() and labels.max() >= 1
 
 
-def test_no_more_clusters_than_rows_and_none_without_rows():
-    method = jax.jit(host_method(lambda seed: AgglomerativeClustering(8)))
-    few = np.arange(20) < 4
-    labels = method(jax.random.key(0), points(), few)
-    assert sorted(np.asarray(labels)[:4]) == [0, 1, 2, 3]
-    assert (method(jax.random.key(0), points(), np.zeros(20, bool)) == -1).all()
+def test_vmap_clusters_each_item_with_its_own_key():
+    x, _ = data()
+    x = np.stack([np.nan_to_num(x), np.nan_to_num(x) + 1, np.nan_to_num(x)])
+    where = np.arange(60)[None] < np.array([[60], [30], [0]])
+    keys = jax.random.split(KEY, 3)
+    method = jax.jit(host_method(MAKERS["random"]))
+    batch = jax.jit(jax.vmap(method))(keys, x, where)
+    for i in range(3):
+        np.testing.assert_array_equal(batch[i], method(keys[i], x[i], where[i]))
+    np.testing.assert_array_equal(batch[2], -1)
+    # The key is read: other keys, other starts, other labels.
+    others = jax.vmap(method, in_axes=(0, None, None))(jax.random.split(KEY, 5), x[0], where[0])
+    assert len(np.unique(others, axis=0)) > 1
 
 
-def test_labels_are_renumbered_in_the_order_of_their_values():
-    class Odd:
-        def fit_predict(self, x):
-            return np.array([30, -7, 10] * (len(x) // 3))
+def test_labels_follow_the_clusterers_own_order():
+    class Odd(cluster.DBSCAN):
+        def fit_predict(self, rows):
+            return np.array([7, -1, 3, 7, -2])
 
-    labels = host_method(lambda seed: Odd())(jax.random.key(0), points(18), np.ones(18, bool))
-    assert labels[:3].tolist() == [1, -1, 0]
+    labels = host_method(lambda seed: Odd())(KEY, np.ones((5, 1), np.float32))
+    np.testing.assert_array_equal(labels, [1, -1, 0, 1, -1])
 
 
-def test_a_failing_estimator_is_named():
-    method = host_method(lambda seed: AgglomerativeClustering(3))
-    with pytest.raises(Exception, match="AgglomerativeClustering failed on 1 samples"):
-        jax.block_until_ready(method(jax.random.key(0), points(), np.arange(20) < 1))
+def test_number_of_clusters_is_capped_and_fewer_than_two_rows_are_not_fitted():
+    x, _ = data()
+    made = []
+
+    def make(seed):
+        made.append(cluster.AgglomerativeClustering(10))
+        return made[-1]
+
+    method = jax.jit(host_method(make))
+    for n in (0, 1):
+        where = np.arange(60) < n
+        np.testing.assert_array_equal(method(KEY, np.nan_to_num(x), where), where.astype(int) - 1)
+    assert not made
+    labels = np.asarray(method(KEY, np.nan_to_num(x), np.arange(60) < 3))
+    assert sorted(labels[:3]) == [0, 1, 2] and made[-1].n_clusters == 3
+    method(KEY, np.nan_to_num(x), np.ones(60, bool)).block_until_ready()
+    assert made[-1].n_clusters == 10
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_errors_name_the_clusterer(wrap):
+    x, where = data()
+    method = wrap(host_method(lambda seed: cluster.OPTICS(min_samples=50)))
+    with pytest.raises(
+        RuntimeError, match=r"OPTICS\(min_samples=50\) failed on 48 rows: min_sampl"
+    ):
+        method(KEY, x, where).block_until_ready()
+
+
+def test_wrong_shapes_are_named():
+    method = host_method(MAKERS["dbscan"])
+    with pytest.raises(ValueError, match="^x must"):
+        method(KEY, np.ones(4))
+    with pytest.raises(ValueError, match="^where must"):
+        method(KEY, np.ones((4, 2)), np.ones(3, bool))

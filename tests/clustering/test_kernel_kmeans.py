@@ -1,3 +1,6 @@
+import functools
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,71 +9,115 @@ from sklearn.kernel_approximation import RBFSampler
 from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.pairwise import rbf_kernel
 
-from jaxfedmvc.clustering import kernel_kmeans, kmeans
-from jaxfedmvc.clustering.kernel_kmeans import random_fourier_features
+from jaxfedmvc.clustering.kernel_kmeans import (
+    _frequencies,
+    kernel_kmeans,
+    random_fourier_features,
+)
+from jaxfedmvc.clustering.kmeans import kmeans
+
+GAMMA = 2.0
 
 
-@pytest.mark.parametrize("gamma", [0.2, 2.0])
-def test_inner_products_approach_the_kernel(gamma):
-    """The error of a mean of D bounded terms is of the order D^-1/2; four of them."""
-    x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-    z = np.asarray(random_fourier_features(jax.random.key(0), x, gamma, 20000))
-    np.testing.assert_allclose(z @ z.T, rbf_kernel(x, gamma=gamma), atol=4 / np.sqrt(20000))
-
-
-def test_features_have_the_moments_of_scikit_learns():
-    x = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    ours = np.asarray(random_fourier_features(jax.random.key(1), x, 0.7, 20000))
-    theirs = RBFSampler(gamma=0.7, n_components=20000, random_state=0).fit_transform(x)
-    np.testing.assert_allclose(ours @ ours.T, theirs @ theirs.T, atol=6 / np.sqrt(20000))
-
-
-def rings(n=120):
+@functools.cache
+def rings():
+    """A narrow ring of 60 points inside a wide one of 60, and which one each point is on."""
     rng = np.random.default_rng(0)
-    truth = np.arange(n) % 2
-    angle = rng.uniform(0, 2 * np.pi, n)
-    radius = np.where(truth, 4.0, 0.3)
-    x = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return (x + 0.05 * rng.normal(size=(n, 2))).astype(np.float32), truth
+    y = np.repeat([0, 1], 60)
+    angle = rng.uniform(0, 2 * np.pi, 120)
+    radius = np.where(y == 0, 0.3, 1.5) + rng.normal(scale=0.03, size=120)
+    x = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return x.astype(np.float32), y
 
 
-def test_separates_a_ring_from_what_it_surrounds():
-    """A kernel sees how dense things lie: all within, and a far ring that is spread thin."""
-    x, truth = rings()
-    found = kernel_kmeans(jax.random.key(0), x, 2, 1.0, n_init=10)
-    assert adjusted_rand_score(truth, found.labels) == 1.0
-    plain = kmeans(jax.random.key(0), x, 2)
-    assert adjusted_rand_score(truth, plain.labels) < 0.5
+jit_kernel = jax.jit(kernel_kmeans, static_argnames=("n_clusters", "n_features", "n_init"))
+jit_features = jax.jit(random_fourier_features, static_argnums=3)
 
 
-def test_padding_and_limit():
-    x, _ = rings(40)
-    where = np.arange(50) < 40
-    padded = np.concatenate([x, np.full((10, 2), np.nan, np.float32)])
-    run = jax.jit(kernel_kmeans, static_argnames=("n_clusters", "n_features"))
-    one = run(jax.random.key(0), x, 3, 0.5, n_features=64)
-    other = run(jax.random.key(0), padded, 5, 0.5, where=where, limit=3, n_features=64)
-    np.testing.assert_array_equal(one.labels, other.labels[:40])
-    assert (np.asarray(other.labels)[40:] == -1).all()
+def clustered(key, x, gamma=GAMMA, where=None, limit=None):
+    where = np.ones(len(x), bool) if where is None else where
+    return jit_kernel(key, x, 3, gamma, where=where, limit=2 if limit is None else limit, n_init=3)
 
 
-def test_gamma_is_swept_in_one_program():
-    x, _ = rings(40)
-    traces = []
-
-    def run(gamma):
-        traces.append(1)
-        return kernel_kmeans(jax.random.key(0), x, 2, gamma, n_features=32).labels
-
-    program = jax.jit(jax.vmap(run))
-    found = program(jnp.array([0.1, 1.0]))
-    program(jnp.array([0.2, 2.0]))
-    assert len(traces) == 1
-    np.testing.assert_array_equal(found[1], run(1.0))
+@pytest.mark.parametrize("gamma", [0.1, 1.0, 5.0])
+def test_products_of_features_approach_the_kernel(gamma):
+    # A product is a mean of 20 000 terms 2 cos cos in [-2, 2] of standard deviation 1 at most, so
+    # that 0.04 is more than 5 of its standard deviations.
+    x, _ = rings()
+    z = np.asarray(jit_features(jax.random.key(0), x, gamma, 20_000))
+    np.testing.assert_allclose(z @ z.T, rbf_kernel(x, gamma=gamma), atol=0.04)
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="x must have shape"):
-        random_fourier_features(jax.random.key(0), np.zeros(3), 1.0, 10)
-    with pytest.raises(ValueError, match="n_features must be"):
-        random_fourier_features(jax.random.key(0), np.zeros((3, 2)), 1.0, 0)
+def test_frequencies_are_those_of_sklearn():
+    d, gamma, n = 3, 0.7, 20_000
+    w, b = _frequencies(jax.random.key(0), d, jnp.float32(gamma), n)
+    theirs = RBFSampler(gamma=gamma, n_components=n, random_state=0).fit(np.zeros((1, d)))
+    # Second moments of n normal numbers are known to 2 gamma sqrt(2 / n) = 0.014.
+    np.testing.assert_allclose(w @ w.T / n, 2 * gamma * np.eye(d), atol=0.06)
+    np.testing.assert_allclose(np.cov(w), np.cov(theirs.random_weights_), atol=0.08)
+    assert 0 <= b.min() and b.max() < 2 * np.pi + 1e-6
+    np.testing.assert_allclose(
+        [b.mean(), b.std()], [theirs.random_offset_.mean(), theirs.random_offset_.std()], atol=0.09
+    )
+
+
+def test_rings_are_told_apart_as_by_the_exact_kernel():
+    x, y = rings()
+    found = clustered(jax.random.key(0), x)
+    assert adjusted_rand_score(y, found.labels) == 1
+    assert adjusted_rand_score(y, kmeans(jax.random.key(0), x, 2).labels) < 0.5
+    # Kernel k-means maximises the sum over clusters of sum K / size: the rings beat any halves.
+    kernel = rbf_kernel(x, gamma=GAMMA)
+
+    def objective(labels):
+        onehot = np.eye(2)[labels]
+        return np.trace(onehot.T @ kernel @ onehot / onehot.sum(axis=0))
+
+    angles = np.linspace(0, np.pi, 20)
+    halves = [(x @ [np.cos(a), np.sin(a)] > 0).astype(int) for a in angles]
+    assert objective(y) > max(objective(half) for half in halves)
+
+
+def test_padding_and_its_values_change_nothing():
+    x, _ = rings()
+    where = np.arange(137) < len(x)
+    plain = clustered(jax.random.key(1), x)
+    for garbage in (1e6, np.nan):
+        padded = np.concatenate([x, np.full((17, 2), garbage, np.float32)])
+        masked = clustered(jax.random.key(1), padded, where=where)
+        np.testing.assert_array_equal(masked.labels, np.append(plain.labels, np.full(17, -1)))
+        np.testing.assert_allclose(masked.inertia, plain.inertia, rtol=1e-5)
+
+
+def test_gamma_and_limit_are_traced_and_vmap_is_a_loop():
+    x, _ = rings()
+    gammas, limits = jnp.array([0.5, 2.0, 4.0]), jnp.array([1, 2, 3])
+    chex.clear_trace_counter()
+    run = jax.jit(
+        chex.assert_max_traces(
+            lambda key, gamma, limit: clustered(key, x, gamma, limit=limit).labels, n=1
+        )
+    )
+    alone = [run(jax.random.key(0), g, limit) for g, limit in zip(gammas, limits, strict=True)]
+    batch = jax.vmap(
+        lambda gamma, limit: clustered(jax.random.key(0), x, gamma, limit=limit).labels
+    )(gammas, limits)
+    np.testing.assert_array_equal(batch, np.stack(alone))
+    np.testing.assert_array_equal(batch.max(axis=1) + 1, limits)
+
+
+@pytest.mark.parametrize(
+    "kwargs, name",
+    [
+        ({"gamma": 0.0}, "gamma"),
+        ({"gamma": jnp.nan}, "gamma"),
+        ({"gamma": jnp.ones(2)}, "gamma"),
+        ({"n_features": 0}, "n_features"),
+        ({"x": jnp.ones(4)}, "x"),
+        ({"n_clusters": 0}, "n_clusters"),
+    ],
+)
+def test_wrong_arguments_are_named(kwargs, name):
+    arguments = {"key": jax.random.key(0), "x": jnp.ones((4, 2)), "n_clusters": 2, "gamma": 1.0}
+    with pytest.raises(ValueError, match=f"^{name} must"):
+        kernel_kmeans(**(arguments | kwargs))

@@ -193,6 +193,133 @@ def test_plusplus_finds_every_distinct_row(n_copies):
     np.testing.assert_array_equal(np.unique(centroids, axis=0), np.unique(x, axis=0))
 
 
+def weighted(n=60):
+    """Weights 0 to 3, of mean 1.5."""
+    return np.arange(n).astype(np.float32) % 4
+
+
+@pytest.mark.parametrize("tol", [0.0, 1e-2])
+def test_integer_weights_repeat_rows(tol):
+    x, weights = blobs(std=3.0), weighted()
+    ours = jit_lloyd(x, x[:4], tol=tol, weights=weights)
+    copies = weights.astype(int)
+    repeated = jit_lloyd(np.repeat(x, copies, axis=0), x[:4], tol=tol)
+    np.testing.assert_array_equal(np.repeat(ours.labels, copies), repeated.labels)
+    np.testing.assert_allclose(ours.centroids, repeated.centroids, rtol=1e-5)
+    np.testing.assert_allclose(ours.inertia, repeated.inertia, rtol=1e-5)
+    assert ours.n_iter == repeated.n_iter
+    # A row of weight 0 has a label all the same.
+    np.testing.assert_array_equal(ours.labels, predict(x, ours.centroids))
+
+
+def test_weighted_lloyd_follows_sklearn():
+    x, weights = blobs(std=3.0), np.random.default_rng(0).exponential(size=60).astype(np.float32)
+    ours = jit_lloyd(x, x[:4], tol=0.0, weights=weights)
+    theirs = cluster.KMeans(4, init=x[:4], n_init=1, tol=0, algorithm="lloyd").fit(
+        x, sample_weight=weights
+    )
+    np.testing.assert_array_equal(ours.labels, theirs.labels_)
+    np.testing.assert_allclose(ours.centroids, theirs.cluster_centers_, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours.inertia, theirs.inertia_, rtol=1e-5)
+
+
+def test_scale_of_the_weights_scales_the_inertia_alone():
+    x, weights, key = blobs(std=3.0), weighted(), jax.random.key(0)
+    large = jit_kmeans(key, x, n_clusters=4, n_init=2, weights=weights)
+    small = jit_kmeans(key, x, n_clusters=4, n_init=2, weights=1e-6 * weights)
+    np.testing.assert_array_equal(small.labels, large.labels)
+    np.testing.assert_allclose(small.centroids, large.centroids, rtol=1e-5)
+    np.testing.assert_allclose(small.inertia, 1e-6 * large.inertia, rtol=1e-5)
+
+
+def test_rows_of_weight_zero_move_nothing():
+    x, where, key = blobs(std=3.0), np.arange(60) % 4 > 0, jax.random.key(0)
+    left_out = jit_kmeans(key, x, n_clusters=4, n_init=2, where=where)
+    without = jit_kmeans(key, x, n_clusters=4, n_init=2, weights=where.astype(np.float32))
+    np.testing.assert_array_equal(np.where(where, without.labels, -1), left_out.labels)
+    np.testing.assert_array_equal(without.labels >= 0, True)
+    np.testing.assert_allclose(without.centroids, left_out.centroids, rtol=1e-5)
+    np.testing.assert_allclose(without.inertia, left_out.inertia, rtol=1e-5)
+    spoilt = np.where(where, weighted(), np.nan)
+    masked = jit_kmeans(key, x, n_clusters=4, n_init=2, where=where, weights=spoilt)
+    none = jit_kmeans(key, x, n_clusters=4, n_init=2, where=where, weights=0 * weighted())
+    chex.assert_tree_all_finite((masked, none))
+    assert none.inertia == 0
+
+
+def test_first_centre_follows_the_weights():
+    x, weights = np.arange(12, dtype=np.float32)[:, None], weighted(12)
+    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 1, weights=weights)))
+    drawn = draw(jax.random.split(jax.random.key(0), 4000)).astype(int).ravel()
+    counts = np.bincount(drawn, minlength=12)
+    assert counts[weights == 0].sum() == 0
+    positive = weights > 0
+    assert chisquare(counts[positive], 4000 * weights[positive] / weights.sum()).pvalue > 0.01
+
+
+def test_next_centre_follows_weighted_squared_distance():
+    # Beside 0 the candidates 1 and 3 have 9 * 1 and 1 * 9. The greedy step prefers 1, which leaves
+    # 1 * 4, over 3, which leaves 9 * 1: row 3 needs both of 2 trials.
+    x, weights = jnp.array([[0.0], [1.0], [3.0]]), jnp.array([9.0, 9.0, 1.0])
+    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 2, weights=weights)))
+    pairs = np.asarray(draw(jax.random.split(jax.random.key(0), 4000)))[..., 0]
+    second = pairs[pairs[:, 0] == 0, 1]
+    rare = (second == 3).sum()
+    assert not (second == 0).any()
+    assert chisquare([rare, len(second) - rare], len(second) * np.array([0.25, 0.75])).pvalue > 0.01
+
+
+def test_limit_is_the_number_of_clusters():
+    # The number of candidates rises between 2 and 3, 7 and 8, and 20 and 21.
+    slots, key = 21, jax.random.split(jax.random.key(0), 3)
+    x = blobs(100, 2, 5, std=2.0)
+    chex.clear_trace_counter()
+    run = chex.assert_max_traces(
+        lambda key, limit: kmeans(key, x, slots, n_init=2, limit=limit), n=1
+    )
+    limited = jax.jit(jax.vmap(run, in_axes=(0, None)))
+    for k in (1, 2, 7, 8, slots):
+        plain = jax.jit(jax.vmap(lambda key, k=k: kmeans(key, x, k, n_init=2)))(key)
+        ours = limited(key, k)
+        np.testing.assert_array_equal(ours.labels, plain.labels)
+        np.testing.assert_allclose(ours.centroids[:, :k], plain.centroids, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(ours.inertia, plain.inertia, rtol=1e-5)
+        chex.assert_tree_all_finite(ours)
+    chex.assert_trees_all_equal(limited(key, 0), limited(key, 1))
+    chex.assert_trees_all_equal(limited(key, slots + 9), limited(key, slots))
+
+
+def test_limit_holds_for_given_centroids():
+    x = blobs()
+    limited = jit_lloyd(x, x[:5], limit=3)
+    plain = jit_lloyd(x, x[:3])
+    np.testing.assert_array_equal(limited.labels, plain.labels)
+    np.testing.assert_allclose(limited.centroids[3:], x[3:5], rtol=1e-6)
+
+
+def test_draws_from_many_rows_follow_the_weights():
+    # More rows than one block of a draw holds, the last block being half empty.
+    n, x = 2500, np.arange(2500, dtype=np.float32)[:, None]
+    weights = weighted(n) * (1 + np.arange(n) // 1000)
+    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 1, weights=weights)))
+    drawn = draw(jax.random.split(jax.random.key(0), 2000)).astype(int).ravel()
+    assert (weights[drawn] > 0).all()
+    groups = (np.arange(n) // 250) * 4 + np.arange(n) % 4
+    expected = np.bincount(groups, weights)
+    counts = np.bincount(groups[drawn], minlength=len(expected))
+    positive = expected > 0
+    assert chisquare(counts[positive], 2000 * (expected / expected.sum())[positive]).pvalue > 0.01
+
+
+@pytest.mark.parametrize("n", [1000, 1500])
+def test_padding_changes_no_draw_from_many_rows(n):
+    x = blobs(n, std=3.0)
+    plain = jit_plusplus(jax.random.key(0), x, 8)
+    padded = np.concatenate([x, np.full((1100, 2), np.nan, np.float32)])
+    where = np.arange(len(padded)) < n
+    np.testing.assert_array_equal(jit_plusplus(jax.random.key(0), padded, 8, where), plain)
+
+
 @pytest.mark.parametrize(
     "kwargs, name",
     [
@@ -205,6 +332,11 @@ def test_plusplus_finds_every_distinct_row(n_copies):
         ({"centroids": jnp.ones((3, 2))}, "centroids"),
         ({"centroids": jnp.ones((2, 3))}, "centroids"),
         ({"key": None}, "key"),
+        ({"weights": jnp.ones(3)}, "weights"),
+        ({"weights": jnp.array([1.0, -1.0, 1.0, 1.0])}, "weights"),
+        ({"weights": jnp.array([1.0, jnp.inf, 1.0, 1.0])}, "weights"),
+        ({"limit": jnp.ones(4, int)}, "limit"),
+        ({"limit": 1.5}, "limit"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs, name):
