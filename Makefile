@@ -9,7 +9,7 @@ run: $(READY)
 	$(VENV)/bin/python -m experiments.fmcsc $(ARGS)
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses=auto --dist=loadfile $(ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
