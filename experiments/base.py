@@ -28,7 +28,9 @@ flags.DEFINE_string(
 )  # fmt: skip
 flags.DEFINE_string("data_dir", None, "Where sets lie; then $JAXFEDMVC_DATA, then ./data.")
 flags.DEFINE_enum("scale", "auto", ["auto", "none", "minmax", "standard"], "Scaling of features.")
-flags.DEFINE_integer("n_clusters", None, "K; the number of classes where labels are known.")
+flags.DEFINE_integer(
+    "n_clusters", None, "K; the number of classes where labels are known.", lower_bound=1
+)
 flags.DEFINE_integer("seed", 0, "First seed.", lower_bound=0, upper_bound=2**31)
 flags.DEFINE_integer("seeds", 1, "Number of seeds: of the partition and of the run.", lower_bound=1)
 flags.DEFINE_string("output_dir", None, "Result folder; None: results/<algorithm>-<set>-<time>/.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,10 @@ def what() -> tuple[list[int], int | None]:
         raise ValueError(f"table: got {','.join(FLAGS.table)!r}; allowed are 1 and 5 to 16")
     if FLAGS.figure not in (None, 1, 4, 5):
         raise ValueError(f"figure: got {FLAGS.figure}; allowed are 1, 4 and 5")
-    if not wanted and FLAGS.figure is None:
-        raise ValueError("table: give --table or --figure")
+    if bool(wanted) == (FLAGS.figure is not None):
+        raise ValueError("table: give either --table or --figure")
+    if FLAGS.search == "tpe":
+        tables.require_optuna()
     names = {name for dataset in tables.BASES for name in tables.methods(dataset)}
     if not set(FLAGS.methods) <= names:
         raise ValueError(f"methods: got {','.join(FLAGS.methods)!r}; allowed are {sorted(names)}")
@@ -90,19 +93,44 @@ def what() -> tuple[list[int], int | None]:
     return wanted, FLAGS.figure
 
 
-def searched(
-    wanted: dict[str, list[str]], given: tables.Budget, path: Path
-) -> list[dict[str, str]]:
-    """All trials of these sets and objectives, those that `path` lacks run now."""
-    total = 0
-    for dataset, objectives in wanted.items():
-        rows = [m for m in tables.methods(dataset) if not given.only or m in given.only]
-        studies = len(objectives) if given.search == "tpe" else 1
-        total += len(rows) * len(given.seeds) * given.trials * studies
-    with ProgressBar(total) as bar:
-        for dataset, objectives in wanted.items():
-            tables.run_trials(dataset, objectives, given, path, bar)
-    return tables.read_trials(path)
+def searched(sets: Iterable[str], given: tables.Budget, path: Path) -> list[dict[str, str]]:
+    """All trials of these sets, those that `path` lacks run now."""
+    sets = list(sets)
+    studies = len(tables.OBJECTIVES) if given.search == "tpe" else 1
+    rows = [
+        method
+        for dataset in sets
+        for method in tables.methods(dataset)
+        if not given.only or method in given.only
+    ]
+    with ProgressBar(len(rows) * len(given.seeds) * given.trials * studies) as bar:
+        for dataset in sets:
+            checked(lambda name=dataset: tables.run_trials(name, given, path, bar))
+    return [
+        row
+        for row in tables.read_trials(path)
+        if int(row["seed"]) in given.seeds
+        and row["search"]
+        in [tables.search_name(given, row["method"], o) for o in ("any", *tables.OBJECTIVES)]
+    ]
+
+
+def check_trials_file() -> None:
+    """Checks that trials can be read from the flag's file, and written to it.
+
+    Raises:
+      ValueError, OSError: They cannot.
+    """
+    if FLAGS.trials_file is None:
+        return
+    path = Path(FLAGS.trials_file)
+    with path.open("a", newline=""):
+        pass
+    rows = tables.read_trials(path)
+    if rows and not {"dataset", "method", "seed", "search", "params"} <= set(rows[0]):
+        raise ValueError(f"trials_file: {path} holds something else")
+    if path.stat().st_size == 0:
+        path.unlink()
 
 
 def main() -> None:
@@ -119,6 +147,7 @@ def main() -> None:
     for t in wanted:
         if t != 1:
             sets[tables.TABLES[t][0]].append(tables.TABLES[t][1])
+    checked(check_trials_file)
     for dataset in sets or ([_FIGURE_4[0]] if figure == 4 else []):
         checked(lambda name=dataset: load_agents(
             tables.STEMS[name], given.seeds[0], given.split, data_dir=given.data_dir
@@ -133,7 +162,8 @@ def main() -> None:
         "max_local_clusters": given.max_local,
     }  # fmt: skip
     if 1 in wanted:
-        summary["table 1"] = table_1(given.seeds)
+        with ProgressBar(6 * len(given.seeds)) as bar:
+            summary["table 1"] = table_1(given.seeds, bar)
     if figure == 4:
         summary["figure 4"] = figure_4(given, path, folder)
     if sets:
@@ -146,8 +176,9 @@ def main() -> None:
 def report(
     sets: dict[str, list[str]], trials: list[dict[str, str]], given: tables.Budget, folder: Path
 ) -> dict[str, Any]:
-    """Prints the tables, writes them as .csv, and draws figure 5's box plots for ARI."""
+    """Prints the tables, writes them as .csv, and draws figure 5's box plots of ARI."""
     everything: dict[str, Any] = {}
+    boxes: dict[str, dict[str, list[float]]] = {}
     for dataset, metrics in sets.items():
         for metric in metrics:
             rows = tables.table(dataset, metric, trials)
@@ -157,15 +188,18 @@ def report(
                 print(line)
             everything[f"{dataset}, {metric}"] = rows
             if metric == "ARI":
-                groups = tables.by_seed(dataset, trials, metric, metric)
-                reference = {"local k-means": float(np.median(groups.pop(tables.LOCAL, [np.nan])))}
-                plots.boxes(
-                    folder / f"boxes_{tables.STEMS[dataset]}.png", groups, reference, "ARI",
-                    f"{dataset}, label-tuned, over feature splits",
-                )  # fmt: skip
+                boxes[dataset] = tables.by_seed(dataset, trials, metric, metric)
     flat = [row for rows in everything.values() for row in rows]
     if flat:
         base.append_rows(folder / "tables.csv", flat)
+    for dataset, groups in boxes.items():
+        alone = groups.pop(tables.LOCAL, [])
+        reference = {"local k-means": float(np.median(alone))} if alone else {}
+        if groups:
+            plots.boxes(
+                folder / f"boxes_{tables.STEMS[dataset]}.png", groups, reference, "ARI",
+                f"{dataset}, label-tuned, over feature splits",
+            )  # fmt: skip
     return json.loads(json.dumps(everything, default=float).replace("NaN", "null"))
 
 
@@ -175,7 +209,7 @@ def figure_4(given: tables.Budget, path: Path, folder: Path) -> dict[str, Any]:
     curves: dict[str, list[list[float]]] = {}
     for agents in counts:
         own = path.with_name(f"{path.stem}_{agents}_agents{path.suffix}")
-        rows = searched({dataset: ["ARI"]}, budget(agents), own)
+        rows = searched([dataset], budget(agents), own)
         for name, values in tables.by_seed(dataset, rows, "ARI", "ARI").items():
             curves.setdefault(name, []).append(values)
     whole = {name: np.array(v).T for name, v in curves.items() if len(v) == len(counts)}
@@ -189,7 +223,7 @@ def figure_4(given: tables.Budget, path: Path, folder: Path) -> dict[str, Any]:
     return {name: [[float(x) for x in v] for v in values] for name, values in curves.items()}
 
 
-def table_1(runs: list[int]) -> dict[str, Any]:
+def table_1(runs: list[int], bar: ProgressBar) -> dict[str, Any]:
     """The multimodal set as the paper's table was computed: one data set, several runs."""
     agents = load_agents("multimodal_table1", 0, SplitOptions())
     methods = {
@@ -204,23 +238,21 @@ def table_1(runs: list[int]) -> dict[str, Any]:
     }
     with (tables.PUBLISHED / "vertcohirf_table1.csv").open(newline="") as file:
         published = {row["method"]: row for row in csv.DictReader(file)}
-    print(f"\ntable 1, ARI of agents 0 and 1, mean over {len(runs)} runs on the data of seed 0")
-    print(f"{'':28s}{'agent 0':>16s}{'agent 1':>16s}{'paper':>18s}")
+    bar.write(f"\ntable 1, ARI of agents 0 and 1, {len(runs)} runs on the data of seed 0")
+    bar.write(f"{'':28s}{'agent 0':>16s}{'agent 1':>16s}{'paper':>18s}")
     result = {}
     for name, algorithm in methods.items():
         rounds = 20 if name == "VertCoHiRF" else 0
         run = jax.jit(lambda f, k, a=algorithm, r=rounds: engine.run(a, f, k, r).labels)
-        found = [
-            [
-                adjusted_rand_score(agents.labels, np.asarray(labels[0]))
-                for labels in run(agents.federation.without_labels(), jax.random.key(seed))
-            ]
-            for seed in runs
-        ]
+        found = []
+        for seed in runs:
+            labels = run(agents.federation.without_labels(), jax.random.key(seed))
+            found.append([adjusted_rand_score(agents.labels, np.asarray(x[0])) for x in labels])
+            bar.advance(1)
         mean, std = np.mean(found, axis=0), np.std(found, axis=0)
         paper = [float(published[name][f"ARI_agent{a}"]) for a in (0, 1)]
         cells = "".join(f"{f'{m:.3f} +- {s:.3f}':>16s}" for m, s in zip(mean, std, strict=True))
-        print(f"{name:28s}{cells}{f'{paper[0]:.3f}, {paper[1]:.3f}':>18s}")
+        bar.write(f"{name:28s}{cells}{f'{paper[0]:.3f}, {paper[1]:.3f}':>18s}")
         result[name] = {"mean": mean.tolist(), "std": std.tolist(), "paper": paper}
     return result
 

@@ -36,23 +36,35 @@ flags.DEFINE_list(
     " kmeans, and 0:dbscan,1:kmeans for the multimodal set.",
 )  # fmt: skip
 flags.DEFINE_integer(
-    "local_clusters", None, "C of the base clusterers; None: 3 for multimodal, else K.",
+    "local_clusters", None,
+    "C of the base clusterers; None: 3 for multimodal, else K, the number of classes if labelled.",
     lower_bound=1,
 )  # fmt: skip
-flags.DEFINE_integer("repetitions", 2, "R, clusterings of feature subsets by each agent.")
-flags.DEFINE_float("feature_share", 1.0, "q, the share of its features that a repetition sees.")
+flags.DEFINE_integer(
+    "repetitions", 2, "R, clusterings of feature subsets by each agent; 1 for sc_srgf."
+)
+flags.DEFINE_float(
+    "feature_share", 1.0, "q, the share of its features that a repetition sees; 1 for sc_srgf."
+)
 flags.DEFINE_float("relaxed", None, "h of the relaxed local consensus (paper: 0.8); None: strict.")
 flags.DEFINE_integer("n_candidates", None, "N_s, members of a cluster that are ranked; None: all.")
 flags.DEFINE_enum(
     "similarity", "cosine", ["cosine", "rbf", "laplacian", "rbf_median"], "How medoids are ranked."
 )
-flags.DEFINE_float("eps", 2.25, "DBSCAN's radius.")
+flags.DEFINE_float(
+    "eps",
+    None,
+    "DBSCAN's radius; None: 2.25, but 0.35 for multimodal_table1.",
+)
 flags.DEFINE_integer("min_samples", 5, "DBSCAN's neighbours of a core sample, itself included.")
 flags.DEFINE_float("gamma", 1.0, "Kernel k-means: exp(-gamma d^2).")
 flags.DEFINE_integer("n_graphs", 20, "SC-SRGF's subspace graphs.", lower_bound=1)
 flags.DEFINE_float("sampling_ratio", 0.5, "SC-SRGF's share of features in a subspace.")
 flags.DEFINE_integer("max_iter", 100, "Most iterations.", lower_bound=1)
-flags.DEFINE_integer("level", None, "Cut the hierarchy here: 0 is the first iteration's clusters.")
+flags.DEFINE_integer(
+    "level", None,
+    "Cut the hierarchy here: 0 is the first iteration's clusters, -1 every sample for itself.", -1,
+)  # fmt: skip
 flags.DEFINE_enum(
     "mode", "compacting", ["compacting", "masked"],
     "compacting shrinks the arrays between iterations; masked is one program for a whole run.",
@@ -69,16 +81,22 @@ class Outcome(NamedTuple):
     rounds: list[dict[str, int]]
 
 
-def base_of(agent: int) -> str:
+def base_of(agent: int, n_agents: int) -> str:
     """The base clusterer of an agent, from the flag.
 
     Raises:
-      ValueError: Unknown, or not one for each agent.
+      ValueError: Unknown, not one for each agent, or for agents that there are not.
     """
     text = FLAGS.base
     if text is None:
-        text = ["0:dbscan", "1:kmeans"] if _is_multimodal() else ["kmeans"]
-    named = dict(item.split(":", 1) for item in text if ":" in item)
+        two = vertical.is_multimodal(FLAGS.dataset) and FLAGS.split != "features"
+        text = ["0:dbscan", "1:kmeans"] if two else ["kmeans"]
+    pairs = [item.split(":", 1) for item in text if ":" in item]
+    named = {key: name for key, name in pairs}
+    if len(named) < len(pairs) or not set(named) <= {str(a) for a in range(n_agents)}:
+        raise ValueError(
+            f"base: got {','.join(text)!r}; allowed are the agents 0 to {n_agents - 1}, each once"
+        )
     others = [item for item in text if ":" not in item]
     name = named.get(str(agent), others[0] if len(others) == 1 else None)
     if name not in _BASES or len(others) > 1:
@@ -89,20 +107,24 @@ def base_of(agent: int) -> str:
     return name
 
 
-def method_of(agent: int, n_clusters: int) -> LocalMethod:
-    """The agent's base clusterer with its settings, from flags.
+def method_of(name: str, n_clusters: int | None) -> LocalMethod:
+    """A base clusterer with its settings, from flags.
 
     Raises:
-      ValueError: A setting is out of range.
+      ValueError: A setting is out of range, or the number of clusters is not known.
     """
-    name = base_of(agent)
-    for flag in ("eps", "gamma", "min_samples"):
-        if not FLAGS[flag].value > 0:
-            raise ValueError(f"{flag}: got {FLAGS[flag].value}; allowed is above 0")
+    if n_clusters is None and name != "dbscan":
+        raise ValueError("local_clusters: the data set has no labels to count; give it")
+    eps = FLAGS.eps
+    if eps is None:
+        eps = 0.35 if FLAGS.dataset.lower() == "multimodal_table1" else 2.25
+    for flag, value in (("eps", eps), ("gamma", FLAGS.gamma), ("min_samples", FLAGS.min_samples)):
+        if not 0 < value < np.inf:
+            raise ValueError(f"{flag}: got {value}; allowed is a finite number above 0")
     if not 0 < FLAGS.sampling_ratio <= 1:
         raise ValueError(f"sampling_ratio: got {FLAGS.sampling_ratio}; allowed is in (0, 1]")
     if name == "dbscan":
-        return local.dbscan_method(FLAGS.eps, FLAGS.min_samples)
+        return local.dbscan_method(eps, FLAGS.min_samples)
     if name == "kernel_kmeans":
         return local.kernel_kmeans_method(n_clusters, FLAGS.gamma)
     if name == "sc_srgf":
@@ -117,23 +139,25 @@ def build(agents: Agents) -> FederatedAlgorithm:
       ValueError: A flag's value is not allowed.
     """
     name, k = FLAGS.algorithm, vertical.n_classes(agents)
+    if name != "vertcohirf" and k is None:
+        raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
+    if name != "vertcohirf" and FLAGS.level is not None:
+        raise ValueError(f"level: {name} has no hierarchy to cut; leave it out")
     if name in ("dpfmps", "dpfmps_p2est"):
         return ALGORITHMS[name](k, epsilon=FLAGS.epsilon, n_sketches=FLAGS.n_sketches)
     if name != "vertcohirf":
         return ALGORITHMS[name](k)
-    n_local = FLAGS.local_clusters or (3 if _is_multimodal() else k)
-    steps = [
-        LocalStep(
-            method_of(agent, n_local), FLAGS.feature_share, FLAGS.repetitions,
+    n_local = FLAGS.local_clusters or (3 if vertical.is_multimodal(FLAGS.dataset) else k)
+    steps = []
+    for agent in range(len(agents.views)):
+        base_name = base_of(agent, len(agents.views))
+        step = LocalStep(
+            method_of(base_name, n_local), FLAGS.feature_share, FLAGS.repetitions,
             threshold=FLAGS.relaxed,
-        )
-        for agent in range(len(agents.views))
-    ]  # fmt: skip
+        )  # fmt: skip
+        # SC-SRGF draws subspaces of its own.
+        steps.append(LocalStep(step.method) if base_name == "sc_srgf" else step)
     return vertcohirf(steps, n_candidates=FLAGS.n_candidates, similarity=FLAGS.similarity)
-
-
-def _is_multimodal() -> bool:
-    return FLAGS.dataset in ("multimodal", "multimodal_table1")
 
 
 def main() -> None:
@@ -144,17 +168,19 @@ def main() -> None:
     everyone = checked(lambda: [vertical.agents_of_flags(seed) for seed in seeds()])
     algorithm = checked(lambda: build(everyone[0]))
     k = vertical.n_classes(everyone[0])
-    alone = local_kmeans(k)
-    checked(lambda: [alg.init(jax.random.key(0), everyone[0].federation.without_labels())
-                     for alg in (algorithm, alone)])  # fmt: skip
+    # Without K there is nothing to compare with: only VertCoHiRF needs none.
+    alone = None if k is None else local_kmeans(k)
+    hidden = everyone[0].federation.without_labels()
+    checked(lambda: [alg.init(jax.random.key(0), hidden) for alg in (algorithm, alone) if alg])
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     stem = Path(FLAGS.dataset).stem.lower()
     folder = checked(lambda: base.make_folder(f"{FLAGS.algorithm}-{stem}"))
 
     run_one = vertcohirf_run(algorithm) if FLAGS.algorithm == "vertcohirf" else one_shot(algorithm)
-    run_alone = one_shot(alone)
-    rows: dict[str, list[dict[str, float]]] = {}
+    run_alone = None if alone is None else one_shot(alone)
+    name = FLAGS.algorithm if FLAGS.level is None else f"{FLAGS.algorithm}, level {FLAGS.level}"
+    rows: dict[str, list[dict[str, float]]] = {name: []}
     began = time.perf_counter()
     with ProgressBar(2 * len(everyone)) as bar:
         bar.write(everyone[0].federation.describe())
@@ -162,43 +188,46 @@ def main() -> None:
             key = jax.random.key(seed)
             outcome = run_one(seed, agents, key, folder, bar)
             bar.advance(1)
-            labels = cut(outcome)
-            name = FLAGS.algorithm
-            if FLAGS.level is not None:
-                name += f", level {FLAGS.level}"
-            rows.setdefault(name, []).append(vertical.rate(agents, labels))
+            labels = cut(outcome, bar)
+            rows[name].append(vertical.rate(agents, labels))
             base.append_rows(folder / "labels.csv", [
-                {"seed": seed, "row": i, **{f"agent_{a}": int(x[i]) for a, x in enumerate(labels)}}
+                {"seed": seed, "id": i, "row": int(agents.rows[i])}
+                | {f"agent_{a}": int(x[i]) for a, x in enumerate(labels)}
                 for i in range(len(labels[0]))
             ])  # fmt: skip
-            reference = run_alone(seed, agents, key, None, bar).labels
-            rows.setdefault("local k-means", []).append(vertical.rate(agents, reference))
-            for a, view in enumerate(agents.views):
-                one = Agents(agents.federation, [view], agents.labels)
-                rows.setdefault(f"local k-means, agent {a}", []).append(
-                    vertical.rate(one, [reference[a]])
-                )
+            if outcome.hierarchy is not None:
+                stem_of = "hierarchy" if len(everyone) == 1 else f"hierarchy_seed{seed}"
+                outcome.hierarchy.to_json(folder / f"{stem_of}.json")
+                outcome.hierarchy.to_csv(folder / f"{stem_of}.csv")
+            if run_alone is not None:
+                reference = run_alone(seed, agents, key, None, bar).labels
+                rows.setdefault("local k-means", []).append(vertical.rate(agents, reference))
+                for a, view in enumerate(agents.views):
+                    one = agents._replace(views=[view])
+                    rows.setdefault(f"local k-means, agent {a}", []).append(
+                        vertical.rate(one, [reference[a]])
+                    )
             bar.advance(1)
     seconds = time.perf_counter() - began
-    if outcome.hierarchy is not None:
-        _keep_hierarchy(folder, outcome.hierarchy, stem)
     traffic = engine.traffic(algorithm, everyone[0].federation)
     vertical.write_summary(folder, {
         "algorithm": FLAGS.algorithm, "dataset": stem, "n_agents": len(everyone[0].views),
         "n_samples": len(everyone[0].views[0]), "n_clusters": k, "seeds": seeds(),
-        "metrics": vertical.statistics(next(iter(rows.values()))),
-        "rows": {name: vertical.statistics(scores) for name, scores in rows.items()},
+        "metrics": vertical.statistics(rows[name]),
+        "rows": {title: vertical.statistics(scores) for title, scores in rows.items()},
         "bytes_padded": {stage: {"up": t.up, "down": t.down} for stage, t in traffic.items()},
         "seconds": seconds,
     })  # fmt: skip
-    print()
-    print(f"mean over agents and {len(seeds())} seed{'s' * (len(seeds()) > 1)}; local k-means with"
-          f" k = {k} exchanges nothing")  # fmt: skip
+    compared = "" if k is None else f"; local k-means with k = {k} exchanges nothing"
+    print(f"\nmean over agents and {len(seeds())} seed{'s' * (len(seeds()) > 1)}{compared}")
     for line in vertical.table(rows):
         print(line)
     if FLAGS.algorithm != "vertcohirf":
         up, down = (sum(getattr(t, way) for t in traffic.values()) for way in ("up", "down"))
-        print(f"\nsent {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down")
+        print(f"\nsent {up / 1e3:.1f} kB up, {down / 1e3:.1f} kB down")
+    if outcome.hierarchy is not None:
+        title = f"cluster fusion hierarchy, VertCoHiRF on {stem}, seed {seeds()[-1]}"
+        plots.hierarchy(folder / "hierarchy.png", outcome.hierarchy, title)
     print(f"\n{seconds:.1f} s with compilation; written: {folder}/")
 
 
@@ -242,6 +271,7 @@ def vertcohirf_run(algorithm: FederatedAlgorithm) -> Runner:
 
         hidden = agents.federation.without_labels()
         if FLAGS.mode == "masked":
+            bar.write("one program for the whole run: it tells of its iterations when it ends")
             result = masked(hidden, key)
             for r in range(int(result.n_rounds)):
                 tell(r + 1, None, jax.tree.map(lambda x, r=r: x[r], result.info["rounds"]))
@@ -274,18 +304,14 @@ def one_shot(algorithm: FederatedAlgorithm) -> Runner:
     return run
 
 
-def cut(outcome: Outcome) -> list[np.ndarray]:
+def cut(outcome: Outcome, bar: ProgressBar) -> list[np.ndarray]:
     """The labels at the level of the flag; the final ones without it."""
     if FLAGS.level is None or outcome.hierarchy is None:
         return outcome.labels
+    last = outcome.hierarchy.n_levels - 1
+    if FLAGS.level > last:
+        bar.write(f"level {FLAGS.level}: the last one is {last}, whose clusters are the final ones")
     return [outcome.hierarchy.labels(FLAGS.level)] * len(outcome.labels)
-
-
-def _keep_hierarchy(folder: Path, hierarchy: Hierarchy, stem: str) -> None:
-    hierarchy.to_json(folder / "hierarchy.json")
-    hierarchy.to_csv(folder / "hierarchy.csv")
-    title = f"cluster fusion hierarchy, VertCoHiRF on {stem}, seed {seeds()[-1]}"
-    plots.hierarchy(folder / "hierarchy.png", hierarchy, title)
 
 
 if __name__ == "__main__":

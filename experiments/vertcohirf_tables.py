@@ -62,6 +62,7 @@ BASES = {
     "shuttle": ("kmeans", "dbscan"),
 }
 LOCAL = "KMeans (no collaboration)"
+OBJECTIVES = ("ARI", "Silhouette")
 _PUBLISHED_NAMES = {
     "kmeans": "VertCoHiRF(Kmeans)", "sc_srgf": "VertCoHiRF(SC-SRGF)",
     "dbscan": "VertCoHiRF(DBSCAN)", "kernel_kmeans": "VertCoHiRF(KK)",
@@ -168,24 +169,30 @@ def draw(rng: np.random.Generator, space: Space) -> Params:
     }
 
 
+def require_optuna() -> Any:
+    """Optuna.
+
+    Raises:
+      ImportError: Says which extra to install.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError(
+            "--search=tpe needs Optuna: pip install -e '.[hpo]' in the source tree"
+        ) from error
+    return optuna
+
+
 class Search:
     """Proposes settings in batches: at random, or by Optuna's TPE towards one score."""
 
     def __init__(self, kind: str, space: Space, seed: int, objective: str) -> None:
-        """Args as the flags.
-
-        Raises:
-          ImportError: TPE is asked for and Optuna is not there.
-        """
+        """Args as the flags; TPE needs Optuna."""
         self._space, self._objective, self._study = space, objective, None
         self._rng = np.random.default_rng(seed)
         if kind == "tpe":
-            try:
-                import optuna
-            except ImportError as error:
-                raise ImportError(
-                    "--search=tpe needs Optuna: pip install -e '.[hpo]' in the source tree"
-                ) from error
+            optuna = require_optuna()
             optuna.logging.set_verbosity(optuna.logging.ERROR)
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
             self._study = optuna.create_study(direction="maximize", sampler=sampler)
@@ -303,41 +310,56 @@ class Budget(NamedTuple):
     max_local: int
 
 
-def run_trials(
-    dataset: str, objectives: list[str], budget: Budget, path: Path, bar: ProgressBar
-) -> None:
-    """Runs all trials of a set that `path` (.csv) does not hold yet, and appends them to it.
-
-    A random search serves both scores with the same trials; TPE has a study for each.
+def search_name(budget: Budget, method: str, objective: str) -> str:
+    """What tells searches apart in a trials file: the kind, the score, and the space where it may
+    differ.
     """
-    done = {(row["method"], row["seed"], row["search"]) for row in read_trials(path)}
-    chosen = {
-        name: m
-        for name, m in methods(dataset, budget.max_local).items()
-        if not budget.only or name in budget.only
-    }
+    space = f":C<={budget.max_local}" if method.startswith("VertCoHiRF") else ""
+    return f"{budget.search}:{objective}{space}"
+
+
+def run_trials(dataset: str, budget: Budget, path: Path, bar: ProgressBar) -> None:
+    """Runs the trials of a set that `path` (.csv) does not hold yet, and appends every batch.
+
+    A random search serves both scores with the same trials; TPE has a study for each. An unfinished
+    search is gone through again from its start, with the recorded scores where there are any.
+    """
+    recorded: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in read_trials(path):
+        if row["dataset"] == dataset:
+            recorded.setdefault((row["method"], row["seed"], row["search"]), []).append(row)
+    everything = methods(dataset, budget.max_local)
+    chosen = {name: m for name, m in everything.items() if not budget.only or name in budget.only}
     evaluate: dict[str, Any] = {}
     for seed in budget.seeds:
         agents = load_agents(STEMS[dataset], seed, budget.split, data_dir=budget.data_dir)
         federation, n = agents.federation.without_labels(), len(agents.views[0])
-        for place, (name, method) in enumerate(chosen.items()):
+        for name, method in chosen.items():
+            place = list(everything).index(name)  # settings do not depend on which rows are run
             if name not in evaluate:
                 evaluate[name] = evaluator(method, n)
-            for objective in objectives if budget.search == "tpe" else ["any"]:
-                search = f"{budget.search}:{objective}"
-                if (name, str(seed), search) in done:
-                    bar.advance(budget.trials)
-                    continue
+            for objective in OBJECTIVES if budget.search == "tpe" else ("any",):
+                search = search_name(budget, name, objective)
+                old = recorded.get((name, str(seed), search), [])
                 propose = Search(budget.search, method.space, 1000 * seed + place, objective)
-                rows = []
-                while len(rows) < budget.trials:
-                    size = min(budget.batch, budget.trials - len(rows))
+                for start in range(0, budget.trials, budget.batch):
+                    size = min(budget.batch, budget.trials - start)
                     settings = propose.ask(size)
-                    key = jax.random.fold_in(jax.random.key(seed), len(rows))
+                    known = old[start : start + size]
+                    bar.advance(size)
+                    if [json.loads(row["params"]) for row in known] == settings:
+                        propose.tell([{o: json.loads(r[o]) for o in OBJECTIVES} for r in known])
+                        continue
+                    if known:
+                        raise ValueError(
+                            f"trials_file: {path} holds another search of {name}, seed {seed};"
+                            " give another file, or the same --search_trials and --search_batch"
+                        )
+                    key = jax.random.fold_in(jax.random.key(seed), start)
                     found = evaluate[name](federation, key, settings)
                     told = [scores(agents, labels) for labels in found]
                     propose.tell(told)
-                    rows += [
+                    rows = [
                         {
                             "dataset": dataset, "method": name, "seed": seed, "search": search,
                             "params": json.dumps(p), "ARI": json.dumps(s["ARI"]),
@@ -346,8 +368,7 @@ def run_trials(
                         }
                         for p, s, labels in zip(settings, told, found, strict=True)
                     ]  # fmt: skip
-                    bar.advance(size)
-                base.append_rows(path, rows)
+                    base.append_rows(path, rows)
     jax.clear_caches()  # programs of one set serve no other
 
 

@@ -58,11 +58,13 @@ class Agents(NamedTuple):
       federation: One cohort for each agent.
       views: Their features [n, p_a], for silhouettes.
       labels: [n], for scoring only, or None.
+      rows: [n], the row of the data set that each sample is.
     """
 
     federation: Federation
     views: list[np.ndarray]
     labels: np.ndarray | None
+    rows: np.ndarray
 
 
 class SplitOptions(NamedTuple):
@@ -90,21 +92,27 @@ def load_agents(
     Raises:
       ValueError, OSError: What is wrong with the data or the options.
     """
-    if name in ("multimodal", "multimodal_table1"):
-        dataset = synthetic.multimodal(seed, "text" if name == "multimodal" else "table1")
+    if is_multimodal(name):
+        dataset = synthetic.multimodal(seed, "text" if name.lower() == "multimodal" else "table1")
     else:
         dataset = data.load(name, data_dir, scale)
     if split == "views" or (split == "auto" and len(dataset.views) > 1):
-        return _agents(list(dataset.views), dataset.labels)
+        return _agents(list(dataset.views), dataset.labels, np.arange(len(dataset.views[0])))
     if categorical is None:
         categorical = _CATEGORICAL.get(Path(name).stem.lower())
     pooled = np.concatenate(dataset.views, axis=1)
-    x, labels = vertical.prepare(pooled, dataset.labels, categorical=categorical, seed=seed)
+    x, rows = vertical.prepare(pooled, np.arange(len(pooled)), categorical=categorical, seed=seed)
+    labels = None if dataset.labels is None else dataset.labels[rows]
     columns = vertical.split_features(
         seed, x.shape[1], options.agents, order=options.order, overlap=options.overlap,
         max_overlap=options.max_overlap, overlap_order=options.overlap_order,
     )  # fmt: skip
-    return _agents([x[:, chosen] for chosen in columns], labels)
+    return _agents([x[:, chosen] for chosen in columns], labels, rows)
+
+
+def is_multimodal(name: str) -> bool:
+    """Whether a set is one of the two generated ones, which every seed draws anew."""
+    return name.lower() in ("multimodal", "multimodal_table1")
 
 
 def agents_of_flags(seed: int) -> Agents:
@@ -126,12 +134,12 @@ def agents_of_flags(seed: int) -> Agents:
     )  # fmt: skip
 
 
-def _agents(views: list[np.ndarray], labels: np.ndarray | None) -> Agents:
+def _agents(views: list[np.ndarray], labels: np.ndarray | None, rows: np.ndarray) -> Agents:
     federation = Federation.from_arrays(
         views, labels, partition=vertical.vertical_partition(len(views[0]), len(views))
     )
     federation.check_vertical()
-    return Agents(federation, views, labels)
+    return Agents(federation, views, labels, rows)
 
 
 # Scores, on the host: the number of clusters is not known beforehand.
@@ -229,14 +237,8 @@ def write_summary(folder: Path, content: Mapping[str, Any]) -> None:
     base.write(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 
-def n_classes(agents: Agents) -> int:
-    """K of the references: the flag, or the number of classes.
-
-    Raises:
-      ValueError: There is neither.
-    """
-    if FLAGS.n_clusters is not None:
+def n_classes(agents: Agents) -> int | None:
+    """K of the methods that are given one: the flag, or the number of classes, or None."""
+    if FLAGS.n_clusters is not None or agents.labels is None:
         return FLAGS.n_clusters
-    if agents.labels is None:
-        raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
     return len(np.unique(agents.labels))

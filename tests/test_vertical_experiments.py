@@ -98,24 +98,26 @@ def test_every_iteration_has_a_row_with_its_bits(job):
 
 def test_the_hierarchy_is_left_in_three_forms(job):
     folder, _ = job
-    hierarchy = Hierarchy.from_json(folder / "hierarchy.json")
+    hierarchy = Hierarchy.from_json(folder / "hierarchy_seed1.json")
     assert len(hierarchy.roots) == 3 and len(hierarchy.parents) == 30
-    labels = [int(row["label"]) for row in rows_of(folder / "hierarchy.csv")]
+    labels = [int(row["label"]) for row in rows_of(folder / "hierarchy_seed1.csv")]
     final = [int(r["agent_0"]) for r in rows_of(folder / "labels.csv") if r["seed"] == "1"]
     assert labels == final == hierarchy.labels().tolist()
     assert (folder / "hierarchy.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_masked_mode_and_a_cut_give_the_same_partition(job, toy, tmp_path):
+def test_masked_mode_gives_the_same_hierarchy_and_a_level_cuts_it(job, toy, tmp_path):
     folder, _ = job
     code, out, _ = launch(
         vertcohirf, f"--dataset={toy}", f"--output_dir={tmp_path / 'm'}", "--mode=masked",
-        "--relaxed=0.8", "--level=0",
+        "--relaxed=0.8", "--level=-1",
     )  # fmt: skip
-    assert code == 0 and "level 0" in out
+    assert code == 0 and "level -1" in out and "one program" in out
     cut = [int(row["agent_0"]) for row in rows_of(tmp_path / "m" / "labels.csv")]
-    final = [int(r["agent_0"]) for r in rows_of(folder / "labels.csv") if r["seed"] == "0"]
-    assert len({*zip(cut, final, strict=True)}) == 3
+    assert sorted(cut) == list(range(30))  # before the first iteration everybody is alone
+    masked = Hierarchy.from_json(tmp_path / "m" / "hierarchy.json")
+    compacting = Hierarchy.from_json(folder / "hierarchy_seed0.json")
+    np.testing.assert_array_equal(masked.parents, compacting.parents)
 
 
 @pytest.mark.parametrize("name", ["distr_kmeans", "coreset_kmeans"])
@@ -124,7 +126,7 @@ def test_baselines_run_under_the_same_binary(name, toy, tmp_path):
         vertcohirf, f"--dataset={toy}", f"--output_dir={tmp_path / 'b'}", f"--algorithm={name}"
     )
     assert code == 0, err
-    assert name in out and "MB up" in out
+    assert name in out and "kB up" in out
     assert not (tmp_path / "b" / "hierarchy.json").exists()
     summary = json.loads((tmp_path / "b" / "summary.json").read_text())
     assert summary["bytes_padded"]["setup"]["up"] > 0
@@ -134,12 +136,15 @@ def test_baselines_run_under_the_same_binary(name, toy, tmp_path):
     ("flags_", "line"),
     [
         (["--base=0:dbscan"], "base: got '0:dbscan', which gives agent 1 None"),
+        (["--base=7:dbscan,kmeans"], "allowed are the agents 0 to 1"),
+        (["--algorithm=distr_kmeans", "--level=0"], "level: distr_kmeans has no hierarchy"),
+        (["--n_clusters=0"], "n_clusters"),
         (["--base=ward"], "base: got 'ward'"),
         (["--feature_share=0"], "feature_share: got 0.0; allowed is"),
         (["--repetitions=0"], "repetitions: got 0; allowed is 1 or more"),
         (["--relaxed=3"], "threshold: got 3.0"),
         (["--n_candidates=0"], "n_candidates: got 0"),
-        (["--eps=-1", "--base=dbscan"], "eps: got -1.0; allowed is above 0"),
+        (["--eps=-1", "--base=dbscan"], "eps: got -1.0; allowed is a finite number above 0"),
         (["--split=features", "--agents=9"], "an agent with no features|no features"),
         (["--categorical=a", "--split=features"], "categorical: got 'a'"),
         (["--algorithm=dpfmps", "--epsilon=0"], "epsilon: got 0.0"),
@@ -152,6 +157,25 @@ def test_bad_flags_end_in_one_line_and_leave_nothing(flags_, line, toy, tmp_path
     assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
     assert any(part in err for part in line.split("|")), err
     assert not folder.exists()
+
+
+def test_rows_of_the_set_are_known_after_shuffling(toy):
+    agents = vertical.load_agents(str(toy), 3, vertical.SplitOptions(2), split="features")
+    assert sorted(agents.rows) == list(range(30)) and agents.rows.tolist() != list(range(30))
+    np.testing.assert_array_equal(agents.labels, agents.rows % 3)
+
+
+def test_a_set_without_labels_needs_no_k(toy, tmp_path):
+    with np.load(toy) as file:
+        np.savez(tmp_path / "bare.npz", view_0=file["view_0"], view_1=file["view_1"])
+    code, out, err = launch(
+        vertcohirf, f"--dataset={tmp_path / 'bare.npz'}", f"--output_dir={tmp_path / 'o'}",
+        "--local_clusters=3", "--relaxed=0.8",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "local k-means" not in out and "vertcohirf" in out
+    code, _, err = launch(vertcohirf, f"--dataset={tmp_path / 'bare.npz'}")
+    assert code == 2 and "local_clusters: the data set has no labels" in err
 
 
 def test_split_features_standardises_and_deals_out(toy):
@@ -251,6 +275,32 @@ def test_searches_keep_to_their_space_and_to_their_seed(kind):
         assert 0.1 <= p["feature_share"] <= 1.0
 
 
+def test_trials_of_one_set_do_not_stand_for_another(tmp_path, monkeypatch):
+    """Two sets in one file; a killed TPE search goes on as if it had not been."""
+    pytest.importorskip("optuna", reason="the extra hpo is not installed")
+    ran = []
+
+    def evaluate(federation, key, settings):
+        ran.append(len(settings))
+        return [[np.arange(6) % p["n_clusters"]] * 2 for p in settings]
+
+    views = np.random.default_rng(0).normal(size=(2, 6, 2))
+    agents = vertical._agents(list(views), np.arange(6) % 2, np.arange(6))
+    monkeypatch.setattr(tables, "load_agents", lambda *_, **__: agents)
+    monkeypatch.setattr(tables, "evaluator", lambda *_: evaluate)
+    given = tables.Budget(
+        4, 2, "tpe", [0], None, [tables.LOCAL], vertical.SplitOptions(), max_local=5
+    )
+    path = tmp_path / "trials.csv"
+    for dataset in ("coil-20", "shuttle"):
+        tables.run_trials(dataset, given, path, mock.Mock())
+    rows = path.read_text()
+    assert ran == [2] * 8 and len(rows_of(path)) == 16
+    path.write_text("".join(rows.splitlines(keepends=True)[:-2]))
+    tables.run_trials("shuttle", given, path, mock.Mock())
+    assert path.read_text() == rows and ran == [2] * 9
+
+
 def test_published_tables_are_complete():
     published = tables._read(tables.PUBLISHED / "vertcohirf_tables5_16.csv")
     for dataset, metric in tables.TABLES.values():
@@ -275,6 +325,9 @@ def test_reproducing_a_table_resumes_from_its_trials(tmp_path):
     assert len(rows_of(tmp_path / "trials.csv")) == 4
     code, again, _ = launch(reproduce, *arguments, f"--output_dir={tmp_path / 'two'}")
     assert code == 0 and (tmp_path / "trials.csv").read_text() == before
+    other = [a.replace("trials=2", "trials=4").replace("batch=2", "batch=4") for a in arguments]
+    refused, _, err = launch(reproduce, *other, f"--output_dir={tmp_path / 'three'}")
+    assert refused == 2 and "holds another search" in err
     assert again.splitlines()[1:6] == out.splitlines()[1:6]
     assert (tmp_path / "two" / "boxes_chowdary_2006.png").exists()
 
@@ -285,9 +338,11 @@ def test_reproducing_a_table_resumes_from_its_trials(tmp_path):
         ("--table=4", "table: got '4'; allowed are 1 and 5 to 16"),
         ("--figure=2", "figure: got 2"),
         ("--methods=SVM", "methods: got 'SVM'"),
-        ("--seed=0", "give --table or --figure"),
+        ("--seed=0", "give either --table or --figure"),
+        ("--table=5 --figure=5", "give either --table or --figure"),
     ],
 )
 def test_reproduce_refuses(flag, line):
-    code, _, err = launch(reproduce, *(["--table=5"] if "methods" in flag else []), flag)
+    more = ["--table=5"] if "methods" in flag else []
+    code, _, err = launch(reproduce, *more, *flag.split())
     assert code == 2 and line in err

@@ -37,9 +37,11 @@ from jaxfedmvc.hierarchy import NEVER, labels_at
 
 Similarity = Literal["cosine", "rbf", "laplacian", "rbf_median"]
 
-# Scores are compared in steps of this share of the greatest possible score: what differs by
-# rounding only is a tie.
+# Scores are compared in steps of this share of the greatest possible score, so that hardly any two
+# that differ by rounding only are told apart. (Two members of a cluster never are.)
 _STEPS = 2**20
+# Sums of more rows would not fit the fixed point of `exact_segment_sum`.
+_MOST_ROWS = 2**20
 
 
 class LocalStep(NamedTuple):
@@ -130,8 +132,14 @@ def vertcohirf(
         if not isinstance(steps, LocalStep) and len(steps) != n_agents:
             raise ValueError(f"steps: got {len(steps)}; allowed is one, or one for each agent,"
                              f" {n_agents}")  # fmt: skip
+        if not isinstance(steps, LocalStep) and any(
+            len(cohort.view_ids) > 1 for cohort in federation.cohorts
+        ):
+            raise ValueError("steps: got one for each agent, which needs agents of one view each")
         mask = federation.cohorts[0].mask[0]
         n = len(mask)
+        if n > _MOST_ROWS:
+            raise ValueError(f"federation: got {n} samples; allowed are {_MOST_ROWS} or fewer")
         (active,) = jnp.nonzero(mask, size=n, fill_value=-1)
         ids = jnp.concatenate([cohort.client_ids for cohort in federation.cohorts])
         state = VertCoHiRFState(
@@ -369,7 +377,8 @@ def rank_sum(rankings: Array, codes: Array, candidates: Array, active: Array) ->
         place = jnp.searchsorted(ordered, listed).clip(max=c - 1)
         known = (listed >= 0) & (ordered[place] == listed)
         place = jnp.where(known, order[place], c)
-        index = jnp.full(c, c, jnp.int32).at[place].set(jnp.arange(c, dtype=jnp.int32), mode="drop")
+        # Of an id that is listed twice the better place counts, whatever the order of writing.
+        index = jnp.full(c, c, jnp.int32).at[place].min(jnp.arange(c, dtype=jnp.int32), mode="drop")
         return jnp.clip(index - starts[codes], 0, sizes[codes])
 
     return jnp.sum(jax.vmap(ranks)(rankings), axis=0)
@@ -516,7 +525,7 @@ def communication(
       n_active: Active samples before the round.
       n_clusters: Consensus clusters.
       n_listed: Candidates of all clusters.
-      n_candidates: N_s; None stands for the largest it can be, `n_active`.
+      n_longest: Candidates of the cluster that has most: N_s of the proposition.
     """
     agents = len(n_labels)
     links = agents * (agents - 1)

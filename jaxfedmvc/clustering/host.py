@@ -58,7 +58,7 @@ def _fit(make: Callable[[int], ClusterMixin], seed: int, rows: np.ndarray) -> np
     estimator = make(seed)
     try:
         n_clusters = estimator.get_params(deep=False).get("n_clusters")
-        if isinstance(n_clusters, Integral) and n_clusters > len(rows):
+        if isinstance(n_clusters, Integral) and int(n_clusters) > len(rows):
             estimator.set_params(n_clusters=len(rows))
         found = np.asarray(estimator.fit_predict(rows))
     except Exception as error:

@@ -96,6 +96,18 @@ def test_ari_of_trivial_partitions(fine, coarse, expected):
     assert value == expected
 
 
+def test_ari_of_large_groups_is_scikit_learns():
+    """Groups of nearly 50 000 rows, whose pairs are more than a 32-bit product holds."""
+    n = 50_000
+    coarse = (np.arange(n) < n // 100).astype(np.int32)
+    parts = (np.arange(n) < 5000).astype(np.int32)
+    fine = np.unique(2 * coarse + parts, return_inverse=True)[1].astype(np.int32)
+    value = ari_of_refinement(jnp.array(fine), jnp.array(coarse), jnp.ones(n, bool))
+    expected = adjusted_rand_score(fine, coarse)
+    assert 0 < expected < 0.9
+    np.testing.assert_allclose(value, expected, atol=1e-4)
+
+
 def test_ari_of_one_row_is_one():
     assert ari_of_refinement(jnp.zeros(1, int), jnp.zeros(1, int), jnp.ones(1, bool)) == 1.0
 
