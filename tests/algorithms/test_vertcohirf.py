@@ -187,8 +187,8 @@ def test_ends_when_nothing_merges_and_counts_the_idle_round():
 
 def test_max_iter_stops_before_the_end():
     views, _ = make_views(0)
-    one = masked(HALVES, 1)(federation(views), jax.random.key(0))
-    full = run(HALVES, views)
+    one = masked(KMEANS, 1)(federation(views), jax.random.key(0))
+    full = run(KMEANS, views)
     assert not one.state.server.done and int(one.n_rounds) == 1
     state = full.state.server
     first = np.asarray(labels_at(state.parents, state.absorbed_at, None, 0))
