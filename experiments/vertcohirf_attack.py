@@ -33,6 +33,7 @@ flags.DEFINE_list("attacks", ["random_ranking", "inverse_ranking"], "What the at
 flags.DEFINE_integer("attacker", 2, "The one Byzantine agent, 0 to 2.", 0, 2)
 flags.DEFINE_integer("samples", 1000, "Samples.", lower_bound=8)
 flags.DEFINE_integer("attack_clusters", 4, "C of every agent's k-means.", lower_bound=2)
+flags.DEFINE_float("attack_share", 0.5, "q of every agent: at 0.5 one of its two features.")
 flags.DEFINE_integer("attack_repetitions", 1, "R of every agent.", lower_bound=1)
 flags.DEFINE_integer("attack_max_iter", 30, "Most iterations.", lower_bound=1)
 flags.DEFINE_integer("trials", 50, "Seeds of data and run for each point.", lower_bound=2)
@@ -68,8 +69,10 @@ def main() -> None:
     """Runs the study that the flags describe."""
     base.use_compilation_cache()
     spreads = checked(sigmas)
-    step = LocalStep(kmeans_method(FLAGS.attack_clusters), 1.0, FLAGS.attack_repetitions)
-    honest = vertcohirf(step)
+    method = kmeans_method(FLAGS.attack_clusters)
+    honest = checked(
+        lambda: vertcohirf(LocalStep(method, FLAGS.attack_share, FLAGS.attack_repetitions))
+    )
     variants = {"no attack": honest} | checked(
         lambda: {name: attacked(honest, name, [FLAGS.attacker]) for name in FLAGS.attacks}
     )
