@@ -264,7 +264,7 @@ BAD = {
     "no number": (["--n_clients=few"], "n_clients.*few"),
     "below the bound": (["--rounds=0"], "rounds.*0"),
     "chunk": (["--client_chunk=0"], "client_chunk: got 0"),
-    "no cluster": (["--n_clusters=0"], "n_clusters: got 0"),
+    "no cluster": (["--n_clusters=0"], "n_clusters=0: 0 is not a positive integer"),
     "hidden": (["--hidden=8,wide"], "hidden: got '8,wide'"),
     "hidden of width zero": (["--hidden=8,0"], r"hidden: got \(8, 0\)"),
     "components": (["--components=ABZ"], "components: got 'ABZ'"),

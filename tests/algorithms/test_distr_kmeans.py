@@ -200,6 +200,6 @@ def test_bad_input_is_named():
     )
     with pytest.raises(ValueError, match="vertical"):
         engine.start(distr_kmeans(2), shared, key)
-    for settings in ({"n_clusters": 0}, {"limit": 0}, {"n_init": 0}):
+    for settings in ({"n_clusters": 0}, {"n_init": 0}):
         with pytest.raises(ValueError, match=f"^{next(iter(settings))} must be at least 1, got 0"):
             engine.run(distr_kmeans(**({"n_clusters": 2} | settings)), vertical(views), key, 0)
