@@ -112,8 +112,8 @@ def vertcohirf(
 
     Returns:
       The algorithm. Its labels are positions among the final medoids, in the order of their
-      clusters. Its `init` raises ValueError as `Federation.check_vertical` does, or where the
-      number of steps is not the number of agents.
+      clusters. Its `init` raises ValueError as `Federation.check_vertical` does, where the number
+      of steps is not that of agents or one of these holds several views, and beyond 2^20 samples.
 
     Raises:
       ValueError: A setting is out of range.
