@@ -1,0 +1,230 @@
+"""Federated heat-kernel multi-view clustering: E-FKMVC and the frame that FedHK's methods share.
+
+    setup:   means -> variances [-> ranges] -> summaries of every client [-> basis]
+    round:   clients evaluate the model on their samples and send sums; the server makes of them
+             view weights and centres
+    finish:  every client is sent the model and, if asked for, makes it its own
+
+The clients' sums are those of the method on pooled data, so that the federation computes just what
+one place with all data would, whoever holds what (`aggregation="statistics"`). The paper's own rule
+averages the clients' centres by their sizes (`aggregation="average"`); a client that has no sample
+of a cluster then still votes on its centre. How centres are represented and sent is a `Codec`:
+whole here, compressed in `fedhk_tucker` and `fedhk_parafac2`.
+
+Centres, and whatever travels of samples, are relative to the mean of all samples. Several starts
+share the rounds on a leading axis; the one of least objective is kept. Equations as in
+`clustering.heat_kernel`: K. P. Sinaga, arXiv 2509.16101, 2025.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.fedhk.client import (
+    distances,
+    personalised,
+    samples_of,
+)
+from jaxfedmvc.algorithms.fedhk.model import (
+    Centres,
+    ClientState,
+    Codec,
+    FedHKConfig,
+    FedHKHyperparams,
+    Model,
+    PyTree,
+    Scale,
+    ServerState,
+    whole,
+)
+from jaxfedmvc.algorithms.fedhk.rounds import average_round, statistics_round
+from jaxfedmvc.algorithms.fedhk.setup import setup_phases
+from jaxfedmvc.federation import Cohort, Federation
+
+
+def best(models: Model) -> Model:
+    """The start of least objective."""
+    place = jnp.argmin(models.log_objective)
+    return jax.tree.map(lambda x: x[place], models)
+
+
+def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
+    """Every client is sent the best start, and makes it its own where that is asked for."""
+
+    def broadcast_best(state: ServerState, view_ids: tuple[int, ...]) -> tuple[PyTree, Array]:
+        model = best(state.models)
+        return codec.sent(model.fit, view_ids), model.view_weights[jnp.array(view_ids)]
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        if config.personal == "none":
+            return state, (), ()
+        samples = samples_of(config, hyper, state.scales, client)
+        centres = codec.centres(sent[0], state.basis, client.view_ids)
+        own, weights = personalised(config, hyper, samples, centres, sent[1])
+        state = dataclasses.replace(
+            state, personal=own, personal_weights=weights, took_part=jnp.ones((), bool)
+        )
+        return state, (), ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        return state, ()
+
+    return Phase(broadcast_best, client, server)
+
+
+def fedhk(
+    config: FedHKConfig,
+    hyper: FedHKHyperparams | None = None,
+    codec: Codec | None = None,
+) -> FederatedAlgorithm:
+    """E-FKMVC as a federation; with a codec, FedHK with compressed centres.
+
+    Clients may lack views; one with all views, at least, must take part. They may have any number
+    of samples, one included. See `centres` for the model.
+
+    Args:
+      config: What is compiled in.
+      hyper: What may be traced; the defaults if None.
+      codec: How centres are represented and sent; whole if None.
+
+    Returns:
+      The algorithm; its rounds find their own end.
+
+    Raises:
+      ValueError: A hyper-parameter out of range, where it is concrete. From `init`: no client has
+        all views, or there are fewer samples than clusters.
+    """
+    hyper = hyper or FedHKHyperparams()
+    codec = codec or whole()
+    _check(hyper)
+
+    def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
+        _check_federation(config, federation)
+        scales = {v: _no_scale(config, d) for v, d in enumerate(federation.view_dims)}
+        centres = {
+            v: jnp.zeros((config.n_restarts, config.n_clusters, d))
+            for v, d in enumerate(federation.view_dims)
+        }
+        rows = {
+            v: jnp.zeros((2 * config.n_clusters, d)) for v, d in enumerate(federation.view_dims)
+        }
+        basis, fits = jax.tree.map(
+            lambda s: jnp.zeros(s.shape, s.dtype),
+            jax.eval_shape(codec.start, rows, jnp.zeros(2 * config.n_clusters), centres),
+        )
+        n_views = federation.n_views
+        nothing = jnp.full(config.n_restarts, jnp.inf)
+        views = jnp.full((config.n_restarts, n_views), 1 / n_views)
+        server = ServerState(
+            dict.fromkeys(scales, jnp.float32(0.0)), scales, basis,
+            Model(fits, views, nothing, nothing),
+        )  # fmt: skip
+        return server, tuple(_no_state(config, codec, server, federation, c)
+                             for c in federation.cohorts)  # fmt: skip
+
+    def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
+        model = best(server.models)
+        basis = server.basis if codec.shares_basis else ()
+        found = codec.centres(codec.sent(model.fit, client.view_ids), basis, client.view_ids)
+        weights = model.view_weights[jnp.array(client.view_ids)]
+        if config.personal != "none":
+            found = {v: jnp.where(state.took_part, state.personal[v], found[v]) for v in found}
+            weights = jnp.where(state.took_part, state.personal_weights, weights)
+        samples = samples_of(config, hyper, server.scales, client)
+        _, _, combined = distances(hyper, samples, found, weights)
+        return jnp.where(client.mask, jnp.argmin(combined, axis=1), -1).astype(jnp.int32)
+
+    def done(server: ServerState) -> Array:
+        return jnp.all(server.models.change <= hyper.tolerance)
+
+    make = statistics_round if config.aggregation == "statistics" else average_round
+    return FederatedAlgorithm(
+        init, setup_phases(config, codec), (make(config, hyper, codec),),
+        (finish_phase(config, hyper, codec),), assign, done=done,
+    )  # fmt: skip
+
+
+def _no_scale(config: FedHKConfig, width: int) -> Scale:
+    ranged = width if config.coefficients == "minmax" else 0
+    return Scale(
+        jnp.zeros(width), jnp.zeros(()), jnp.full(ranged, jnp.inf), jnp.full(ranged, -jnp.inf)
+    )
+
+
+def _no_state(
+    config: FedHKConfig, codec: Codec, server: ServerState, federation: Federation, cohort: Cohort
+) -> ClientState:
+    """A cohort's client states before anything was sent, stacked."""
+    personal = config.personal != "none"
+    one = ClientState(
+        scales={v: server.scales[v] for v in cohort.view_ids},
+        basis=server.basis if codec.shares_basis else (),
+        personal={
+            v: jnp.zeros((config.n_clusters, federation.view_dims[v]))
+            for v in (cohort.view_ids if personal else ())
+        },
+        personal_weights=jnp.zeros(len(cohort.view_ids) if personal else 0),
+        took_part=jnp.zeros((), bool),
+        holds_all=federation.holds_all_views(cohort),
+    )
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (cohort.n_clients, *x.shape)), one)
+
+
+def centres(server: ServerState, codec: Codec | None = None) -> tuple[Centres, Array]:
+    """The model of a finished run: every view's centres [c, d_h] and the view weights [s]."""
+    codec = codec or whole()
+    model = best(server.models)
+    view_ids = tuple(server.scales)
+    found = codec.centres(codec.sent(model.fit, view_ids), server.basis, view_ids)
+    return {v: a + server.scales[v].origin[None] for v, a in found.items()}, model.view_weights
+
+
+def _check(hyper: FedHKHyperparams) -> None:
+    """Raises ValueError where a concrete hyper-parameter is out of range, and says why."""
+    rules: dict[str, tuple[Callable[[Any], Any], str]] = {
+        "fuzzifier": (
+            lambda m: (m > 1) & (m < jnp.inf),
+            "more than 1: the exponent -1/(m-1) of the memberships has no value at 1, and below"
+            " it samples would go to the farthest centre",
+        ),
+        "alpha": (
+            lambda a: a > 1,
+            "more than 1, infinity included: J is linear in the view weights at 1 and concave"
+            " below, so that its minimum lies at one single view",
+        ),
+        "beta": (lambda b: (b > 0) & (b < jnp.inf), "positive"),
+        "tolerance": (lambda t: t >= 0, "0 or more"),
+        "tau": (lambda t: t >= 0, "0 or more, infinity included"),
+        "mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
+        "view_mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
+        "step_size": (lambda s: (s > 0) & (s < jnp.inf), "positive"),
+        "quality": (lambda q: (q >= 0) & (q < jnp.inf), "0 or more"),
+    }
+    for name, (is_right, allowed) in rules.items():
+        value = getattr(hyper, name)
+        if not isinstance(value, jax.core.Tracer) and not np.all(is_right(np.asarray(value))):
+            raise ValueError(f"{name}: got {value}; allowed is {allowed}")
+
+
+def _check_federation(config: FedHKConfig, federation: Federation) -> None:
+    if not any(federation.holds_all_views(cohort) for cohort in federation.cohorts):
+        raise ValueError(
+            "federation: no client holds all views; one at least is needed, to tell which clusters"
+            " of different views belong together"
+        )
+    masks = [cohort.mask for cohort in federation.cohorts]
+    if not any(isinstance(mask, jax.core.Tracer) for mask in masks):
+        n = sum(int(np.sum(mask)) for mask in masks)
+        if n < config.n_clusters:
+            raise ValueError(
+                f"n_clusters: got {config.n_clusters} for {n} samples in all; allowed is no more"
+                " than there are samples"
+            )

@@ -1,0 +1,147 @@
+"""The rounds of FedHK: sums or averages from the clients, view weights and centres from them."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.algorithms.fedhk.client import (
+    gradient_step,
+    local_step,
+    local_sums,
+    samples_of,
+)
+from jaxfedmvc.algorithms.fedhk.model import (
+    Averages,
+    ClientState,
+    Codec,
+    FedHKConfig,
+    FedHKHyperparams,
+    Model,
+    PyTree,
+    Scale,
+    ServerState,
+    Sums,
+    averaged,
+    by_view,
+    positive,
+)
+from jaxfedmvc.clustering import heat_kernel as hk
+from jaxfedmvc.federation import Cohort
+
+
+def broadcast(codec: Codec, state: ServerState, view_ids: tuple[int, ...]) -> tuple[PyTree, Array]:
+    """Every start's centres and view weights, of the views that a client holds."""
+    fits = jax.vmap(lambda fit: codec.sent(fit, view_ids))(state.models.fit)
+    return fits, state.models.view_weights[:, jnp.array(view_ids)]
+
+
+def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
+    """One pass of every client, sums, and from them (31) and (30).
+
+    The view weights come first and the centres are made with them: no step raises J.
+    """
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        samples = samples_of(config, hyper, state.scales, client)
+
+        def one_start(fit: PyTree, weights: Array) -> Sums:
+            centres = codec.centres(fit, state.basis, client.view_ids)
+            sums = local_sums(config, hyper, samples, centres, weights)
+            return sums._replace(numerators=codec.compress(sums.numerators, state.basis))
+
+        sums = jax.vmap(one_start)(*sent)
+        return state, sums, {"loss": _loss(sums.objective, sums.n_samples)}
+
+    def server(key: Array, state: ServerState, messages: tuple[Sums, ...], weights: tuple) -> tuple:
+        numerators, denominators, costs = (
+            by_view([getattr(message, name) for message in messages])
+            for name in ("numerators", "weights", "costs")
+        )
+        deltas = relative_deltas(config, state.scales)
+
+        def one_start(model: Model, numerators: dict, denominators: dict, costs: dict) -> Model:
+            stacked = jnp.stack([costs[v] for v in state.scales])
+            objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
+            view_weights = hk.view_weights(stacked, hyper.alpha)
+            relevance = deltas * jnp.exp(hk.log_relevance(view_weights, hyper.alpha))
+            fit = codec.update(model.fit, numerators, denominators, relevance, state.basis)
+            return Model(fit, view_weights, objective, jnp.abs(objective - model.log_objective))
+
+        models = jax.vmap(one_start)(state.models, numerators, denominators, costs)
+        return state._replace(models=models), _progress(models)
+
+    return Phase(functools.partial(broadcast, codec), client, server, reduce="sum")
+
+
+def relative_deltas(config: FedHKConfig, scales: dict[int, Scale]) -> Array:
+    """What W lacks of delta where that is one number for each view, up to a common factor, [s]."""
+    if config.coefficients != "bandwidth":
+        return jnp.ones(len(scales))
+    deltas = jnp.stack([hk.bandwidth(scale.variance) for scale in scales.values()])
+    return deltas / positive(jnp.max(deltas))
+
+
+def average_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
+    """Algorithm 1 as printed: local steps of every client, and averages by size (60), (61).
+
+    With `personal="gradient"` a client begins its round with (62) and (63).
+    """
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        samples = samples_of(config, hyper, state.scales, client)
+
+        def one_start(fit: PyTree, weights: Array) -> Averages:
+            centres = codec.centres(fit, state.basis, client.view_ids)
+            if config.personal == "gradient":
+                centres, weights = gradient_step(config, hyper, samples, centres, weights)
+
+            def step(carry: tuple, _: None) -> tuple[tuple, None]:
+                return local_step(config, hyper, samples, *carry), None
+
+            (centres, weights), _ = jax.lax.scan(
+                step, (centres, weights), None, length=config.local_steps
+            )
+            sums = local_sums(config, hyper, samples, centres, weights)
+            quality = sums.objective / jnp.maximum(sums.n_samples, 1.0)
+            weight = sums.n_samples * jnp.exp(-jnp.asarray(hyper.quality) * quality)  # (101)
+            payload = codec.encode(centres, fit, state.basis)
+            return Averages(
+                jax.tree.map(lambda x: weight * x, payload),
+                dict(zip(client.view_ids, weight * weights, strict=True)),
+                weight,
+                sums.objective,
+            )
+
+        sums = jax.vmap(one_start)(*sent)
+        return state, sums, {"loss": _loss(sums.objective, jnp.sum(client.mask))}
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        def one_start(model: Model, messages: tuple[Averages, ...]) -> Model:
+            shares = [message.weight for message in messages]
+            fit = codec.decode([m.payload for m in messages], shares, model.fit, state.basis)
+            old = dict(zip(state.scales, model.view_weights, strict=True))
+            views = averaged([m.view_weights for m in messages], shares, old)
+            view_weights = jnp.stack(list(views.values()))
+            objective = jnp.log(jnp.maximum(sum(m.objective for m in messages), 1e-30))
+            change = jnp.abs(objective - model.log_objective)
+            return Model(fit, view_weights / jnp.sum(view_weights), objective, change)
+
+        models = jax.vmap(one_start)(state.models, messages)
+        return state._replace(models=models), _progress(models)
+
+    return Phase(functools.partial(broadcast, codec), client, server, reduce="sum")
+
+
+def _loss(objectives: Array, n_samples: Array) -> Array:
+    """J per sample of a client's best start."""
+    return jnp.min(objectives / jnp.maximum(n_samples, 1.0))
+
+
+def _progress(models: Model) -> dict[str, Array]:
+    """What the server may report of a round: log J and view weights of every start."""
+    return {"log_objective": models.log_objective, "view_weights": models.view_weights}

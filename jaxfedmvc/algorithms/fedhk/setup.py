@@ -1,0 +1,192 @@
+"""What the clients of FedHK share before the rounds: scales of the views, and where to start."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.algorithms.fedhk.model import (
+    ClientState,
+    Codec,
+    FedHKConfig,
+    PyTree,
+    ServerState,
+    by_view,
+    positive,
+)
+from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.federation import Cohort
+
+# k-means++ starts over the summaries, over all restarts.
+_N_INIT = 10
+
+
+def setup_phases(config: FedHKConfig, codec: Codec) -> tuple[Phase, ...]:
+    """The exchanges before the rounds."""
+    ranges = (_ranges(),) if config.coefficients == "minmax" else ()
+    basis = (_basis(codec),) if codec.shares_basis else ()
+    return (_means(), _variances(), *ranges, _summaries(config, codec), *basis)
+
+
+def _means() -> Phase:
+    """Sums of the features: the mean of all samples is the origin of everything after."""
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        where = client.mask[:, None]
+        sums = {v: jnp.sum(x, axis=0, where=where) for v, x in client.by_view().items()}
+        return state, (sums, jnp.sum(client.mask).astype(jnp.float32)), ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        totals = by_view([sums for sums, _ in messages])
+        counts = by_view([dict.fromkeys(sums, n) for sums, n in messages])
+        scales = {
+            v: state.scales[v]._replace(origin=totals[v] / jnp.maximum(counts[v], 1.0))
+            for v in totals
+        }
+        return state._replace(counts=counts, scales=scales), ()
+
+    return Phase(lambda state, view_ids: (), client, server, reduce="sum")
+
+
+def _variances() -> Phase:
+    """Squares about the mean."""
+
+    def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> dict[int, Array]:
+        return {v: state.scales[v].origin for v in view_ids}
+
+    def client(key: Array, sent: dict, state: ClientState, client: Cohort) -> tuple:
+        scales = {v: state.scales[v]._replace(origin=sent[v]) for v in sent}
+        where = client.mask[:, None]
+        squares = {
+            v: jnp.sum(jnp.square(x - sent[v][None]), axis=0, where=where)
+            for v, x in client.by_view().items()
+        }
+        return dataclasses.replace(state, scales=scales), squares, ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        squares = by_view(messages)
+        scales = {
+            v: state.scales[v]._replace(
+                variance=jnp.sum(squares[v]) / jnp.maximum(state.counts[v], 1.0)
+            )
+            for v in squares
+        }
+        return state._replace(scales=scales), ()
+
+    return Phase(broadcast, client, server, reduce="sum")
+
+
+def _ranges() -> Phase:
+    """Least and greatest values about the origin, for (23)."""
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        where = client.mask[:, None]
+        ranges = {}
+        for v, x in client.by_view().items():
+            x = x - state.scales[v].origin[None]
+            low = jnp.min(x, axis=0, where=where, initial=jnp.inf)
+            ranges[v] = low, jnp.max(x, axis=0, where=where, initial=-jnp.inf)
+        return state, ranges, ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        scales = dict(state.scales)
+        for part, weight in zip(messages, weights, strict=True):
+            where = (weight > 0)[:, None]
+            for v, (low, high) in part.items():
+                scales[v] = scales[v]._replace(
+                    low=jnp.minimum(
+                        scales[v].low, jnp.min(low, axis=0, where=where, initial=jnp.inf)
+                    ),
+                    high=jnp.maximum(
+                        scales[v].high, jnp.max(high, axis=0, where=where, initial=-jnp.inf)
+                    ),
+                )
+        return state._replace(scales=scales), ()
+
+    return Phase(lambda state, view_ids: (), client, server)
+
+
+def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
+    """Where to start: k-means over the clients' own centres, weighted by their counts.
+
+    Every client with all views clusters its samples, views concatenated and each divided by its
+    total standard deviation, into 2c clusters and sends their centres and sizes. The paper runs
+    k-means on pooled samples, view by view, which no client may send and whose clusters of
+    different views do not belong together.
+    """
+    n_summaries = 2 * config.n_clusters
+
+    def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[dict, dict]:
+        scales = {v: state.scales[v] for v in view_ids}
+        variances = {v: scale.variance for v, scale in scales.items()}
+        return variances, {v: (scale.low, scale.high) for v, scale in scales.items()}
+
+    def client(key: Array, sent: tuple[dict, dict], state: ClientState, client: Cohort) -> tuple:
+        variances, ranges = sent
+        scales = {
+            v: scale._replace(variance=variances[v], low=ranges[v][0], high=ranges[v][1])
+            for v, scale in state.scales.items()
+        }
+        state = dataclasses.replace(state, scales=scales)
+        if not state.holds_all:
+            return state, (), ()
+        rows = jnp.concatenate(
+            [
+                (x - scales[v].origin[None]) / jnp.sqrt(positive(variances[v]))
+                for v, x in client.by_view().items()
+            ],
+            axis=1,
+        )
+        found = kmeans(key, rows, n_summaries, where=client.mask)
+        counts = jnp.sum(jax.nn.one_hot(found.labels, n_summaries) * client.mask[:, None], axis=0)
+        return state, (found.centroids, counts), ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        (message, weight), *_ = [
+            (m, w) for m, w in zip(messages, weights, strict=True) if jax.tree.leaves(m)
+        ]
+        rows, counts = message
+        counts = (counts * weight[:, None]).ravel()
+        rows, counts = _in_order(rows.reshape(-1, rows.shape[2]), counts)
+
+        def start(key: Array) -> Array:
+            n_init = max(1, _N_INIT // config.n_restarts)
+            return kmeans(key, rows, config.n_clusters, weights=counts, n_init=n_init).centroids
+
+        centres = jax.vmap(start)(jax.random.split(key, config.n_restarts))
+        widths = [scale.origin.shape[0] for scale in state.scales.values()]
+        cuts = list(itertools.accumulate(widths))[:-1]
+        deviations = {v: jnp.sqrt(scale.variance) for v, scale in state.scales.items()}
+        parts = dict(zip(state.scales, jnp.split(centres, cuts, axis=2), strict=True))
+        summaries = dict(zip(state.scales, jnp.split(rows, cuts, axis=1), strict=True))
+        basis, fits = codec.start(
+            {v: part * deviations[v] for v, part in summaries.items()},
+            counts,
+            {v: part * deviations[v] for v, part in parts.items()},
+        )
+        return state._replace(basis=basis, models=state.models._replace(fit=fits)), ()
+
+    return Phase(broadcast, client, server)
+
+
+def _in_order(rows: Array, counts: Array) -> tuple[Array, Array]:
+    """Rows in an order of their own: in which order the clients came then makes no difference."""
+    order = jnp.lexsort((jnp.sum(rows, axis=1), counts))
+    return rows[order], counts[order]
+
+
+def _basis(codec: Codec) -> Phase:
+    """What the clients need to know once to read and to write compressed centres."""
+
+    def client(key: Array, sent: PyTree, state: ClientState, client: Cohort) -> tuple:
+        return dataclasses.replace(state, basis=sent), (), ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        return state, ()
+
+    return Phase(lambda state, view_ids: state.basis, client, server)
