@@ -1,28 +1,159 @@
-"""Differential privacy of vertical k-means: the budget's shares, noise scales and what is spent.
+"""Differential privacy: what releases cost, how much noise they need, and the vertical k-means.
 
-Neighbours are data sets of which one has one person's row more than the other (add/remove), in the
-tables of all agents at once. Features lie in [-1, 1]. One row then changes the number of rows by
-1, the count of one node in each level of a tree by 1, the sum over one leaf by at most 1 in each
-coordinate, and the members of one cluster by one. Replacing a row is removing one and adding one:
-it costs at most twice the epsilon.
+Two parts. Neighbours in both are data sets of which one has one person's row more than the other
+(add/remove); replacing a row is removing one and adding one.
+
+Repeated Gaussian releases (`gaussian_epsilon`, `gaussian_noise_multiplier` and the closed bound
+`zcdp_noise_multiplier`). A release is all that one round publishes of all rows, of L2 sensitivity
+Delta, with N(0, sigma^2) added to every entry; the noise multiplier is z = sigma / Delta. What
+Delta is, the method says: the most that one row changes the release, and twice that for replacing
+a row. Releases may depend on those before. Where m clients each add N(0, sigma^2 / m) and only the
+sum is seen (`secure.secure_aggregation`), the sum is such a release, as long as no client keeps its
+part of the noise from it. Rows are protected, not clients.
+
+Vertical k-means (the rest): the shares of the budget, noise scales and what is spent. The row lies
+in the tables of all agents at once. Features lie in [-1, 1]. One row then changes the number of
+rows by 1, the count of one node in each level of a tree by 1, the sum over one leaf by at most 1 in
+each coordinate, and the members of one cluster by one. Replacing a row costs at most twice the
+epsilon. Source: Li, Wang and Li, "Differentially private vertical federated clustering", 2023.
 
 The noise is drawn in floating point, which leaks where an adversary sees all its bits (Mironov,
 "On significance of the least significant bits for differential privacy", 2012); nothing is done
 against that here.
-
-Source: Li, Wang and Li, "Differentially private vertical federated clustering", 2023.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
+
+# --- Repeated Gaussian releases -------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) -> float:
+    """Epsilon that T Gaussian releases spend together at delta, tight.
+
+    T releases of multiplier z are together as private as one of z / sqrt(T) (Dong, Roth and Su,
+    "Gaussian differential privacy", 2022, corollary 3.3), whose privacy loss distribution N(mu^2 /
+    2, mu^2) with mu = sqrt(T) / z is evaluated on a grid, rounded up.
+
+    Args:
+      noise_multiplier: z = sigma / Delta, positive; infinite for pure noise.
+      n_releases: T.
+      delta: In (0, 1).
+
+    Raises:
+      ValueError: An argument is out of range.
+      ImportError: dp-accounting is not installed.
+    """
+    if not noise_multiplier > 0:
+        raise ValueError(f"noise_multiplier: got {noise_multiplier}; allowed is more than 0")
+    _check_at_least_one("n_releases", n_releases)
+    _check_delta(delta)
+    if math.isinf(noise_multiplier):
+        return 0.0
+    of_all = noise_multiplier / math.sqrt(n_releases)
+    # A grid relative to the spread mu of the loss is as fine at any multiplier.
+    return (
+        _accountant()
+        .from_gaussian_mechanism(of_all, value_discretization_interval=1e-3 / of_all)
+        .get_epsilon_for_delta(delta)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def gaussian_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float:
+    """Least multiplier sigma / Delta with which T Gaussian releases are (epsilon, delta)-DP.
+
+    By bisection of `gaussian_epsilon`, to a part in 10^4 and from above.
+
+    Args:
+      epsilon: Of all releases, positive; infinite for no noise.
+      delta: In (0, 1).
+      n_releases: T.
+
+    Returns:
+      The multiplier of each release; 0 for infinite epsilon.
+
+    Raises:
+      ValueError: An argument is out of range.
+      ImportError: dp-accounting is not installed.
+    """
+    high = zcdp_noise_multiplier(epsilon, delta, n_releases)
+    if high == 0:
+        return 0.0
+
+    def enough(multiplier: float) -> bool:
+        return gaussian_epsilon(multiplier, n_releases, delta) <= epsilon
+
+    low = high / 2
+    while enough(low):
+        low /= 2
+    return _least(enough, low, high)
+
+
+def zcdp_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float:
+    """A multiplier sigma / Delta that is enough, in closed form; see `gaussian_noise_multiplier`.
+
+    rho = (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2 and sigma / Delta = sqrt(T / (2 rho))
+    (Bun and Steinke, "Concentrated differential privacy", 2016, propositions 1.3 and 1.6).
+
+    Raises:
+      ValueError: An argument is out of range.
+    """
+    _check_at_least_one("n_releases", n_releases)
+    _check_budget(epsilon, delta)
+    if math.isinf(epsilon):
+        return 0.0
+    log = -math.log(delta)
+    root_rho = epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))  # without cancellation
+    return math.sqrt(n_releases / 2) / root_rho
+
+
+def _least(enough: Callable[[float], bool], low: float, high: float) -> float:
+    """The least number between `low` and `high` that is enough, to 1e-4 of it and from above."""
+    while high > low * (1 + 1e-4):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _accountant() -> Any:
+    try:
+        from dp_accounting.pld import privacy_loss_distribution
+    except ImportError as error:
+        raise ImportError(
+            "noise scales are computed by dp-accounting, which is not installed;"
+            " pip install 'jaxfedmvc[dp]'"
+        ) from error
+    return privacy_loss_distribution
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name}: got {value}; allowed is 1 or more")
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta: got {delta}; allowed is a number between 0 and 1")
+
+
+def _check_budget(epsilon: float, delta: float) -> None:
+    if not epsilon > 0:
+        raise ValueError(f"epsilon: got {epsilon}; allowed is more than 0")
+    _check_delta(delta)
+
+
+# --- Vertical k-means -----------------------------------------------------------------------------
 
 # Of an agent's budget for its centres, the share that goes to the counts of its tree; the sums get
 # the rest.
@@ -66,8 +197,7 @@ def split(epsilon: float, n_agents: int, size_share: float) -> Budget:
         raise ValueError(
             f"epsilon: got {epsilon}; allowed is more than 0, or infinity for no noise"
         )
-    if n_agents < 1:
-        raise ValueError(f"n_agents: got {n_agents}; allowed is 1 or more")
+    _check_at_least_one("n_agents", n_agents)
     if not 0 < size_share < 1:
         raise ValueError(f"size_share: got {size_share}; allowed is a number between 0 and 1")
     half = (1 - size_share) * epsilon / (2 * n_agents)
@@ -121,21 +251,11 @@ def laplace_scale(n_queries: int, epsilon: float, delta: float) -> float:
       ValueError: An argument is out of range.
       ImportError: dp-accounting is not installed.
     """
-    if n_queries < 1:
-        raise ValueError(f"n_queries: got {n_queries}; allowed is 1 or more")
-    if not epsilon > 0:
-        raise ValueError(f"epsilon: got {epsilon}; allowed is more than 0")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta: got {delta}; allowed is a number between 0 and 1")
+    _check_at_least_one("n_queries", n_queries)
+    _check_budget(epsilon, delta)
     if math.isinf(epsilon):
         return 0.0
-    try:
-        from dp_accounting.pld import privacy_loss_distribution as pld
-    except ImportError as error:
-        raise ImportError(
-            "noise scales are computed by dp-accounting, which is not installed;"
-            " pip install 'jaxfedmvc[dp]'"
-        ) from error
+    pld = _accountant()
 
     def composed(scale: float) -> float:
         # One query's loss lies within 1 / b of zero: a grid relative to that is as fine at any b.
@@ -144,11 +264,7 @@ def laplace_scale(n_queries: int, epsilon: float, delta: float) -> float:
         return one.self_compose(n_queries).get_epsilon_for_delta(delta)
 
     low = 1 / (epsilon - 2 * math.log1p(-delta))
-    high = n_queries / epsilon
-    while high > low * (1 + 1e-4):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if composed(middle) <= epsilon else (middle, high)
-    return high
+    return _least(lambda scale: composed(scale) <= epsilon, low, n_queries / epsilon)
 
 
 def sketch_delta(size: ArrayLike) -> Array:

@@ -1,4 +1,4 @@
-"""Shares of the budget, noise scales against dp-accounting and closed forms, sketch noise."""
+"""Gaussian releases; shares of the budget, noise scales against closed forms, sketch noise."""
 
 import math
 import sys
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.optimize import brentq
+from scipy.stats import chisquare, norm
 
 from jaxfedmvc import privacy
 
@@ -173,3 +174,97 @@ def test_noise_is_jittable_with_traced_numbers():
         expected = privacy.sketch_noise(epsilon, 20, 0.01)
         np.testing.assert_array_equal(noise(jnp.float32(epsilon), jnp.float32(0.01)), expected)
     assert len(traces) == 1
+
+
+# --- Repeated Gaussian releases -------------------------------------------------------------------
+
+
+def analytic_delta(multiplier, n_releases, epsilon):
+    """Exact: theorem 8 of Balle and Wang (2018) for one release of multiplier z / sqrt(T)."""
+    mu = math.sqrt(n_releases) / multiplier
+    low = norm.logcdf(-mu / 2 - epsilon / mu)
+    return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon + low)
+
+
+def analytic_epsilon(multiplier, n_releases, delta):
+    return brentq(lambda e: analytic_delta(multiplier, n_releases, e) - delta, 0, 1e4, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "multiplier, n_releases, delta",
+    [(15.5, 10, 1e-5), (2.18, 10, 1e-5), (1.0, 1, 1e-3), (40.0, 1000, 1e-8), (0.1, 1, 1e-6)],
+)
+def test_gaussian_epsilon_is_the_closed_form(multiplier, n_releases, delta):
+    exact = analytic_epsilon(multiplier, n_releases, delta)
+    found = privacy.gaussian_epsilon(multiplier, n_releases, delta)
+    assert exact * (1 - 1e-7) <= found <= exact * (1 + 1e-5) + 1e-7
+
+
+def test_gaussian_epsilon_is_that_of_a_composition():
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    composed = pld.from_gaussian_mechanism(4.0, value_discretization_interval=1e-3)
+    composed = composed.self_compose(10).get_epsilon_for_delta(1e-5)
+    assert privacy.gaussian_epsilon(4.0, 10, 1e-5) == pytest.approx(composed, rel=1e-4)
+
+
+@pytest.mark.parametrize("epsilon, multiplier", [(1.0, 15.5), (8.0, 2.18)])
+def test_zcdp_multiplier_of_known_cases(epsilon, multiplier):
+    found = privacy.zcdp_noise_multiplier(epsilon, 1e-5, 10)
+    assert found == pytest.approx(multiplier, rel=3e-3)
+    # The bound's own equation: epsilon = rho + 2 sqrt(rho ln(1 / delta)) with rho = T / (2 z^2).
+    rho = 10 / (2 * found**2)
+    assert rho + 2 * math.sqrt(rho * math.log(1e5)) == pytest.approx(epsilon, rel=1e-12)
+    assert privacy.zcdp_noise_multiplier(epsilon, 1e-5, 40) == pytest.approx(2 * found, rel=1e-12)
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0, 60.0])
+@pytest.mark.parametrize("n_releases", [1, 10])
+def test_noise_multiplier_is_the_least_that_is_enough(epsilon, n_releases):
+    found = privacy.gaussian_noise_multiplier(epsilon, 1e-5, n_releases)
+    assert analytic_delta(found, n_releases, epsilon) <= 1e-5
+    assert analytic_delta(0.9998 * found, n_releases, epsilon) > 1e-5
+    assert found <= privacy.zcdp_noise_multiplier(epsilon, 1e-5, n_releases)
+
+
+def test_more_noise_is_needed_for_less_epsilon_less_delta_and_more_releases():
+    least = privacy.gaussian_noise_multiplier
+    base = least(1.0, 1e-5, 10)
+    assert least(2.0, 1e-5, 10) < base < least(0.5, 1e-5, 10)
+    assert least(1.0, 1e-4, 10) < base < least(1.0, 1e-6, 10)
+    assert least(1.0, 1e-5, 9) < base < least(1.0, 1e-5, 11)
+    assert (
+        privacy.gaussian_epsilon(base, 10, 1e-5) <= 1.0 < privacy.gaussian_epsilon(base, 11, 1e-5)
+    )
+
+
+def test_the_ends_of_the_gaussian_range():
+    assert privacy.zcdp_noise_multiplier(math.inf, 1e-5, 3) == 0
+    assert privacy.gaussian_noise_multiplier(math.inf, 1e-5, 3) == 0
+    assert privacy.gaussian_epsilon(math.inf, 3, 1e-5) == 0
+    # So much delta that no epsilon is needed.
+    assert privacy.gaussian_epsilon(10.0, 1, 0.5) == 0
+
+
+@pytest.mark.parametrize(
+    "name, function, arguments",
+    [
+        ("noise_multiplier", privacy.gaussian_epsilon, (0.0, 1, 1e-5)),
+        ("noise_multiplier", privacy.gaussian_epsilon, (math.nan, 1, 1e-5)),
+        ("n_releases", privacy.gaussian_epsilon, (1.0, 0, 1e-5)),
+        ("delta", privacy.gaussian_epsilon, (1.0, 1, 0.0)),
+        ("epsilon", privacy.gaussian_noise_multiplier, (0.0, 1e-5, 1)),
+        ("delta", privacy.gaussian_noise_multiplier, (1.0, 1.0, 1)),
+        ("n_releases", privacy.zcdp_noise_multiplier, (1.0, 1e-5, 0)),
+        ("epsilon", privacy.zcdp_noise_multiplier, (-1.0, 1e-5, 1)),
+    ],
+)
+def test_gaussian_accounting_names_the_bad_argument(name, function, arguments):
+    with pytest.raises(ValueError, match=f"^{name}: got"):
+        function(*arguments)
+
+
+def test_gaussian_accounting_without_the_accountant_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    with pytest.raises(ImportError, match=r"pip install 'jaxfedmvc\[dp\]'"):
+        privacy.gaussian_epsilon(0.777, 2, 1e-6)

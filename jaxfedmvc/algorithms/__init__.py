@@ -6,6 +6,13 @@ from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.coreset_kmeans import coreset_kmeans
 from jaxfedmvc.algorithms.distr_kmeans import distr_kmeans
 from jaxfedmvc.algorithms.dpfmps import dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.fedhk import (
+    FedHKConfig,
+    FedHKHyperparams,
+    e_fkmvc,
+    fedhk_parafac2,
+    fedhk_tucker,
+)
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.local_kmeans import local_kmeans
 from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
@@ -16,6 +23,9 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     "distr_kmeans": distr_kmeans,
     "dpfmps": dpfmps,
     "dpfmps_p2est": dpfmps_p2est,
+    "e_fkmvc": e_fkmvc,
+    "fedhk_parafac2": fedhk_parafac2,
+    "fedhk_tucker": fedhk_tucker,
     "fmcsc": fmcsc,
     "local_kmeans": local_kmeans,
     "vertcohirf": vertcohirf,
@@ -25,11 +35,16 @@ __all__ = [
     "ALGORITHMS",
     "FMCSCConfig",
     "FMCSCHyperparams",
+    "FedHKConfig",
+    "FedHKHyperparams",
     "LocalStep",
     "coreset_kmeans",
     "distr_kmeans",
     "dpfmps",
     "dpfmps_p2est",
+    "e_fkmvc",
+    "fedhk_parafac2",
+    "fedhk_tucker",
     "fmcsc",
     "local_kmeans",
     "vertcohirf",

@@ -44,31 +44,38 @@ from jaxfedmvc.algorithms.fedhk.model import (
     Scale,
     ServerState,
     whole,
+    widths,
 )
 from jaxfedmvc.algorithms.fedhk.rounds import average_round, statistics_round
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
 from jaxfedmvc.federation import Cohort, Federation
 
 
-def best(models: Model) -> Model:
-    """The start of least objective."""
+def best(models: Model, tree: PyTree | None = None) -> Any:
+    """The start of least objective; or its part of another tree with a leading axis of starts."""
     place = jnp.argmin(models.log_objective)
-    return jax.tree.map(lambda x: x[place], models)
+    return jax.tree.map(lambda x: x[place], models if tree is None else tree)
 
 
 def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
     """Every client is sent the best start, and makes it its own where that is asked for."""
 
-    def broadcast_best(state: ServerState, view_ids: tuple[int, ...]) -> tuple[PyTree, Array]:
+    def broadcast_best(
+        state: ServerState, view_ids: tuple[int, ...]
+    ) -> tuple[PyTree, Array, Array]:
         model = best(state.models)
-        return codec.sent(model.fit, view_ids), model.view_weights[jnp.array(view_ids)]
+        held = model.view_weights[jnp.array(view_ids)]
+        return codec.sent(model.fit, view_ids), held, jnp.argmin(state.models.log_objective)
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
-        if config.personal == "none":
+        if not _has_own(config, codec):
             return state, (), ()
-        samples = samples_of(config, hyper, state.scales, client)
-        centres = codec.centres(sent[0], state.basis, client.view_ids)
-        own, weights = personalised(config, hyper, samples, centres, sent[1])
+        fit, weights, place = sent
+        basis = jax.tree.map(lambda x: x[place], state.basis) if codec.own else state.basis
+        own = codec.centres(fit, basis, widths(state.scales))
+        if config.personal != "none":
+            samples = samples_of(config, hyper, state.scales, client)
+            own, weights = personalised(config, hyper, samples, own, weights)
         state = dataclasses.replace(
             state, personal=own, personal_weights=weights, took_part=jnp.ones((), bool)
         )
@@ -80,7 +87,12 @@ def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
     return Phase(broadcast_best, client, server)
 
 
-def fedhk(
+def _has_own(config: FedHKConfig, codec: Codec) -> bool:
+    """Whether clients end with centres of their own."""
+    return codec.own or config.personal != "none"
+
+
+def e_fkmvc(
     config: FedHKConfig,
     hyper: FedHKHyperparams | None = None,
     codec: Codec | None = None,
@@ -132,10 +144,11 @@ def fedhk(
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
         model = best(server.models)
-        basis = server.basis if codec.shares_basis else ()
-        found = codec.centres(codec.sent(model.fit, client.view_ids), basis, client.view_ids)
+        basis = best(server.models, server.basis) if codec.own else server.basis
+        held = widths({v: server.scales[v] for v in client.view_ids})
+        found = codec.centres(codec.sent(model.fit, client.view_ids), basis, held)
         weights = model.view_weights[jnp.array(client.view_ids)]
-        if config.personal != "none":
+        if _has_own(config, codec):
             found = {v: jnp.where(state.took_part, state.personal[v], found[v]) for v in found}
             weights = jnp.where(state.took_part, state.personal_weights, weights)
         samples = samples_of(config, hyper, server.scales, client)
@@ -163,7 +176,7 @@ def _no_state(
     config: FedHKConfig, codec: Codec, server: ServerState, federation: Federation, cohort: Cohort
 ) -> ClientState:
     """A cohort's client states before anything was sent, stacked."""
-    personal = config.personal != "none"
+    personal = _has_own(config, codec)
     one = ClientState(
         scales={v: server.scales[v] for v in cohort.view_ids},
         basis=server.basis if codec.shares_basis else (),
@@ -183,7 +196,8 @@ def centres(server: ServerState, codec: Codec | None = None) -> tuple[Centres, A
     codec = codec or whole()
     model = best(server.models)
     view_ids = tuple(server.scales)
-    found = codec.centres(codec.sent(model.fit, view_ids), server.basis, view_ids)
+    basis = best(server.models, server.basis) if codec.own else server.basis
+    found = codec.centres(codec.sent(model.fit, view_ids), basis, widths(server.scales))
     return {v: a + server.scales[v].origin[None] for v, a in found.items()}, model.view_weights
 
 
@@ -222,7 +236,7 @@ def _check_federation(config: FedHKConfig, federation: Federation) -> None:
         )
     masks = [cohort.mask for cohort in federation.cohorts]
     if not any(isinstance(mask, jax.core.Tracer) for mask in masks):
-        n = sum(int(np.sum(mask)) for mask in masks)
+        n = sum(int(np.asarray(mask).sum()) for mask in masks)
         if n < config.n_clusters:
             raise ValueError(
                 f"n_clusters: got {config.n_clusters} for {n} samples in all; allowed is no more"

@@ -38,7 +38,7 @@ class FedHKHyperparams:
     alpha: ArrayLike = jnp.inf
     beta: ArrayLike = 1.0
     tolerance: ArrayLike = 1e-6
-    tau: ArrayLike = 1.0
+    tau: ArrayLike = 10.0
     mix: ArrayLike = 0.7
     view_mix: ArrayLike = 1.0
     step_size: ArrayLike = 0.01
@@ -198,14 +198,16 @@ class Codec(NamedTuple):
       start: `(summaries [rows, D], counts [rows], centres of all views) -> (basis, fits)`. Rows and
         centres are about the origin; the centres have a leading axis of starts, and so do fits.
       sent: `(fit, view_ids) -> what a client is sent of it`.
-      centres: `(sent, basis, view_ids) -> centres of these views`.
+      centres: `(sent, basis, widths) -> centres`, with widths `{v: d_v}` of the views wanted.
       compress: `(numerators, basis) -> numerators as sent`.
-      update: `(fit, numerators, weights, relevance, basis) -> fit`, of sums over all clients;
-        relevance [s] weighs the views, as their coefficients delta v^alpha do.
+      update: `(fit, numerators, weights, relevance, basis, widths) -> fit`, of sums over all
+        clients; relevance [s] weighs the views, as their coefficients delta v^alpha do.
       encode: `(centres, sent, basis) -> payload`, for "average".
-      decode: `(payloads, weights, fit, basis) -> fit`: sums of weighted payloads and of weights,
-        one of each cohort.
+      decode: `(payloads, weights, fit, basis, widths) -> fit`: sums of weighted payloads and of
+        weights, one of each cohort.
       shares_basis: Whether the basis is sent to the clients before the rounds.
+      own: Whether clients have centres of their own, which the basis is a part of; it then has a
+        leading axis of starts, and changes in every client's state.
     """
 
     start: Callable[..., tuple[PyTree, PyTree]]
@@ -216,28 +218,34 @@ class Codec(NamedTuple):
     encode: Callable[..., PyTree]
     decode: Callable[..., PyTree]
     shares_basis: bool = False
+    own: bool = False
 
 
 def whole() -> Codec:
     """Centres as they are."""
 
     def update(
-        fit: Centres, numerators: Centres, weights: dict, relevance: Array, basis: tuple
+        fit: Centres, numerators: Centres, weights: dict, relevance: Array, *_: Any
     ) -> Centres:
         return {v: hk.centres_from(numerators[v], weights[v], fit[v]) for v in fit}
 
-    def decode(payloads: Any, weights: Any, fit: Centres, basis: tuple) -> Centres:
+    def decode(payloads: Any, weights: Any, fit: Centres, *_: Any) -> Centres:
         return averaged(payloads, weights, fit)
 
     return Codec(
         start=lambda rows, counts, centres: ((), centres),
         sent=lambda fit, view_ids: {v: fit[v] for v in view_ids},
-        centres=lambda sent, basis, view_ids: sent,
+        centres=lambda sent, basis, widths: sent,
         compress=lambda numerators, basis: numerators,
         update=update,
         encode=lambda centres, sent, basis: centres,
         decode=decode,
     )
+
+
+def unused(*_: Any) -> Any:
+    """Stands where a codec has nothing to do."""
+    raise AssertionError("a codec was asked for what its aggregation does not need")
 
 
 def averaged(
@@ -247,6 +255,11 @@ def averaged(
     totals = by_view(payloads)
     shares = by_view([dict.fromkeys(part, w) for part, w in zip(payloads, weights, strict=True)])
     return {v: jnp.where(shares[v] > 0, totals[v] / positive(shares[v]), old[v]) for v in old}
+
+
+def widths(scales: dict[int, Scale]) -> dict[int, int]:
+    """d_v of each view."""
+    return {v: scale.origin.shape[0] for v, scale in scales.items()}
 
 
 def by_view(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:

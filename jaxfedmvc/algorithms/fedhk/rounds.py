@@ -29,6 +29,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
     averaged,
     by_view,
     positive,
+    widths,
 )
 from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.federation import Cohort
@@ -50,7 +51,7 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
         samples = samples_of(config, hyper, state.scales, client)
 
         def one_start(fit: PyTree, weights: Array) -> Sums:
-            centres = codec.centres(fit, state.basis, client.view_ids)
+            centres = codec.centres(fit, state.basis, widths(state.scales))
             sums = local_sums(config, hyper, samples, centres, weights)
             return sums._replace(numerators=codec.compress(sums.numerators, state.basis))
 
@@ -62,18 +63,20 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
             by_view([getattr(message, name) for message in messages])
             for name in ("numerators", "weights", "costs")
         )
-        deltas = relative_deltas(config, state.scales)
+        deltas, of_views = relative_deltas(config, state.scales), widths(state.scales)
 
         def one_start(model: Model, numerators: dict, denominators: dict, costs: dict) -> Model:
             stacked = jnp.stack([costs[v] for v in state.scales])
             objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
             view_weights = hk.view_weights(stacked, hyper.alpha)
             relevance = deltas * jnp.exp(hk.log_relevance(view_weights, hyper.alpha))
-            fit = codec.update(model.fit, numerators, denominators, relevance, state.basis)
+            fit = codec.update(
+                model.fit, numerators, denominators, relevance, state.basis, of_views
+            )
             return Model(fit, view_weights, objective, jnp.abs(objective - model.log_objective))
 
         models = jax.vmap(one_start)(state.models, numerators, denominators, costs)
-        return state._replace(models=models), _progress(models)
+        return state._replace(models=models), progress(models)
 
     return Phase(functools.partial(broadcast, codec), client, server, reduce="sum")
 
@@ -96,7 +99,7 @@ def average_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) ->
         samples = samples_of(config, hyper, state.scales, client)
 
         def one_start(fit: PyTree, weights: Array) -> Averages:
-            centres = codec.centres(fit, state.basis, client.view_ids)
+            centres = codec.centres(fit, state.basis, widths(state.scales))
             if config.personal == "gradient":
                 centres, weights = gradient_step(config, hyper, samples, centres, weights)
 
@@ -121,9 +124,13 @@ def average_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) ->
         return state, sums, {"loss": _loss(sums.objective, jnp.sum(client.mask))}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        of_views = widths(state.scales)
+
         def one_start(model: Model, messages: tuple[Averages, ...]) -> Model:
             shares = [message.weight for message in messages]
-            fit = codec.decode([m.payload for m in messages], shares, model.fit, state.basis)
+            fit = codec.decode(
+                [m.payload for m in messages], shares, model.fit, state.basis, of_views
+            )
             old = dict(zip(state.scales, model.view_weights, strict=True))
             views = averaged([m.view_weights for m in messages], shares, old)
             view_weights = jnp.stack(list(views.values()))
@@ -132,7 +139,7 @@ def average_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) ->
             return Model(fit, view_weights / jnp.sum(view_weights), objective, change)
 
         models = jax.vmap(one_start)(state.models, messages)
-        return state._replace(models=models), _progress(models)
+        return state._replace(models=models), progress(models)
 
     return Phase(functools.partial(broadcast, codec), client, server, reduce="sum")
 
@@ -142,6 +149,6 @@ def _loss(objectives: Array, n_samples: Array) -> Array:
     return jnp.min(objectives / jnp.maximum(n_samples, 1.0))
 
 
-def _progress(models: Model) -> dict[str, Array]:
+def progress(models: Model) -> dict[str, Array]:
     """What the server may report of a round: log J and view weights of every start."""
     return {"log_objective": models.log_objective, "view_weights": models.view_weights}

@@ -1,0 +1,436 @@
+"""FedHK-PARAFAC2: centres that share a PARAFAC2 model (Kiers, ten Berge and Bro, 1999).
+
+The model that is printed under this name, (69) = (78), is Tucker's letter for letter: PARAFAC2 has
+no core, and one of its factors differs from slice to slice with a common cross product,
+X_k ~ P_k H diag(s_k) Q^T with P_k^T P_k = I. What the slices are is left open by the text; three
+placements make sense of a sentence of it each:
+
+    "clients"   slices A_l [c, D], the centres of every client. P_l and s_l stay with the client, H
+                and Q are common: what a centre can be is shared, not which clusters there are.
+    "views"     slices A^h [c, d_h]^T, the centres of every view, the same for all clients. With P_h
+                fixed before the rounds the clients' sums shrink from d_h to R numbers a cluster.
+    "samples"   slices X_l [n_l, D], the clients' samples, of which the scores P_l H diag(s_l) are
+                clustered; see `fedhk.samples`.
+
+The fit goes to the quadratic bound of J through a second majorisation (Kiers, 1997), one sweep a
+round, so that no round raises J.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
+from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
+from jaxfedmvc.algorithms.fedhk.model import (
+    Centres,
+    ClientState,
+    Codec,
+    FedHKConfig,
+    FedHKHyperparams,
+    Model,
+    ServerState,
+    by_view,
+    positive,
+    unused,
+    widths,
+)
+from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
+from jaxfedmvc.clustering import heat_kernel as hk
+from jaxfedmvc.federation import Cohort
+from jaxfedmvc.tensor import parafac2 as pf
+from jaxfedmvc.tensor.tucker import weighted_target
+
+
+def fedhk_parafac2(
+    config: FedHKConfig,
+    hyper: FedHKHyperparams | None = None,
+    rank: int | None = None,
+    placement: Literal["clients", "views", "samples"] = "clients",
+) -> FederatedAlgorithm:
+    """E-FKMVC with centres, or samples, in PARAFAC2 form.
+
+    Args:
+      config: As for `e_fkmvc`; the aggregation must be "statistics".
+      hyper: As for `e_fkmvc`.
+      rank: R. None stands for c, or the narrowest view's width where that is less and the slices
+        are views.
+      placement: What the slices are.
+
+    Raises:
+      ValueError: As `e_fkmvc`; aggregation "average", or an unknown placement. From `init` also: a
+        rank that the slices cannot have.
+    """
+    if config.aggregation != "statistics":
+        raise ValueError(
+            f"aggregation: got {config.aggregation!r}; PARAFAC2 is fitted to sums, allowed is"
+            " statistics"
+        )
+    hyper = hyper or FedHKHyperparams()
+    if placement == "clients":
+        return _of_clients(config, hyper, rank)
+    if placement == "views":
+        return e_fkmvc(config, hyper, views_codec(config, rank))
+    if placement == "samples":
+        from jaxfedmvc.algorithms.fedhk.samples import of_samples
+
+        return of_samples(config, hyper, rank)
+    raise ValueError(f"placement: got {placement!r}; allowed are clients, views, samples")
+
+
+def _check_rank(rank: int, largest: int, why: str) -> int:
+    if not 1 <= rank <= largest:
+        raise ValueError(f"rank: got {rank}; allowed is 1 to {largest}, {why}")
+    return rank
+
+
+# Slices are the clients' centres.
+
+
+class Own(NamedTuple):
+    """What a client keeps, for one start.
+
+    Attributes:
+      projection: P_l [c, R].
+      scales: s_l [R].
+      h: H as it was last sent, [R, R].
+      q: Q as it was last sent, [d_v, R] for each view.
+      numerators: N of each held view.
+      weights: W of each held view.
+      inner: Y_l = P_l^T A~_l [R, D].
+      peak: Greatest weight of the bound, by which the slice counts.
+    """
+
+    projection: Array
+    scales: Array
+    h: Array
+    q: Centres
+    numerators: Centres
+    weights: dict[int, Array]
+    inner: Array
+    peak: Array
+
+
+class Shared(NamedTuple):
+    """The fit of one start.
+
+    Attributes:
+      h: H [R, R].
+      q: Q, [d_v, R] for each view.
+      squares: Sum of the weighted s_l s_l^T, which H and Q of a round are both made with, [R, R].
+    """
+
+    h: Array
+    q: Centres
+    squares: Array
+
+
+def clients_codec(config: FedHKConfig, rank: int | None) -> Codec:
+    """Every client's centres P_l H diag(s_l) Q^T; the fit is `Shared`, the basis `Own`."""
+    r = config.n_clusters if rank is None else rank
+
+    def start(rows: dict[int, Array], counts: Array, centres: Centres) -> tuple[Own, Shared]:
+        width = sum(part.shape[-1] for part in centres.values())
+        largest = min(config.n_clusters, width)
+        _check_rank(r, largest, "the number of clusters, or of features if less")
+        ragged = config.coefficients != "bandwidth" and config.centre_rule == "stationary"
+
+        def one(centres: Centres) -> tuple[Own, Shared]:
+            form = pf.from_slice(jnp.concatenate(list(centres.values()), axis=1), r)
+            q = _cut(form.q, {v: part.shape[1] for v, part in centres.items()})
+            nothing = jax.tree.map(jnp.zeros_like, centres)
+            weights = {v: part if ragged else part[:, 0] for v, part in nothing.items()}
+            own = Own(
+                form.projections[0], form.s[0], form.h, q,
+                nothing, weights, jnp.zeros((r, width)), jnp.zeros(()),
+            )  # fmt: skip
+            return own, Shared(own.h, own.q, jnp.zeros((r, r)))
+
+        return jax.vmap(one)(centres)
+
+    def centres(sent: tuple, basis: Own, widths: dict[int, int]) -> Centres:
+        h, q = sent
+        left = _matmul(basis.projection, h) * basis.scales[None]
+        return {v: _matmul(left, q[v].T) for v in widths}
+
+    return Codec(
+        start=start,
+        sent=lambda fit, view_ids: (fit.h, fit.q),
+        centres=centres,
+        compress=unused,
+        update=unused,
+        encode=unused,
+        decode=unused,
+        shares_basis=True,
+        own=True,
+    )
+
+
+def _of_clients(
+    config: FedHKConfig, hyper: FedHKHyperparams, rank: int | None
+) -> FederatedAlgorithm:
+    codec = clients_codec(config, rank)
+    base = e_fkmvc(config, hyper, codec)
+    place, *earlier = base.setup[::-1]
+    return base._replace(
+        setup=(*earlier[::-1], _places(place)),
+        round=(_costs(config, hyper, codec), _common_h(config, hyper), _common_q()),
+    )
+
+
+def _places(phase: Phase) -> Phase:
+    """Of the basis only P and s are sent, once; the rest is the client's own to fill."""
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        own = state.basis._replace(projection=sent[0], scales=sent[1])
+        return dataclasses.replace(state, basis=own), (), ()
+
+    return phase._replace(
+        broadcast=lambda state, view_ids: (state.basis.projection, state.basis.scales),
+        client=client,
+    )
+
+
+def _costs(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
+    """First exchange: (29) with the client's own centres, and the view weights (31)."""
+
+    def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[tuple, Array]:
+        fit = state.models.fit
+        return (fit.h, fit.q), state.models.view_weights
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        samples = samples_of(config, hyper, state.scales, client)
+        held = jnp.array(client.view_ids)
+
+        def one_start(fit: tuple, weights: Array, own: Own) -> tuple[Own, tuple]:
+            centres = codec.centres(fit, own, widths(state.scales))
+            sums = local_sums(config, hyper, samples, centres, weights[held])
+            h, q = fit
+            kept = {v: jnp.zeros_like(x) for v, x in own.numerators.items()}
+            none = {v: jnp.zeros_like(x) for v, x in own.weights.items()}
+            own = own._replace(
+                h=h, q=q, numerators=kept | sums.numerators, weights=none | sums.weights
+            )
+            return own, (sums.costs, sums.n_samples, sums.objective)
+
+        own, message = jax.vmap(one_start)(*sent, state.basis)
+        loss = jnp.min(message[2] / jnp.maximum(message[1], 1.0))
+        return dataclasses.replace(state, basis=own), message, {"loss": loss}
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        costs = by_view([message[0] for message in messages])
+
+        def one_start(model: Model, costs: dict[int, Any]) -> Model:
+            stacked = jnp.stack([costs[v] for v in state.scales])
+            objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
+            change = jnp.abs(objective - model.log_objective)
+            return Model(model.fit, hk.view_weights(stacked, hyper.alpha), objective, change)
+
+        models = jax.vmap(one_start)(state.models, costs)
+        return state._replace(models=models), progress(models)
+
+    return Phase(broadcast, client, server, reduce="sum")
+
+
+def _common_h(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
+    """Second exchange: P_l and s_l on the client, H from the clients' terms.
+
+    Columns are scaled by the square root of delta, so that the bound weighs all views as J does.
+    """
+
+    def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[Array, Array]:
+        return state.models.view_weights, relative_deltas(config, state.scales)
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        view_weights, deltas = sent
+
+        def one_start(weights: Array, own: Own) -> tuple[Own, tuple[Array, Array]]:
+            relevance = jnp.exp(hk.log_relevance(weights, hyper.alpha))
+            wanted, strengths = {}, {}
+            for place, (v, q) in enumerate(own.q.items()):
+                old = _matmul(_matmul(own.projection, own.h) * own.scales[None], q.T)
+                weight = own.weights[v]
+                wanted[v] = hk.centres_from(own.numerators[v], weight, old)
+                weight = weight if weight.ndim == 2 else weight[:, None]
+                strengths[v] = jnp.broadcast_to(relevance[place] * weight, old.shape), old
+            target = _joined(wanted)
+            strength, fitted = (_joined({v: s[i] for v, s in strengths.items()}) for i in (0, 1))
+            plain = weighted_target(target, fitted, strength)
+            scale = _column_scales(own.q, deltas)
+            scaled = _joined_q(own.q) * scale[:, None]
+            p = pf.projection(plain * scale[None], own.h, scaled, own.scales)
+            y = _matmul(p.T, plain)
+            s = pf.update_s(y * scale[None], own.h, scaled, own.scales)
+            peak = jnp.max(strength)
+            terms = jax.tree.map(lambda x: peak * x, pf.h_terms(y * scale[None], scaled, s))
+            return own._replace(projection=p, scales=s, inner=y, peak=peak), terms
+
+        own, message = jax.vmap(one_start)(view_weights, state.basis)
+        return dataclasses.replace(state, basis=own), message, ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        deltas = relative_deltas(config, state.scales)
+
+        def one_start(fit: Shared, terms: tuple[Array, Array]) -> Shared:
+            scaled = _joined_q(fit.q) * _column_scales(fit.q, deltas)[:, None]
+            return Shared(pf.update_h(terms, scaled, fit.h), fit.q, terms[1])
+
+        total = jax.tree.map(lambda *parts: sum(parts), *messages)
+        fits = jax.vmap(one_start)(state.models.fit, total)
+        return state._replace(models=state.models._replace(fit=fits)), ()
+
+    return Phase(broadcast, client, server, reduce="sum")
+
+
+def _common_q() -> Phase:
+    """Third exchange: Q from the clients' terms."""
+
+    def client(key: Array, sent: Array, state: ClientState, client: Cohort) -> tuple:
+        def one_start(h: Array, own: Own) -> tuple[Own, Array]:
+            return own._replace(h=h), own.peak * pf.q_terms(own.inner, h, own.scales)
+
+        own, message = jax.vmap(one_start)(sent, state.basis)
+        return dataclasses.replace(state, basis=own), message, ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        def one_start(fit: Shared, terms: Array) -> Shared:
+            new = pf.update_q(terms, fit.squares, fit.h, _joined_q(fit.q))
+            return fit._replace(q=_cut(new, {v: len(part) for v, part in fit.q.items()}))
+
+        fits = jax.vmap(one_start)(state.models.fit, sum(messages))
+        return state._replace(models=state.models._replace(fit=fits)), ()
+
+    return Phase(lambda state, view_ids: state.models.fit.h, client, server, reduce="sum")
+
+
+def _joined(parts: Centres) -> Array:
+    return jnp.concatenate(list(parts.values()), axis=1)
+
+
+def _joined_q(q: Centres) -> Array:
+    return jnp.concatenate(list(q.values()), axis=0)
+
+
+def _cut(q: Array, widths: dict[int, int]) -> Centres:
+    """Rows of Q [D, R] by view."""
+    cuts = list(itertools.accumulate(widths.values()))[:-1]
+    return dict(zip(widths, jnp.split(q, cuts), strict=True))
+
+
+def _column_scales(q: Centres, deltas: Array) -> Array:
+    """sqrt(delta) of every column, [D]."""
+    return jnp.concatenate(
+        [jnp.full(len(part), jnp.sqrt(d)) for part, d in zip(q.values(), deltas, strict=True)]
+    )
+
+
+def _matmul(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+# Slices are views.
+
+
+def views_codec(config: FedHKConfig, rank: int | None) -> Codec:
+    """Centres (P_h H diag(s_h) Q^T)^T of every view, P_h fixed before the rounds.
+
+    The fit is (H, Q [c, R], S [s, R]), the basis P_h [d_h, R] of each view, from the clients'
+    summaries.
+    """
+    if config.coefficients != "bandwidth":
+        raise ValueError(
+            f"coefficients: got {config.coefficients!r} with compressed sums; allowed is"
+            " bandwidth: with a weight for each feature a centre is no linear function of them"
+        )
+
+    def start(
+        rows: dict[int, Array], counts: Array, centres: Centres
+    ) -> tuple[dict[int, Array], tuple]:
+        narrowest = min(part.shape[-1] for part in centres.values())
+        r = min(config.n_clusters, narrowest) if rank is None else rank
+        _check_rank(
+            r, min(config.n_clusters, narrowest), "the number of clusters, or of the features of"
+            " the narrowest view if less",
+        )  # fmt: skip
+        weighted = {v: part * jnp.sqrt(counts)[:, None] for v, part in rows.items()}
+        basis = {v: _directions(part, r) for v, part in weighted.items()}
+
+        def one(centres: Centres) -> tuple:
+            inner = jnp.stack([_matmul(part, basis[v]).T for v, part in centres.items()])
+            h = jnp.eye(r)
+            q = pf.from_slice(_joined_q({v: x for v, x in enumerate(inner)}), r).q
+            s = jnp.ones((len(centres), r))
+            for _ in range(_FIRST_SWEEPS):
+                h, q, s = _sweep(inner, jnp.ones(len(inner)), h, q, s)
+            return h, q, s
+
+        return basis, jax.vmap(one)(centres)
+
+    def inner_of(fit: tuple) -> Array:
+        h, q, s = fit
+        return jnp.einsum("ir,sr,kr->sik", h, s, q, precision=lax.Precision.HIGHEST)
+
+    def centres(sent: tuple, basis: dict[int, Array], widths: dict[int, int]) -> Centres:
+        inner = inner_of(sent)
+        return {v: _matmul(basis[v], inner[v]).T for v in widths}
+
+    def update(
+        fit: tuple, numerators: Centres, weights: dict[int, Array], relevance: Array,
+        basis: Any, widths: dict[int, int],
+    ) -> tuple:  # fmt: skip
+        targets = jnp.stack(
+            [
+                hk.centres_from(numerators[v], weights[v], jnp.zeros_like(numerators[v])).T
+                for v in widths
+            ]
+        )
+        strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])
+        strengths = jnp.broadcast_to(strengths[:, None], targets.shape)
+        peaks = jnp.max(strengths, axis=(1, 2))
+
+        def sweep(_: int, fit: tuple) -> tuple:
+            inner = jax.vmap(weighted_target)(targets, inner_of(fit), strengths)
+            return _sweep(inner, peaks / positive(jnp.max(peaks)), *fit)
+
+        return lax.fori_loop(0, _SWEEPS, sweep, fit)
+
+    return Codec(
+        start=start,
+        sent=lambda fit, view_ids: fit,
+        centres=centres,
+        compress=lambda numerators, basis: {v: _matmul(n, basis[v]) for v, n in numerators.items()},
+        update=update,
+        encode=unused,
+        decode=unused,
+        shares_basis=True,
+    )
+
+
+# Sweeps of the server: in a round, and to begin with.
+_SWEEPS = 10
+_FIRST_SWEEPS = 20
+
+
+def _directions(rows: Array, rank: int) -> Array:
+    """Leading right singular vectors [d, R] of a view's weighted summaries."""
+    gram = _matmul(rows.T, rows)
+    return jnp.linalg.eigh(gram)[1][:, : -rank - 1 : -1]
+
+
+def _sweep(inner: Array, weights: Array, h: Array, q: Array, s: Array) -> tuple:
+    """One sweep over slices [s, R, c] whose P is fixed: H, Q, then s."""
+
+    def add(terms: Array) -> Array:
+        return jnp.einsum("s,sij->ij", weights, terms, precision=lax.Precision.HIGHEST)
+
+    products, squares = map(add, jax.vmap(pf.h_terms, (0, None, 0))(inner, q, s))
+    h = pf.update_h((products, squares), q, h)
+    q = pf.update_q(add(jax.vmap(pf.q_terms, (0, None, 0))(inner, h, s)), squares, h, q)
+    return h, q, jax.vmap(pf.update_s, (0, None, None, 0))(inner, h, q, s)

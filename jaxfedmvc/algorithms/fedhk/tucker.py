@@ -1,0 +1,329 @@
+"""FedHK-Tucker: centres of low multilinear rank, of which only small cores travel.
+
+(70) = (89): the centres of all views, padded to the widest, are a tensor C [c, D_max, s], and
+C ~ G x_1 A x_2 B x_3 W with a core G [R1, R2, R3]. The printed updates (76) fit it in the Euclidean
+norm, which may raise J; here it is fitted to the quadratic bound of J, by a second majorisation
+(Kiers, "Weighted least squares fitting using ordinary least squares algorithms", 1997).
+
+A core means nothing without its factors: (G, B) and (G x_2 O^T, B O) are the same tensor. So either
+all share a basis B, made before the rounds of the clients' summaries, or every client rotates its
+own factors towards those it was sent before they are averaged (`alignment`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
+from jaxfedmvc.algorithms.fedhk.model import (
+    Centres,
+    Codec,
+    FedHKConfig,
+    FedHKHyperparams,
+    positive,
+    unused,
+)
+from jaxfedmvc.clustering import heat_kernel as hk
+from jaxfedmvc.tensor import tucker as tk
+
+# Sweeps of the server in a round, where it constrains clusters or views.
+_SWEEPS = 10
+# Of the Gram matrix of a view's part of the basis, whose eigenvalues are at most 1.
+_RIDGE = 1e-4
+
+
+def fedhk_tucker(
+    config: FedHKConfig,
+    hyper: FedHKHyperparams | None = None,
+    ranks: tuple[int | None, int | None, int | None] = (None, None, None),
+    alignment: Literal["shared_basis", "procrustes"] = "shared_basis",
+) -> FederatedAlgorithm:
+    """E-FKMVC with centres in Tucker form.
+
+    With `aggregation="statistics"` clients send N^h B^h, [c, R2] for each view instead of [c, d_h]:
+    linear, so that the sum of the compressed is the compressed sum. With "average" they send the
+    core of their centres, and with `alignment="procrustes"` their factors too.
+
+    Args:
+      config: As for `e_fkmvc`.
+      hyper: As for `e_fkmvc`.
+      ranks: R1 <= c, R2 <= D_max, R3 <= s; None stands for c, 2c (at most D_max) and s, which
+        compresses features alone.
+      alignment: How cores are made comparable; "procrustes" goes with averages only.
+
+    Raises:
+      ValueError: As `e_fkmvc`; an alignment that the aggregation has no use for. From `init` also:
+        ranks that the tensor cannot have.
+    """
+    return e_fkmvc(config, hyper, tucker_codec(config, ranks, alignment))
+
+
+def tucker_codec(
+    config: FedHKConfig,
+    ranks: tuple[int | None, int | None, int | None] = (None, None, None),
+    alignment: Literal["shared_basis", "procrustes"] = "shared_basis",
+) -> Codec:
+    """Centres in Tucker form; see `fedhk_tucker`."""
+    if alignment not in ("shared_basis", "procrustes"):
+        raise ValueError(f"alignment: got {alignment!r}; allowed are shared_basis, procrustes")
+    if config.aggregation == "statistics":
+        if config.coefficients != "bandwidth":
+            raise ValueError(
+                f"coefficients: got {config.coefficients!r} with compressed sums; allowed is"
+                " bandwidth: with a weight for each feature a centre is no linear function of them"
+            )
+        if alignment == "procrustes":
+            raise ValueError(
+                "alignment: got 'procrustes' with aggregation 'statistics', whose sums need no"
+                " alignment; allowed is shared_basis, or aggregation 'average'"
+            )
+        return _of_statistics(config, ranks)
+    return _of_cores(config, ranks) if alignment == "shared_basis" else _of_factors(config, ranks)
+
+
+def stacked(centres: Centres) -> Array:
+    """(64)-(66): the tensor [c, D_max, s], views padded with zeros."""
+    width = max(part.shape[1] for part in centres.values())
+    return jnp.stack(
+        [jnp.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in centres.values()], axis=2
+    )
+
+
+def feature_basis(rows: dict[int, Array], counts: Array, rank: int) -> Array:
+    """B [D_max, R2]: leading directions of the clients' summaries, all views in one mode.
+
+    Left singular vectors of the mode-2 unfolding of the summaries, every row weighted by its count
+    and every view by its total, as J weighs them.
+    """
+    weighted = {v: part * jnp.sqrt(counts)[:, None] for v, part in rows.items()}
+    totals = {v: positive(jnp.sum(jnp.square(part))) for v, part in weighted.items()}
+    tensor = stacked({v: part / jnp.sqrt(totals[v]) for v, part in weighted.items()})
+    gram = jnp.einsum("njs,nks->jk", tensor, tensor, precision=lax.Precision.HIGHEST)
+    vectors = jnp.linalg.eigh(gram)[1][:, : -rank - 1 : -1]
+    return vectors * tk.largest_entry_signs(vectors)
+
+
+def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int | None]) -> Codec:
+    """Fit: C in the coordinates of the basis, Z = G x_1 A x_3 W [c, R2, s], as a Tucker form.
+
+    A mode of full rank has no factor there but an empty tuple: the core takes it in.
+    """
+
+    def start(
+        rows: dict[int, Array], counts: Array, centres: Centres
+    ) -> tuple[Array, tuple[Array, tuple]]:
+        widths = {v: part.shape[-1] for v, part in centres.items()}
+        ranks = _ranks(config, asked, widths)
+        basis = feature_basis(rows, counts, ranks[1])
+
+        def one(centres: Centres) -> tuple[Array, tuple]:
+            inner = jnp.stack([_into(part, basis) for part in centres.values()], axis=2)
+            return _kept(tk.hosvd(inner, ranks))
+
+        return basis, jax.vmap(one)(centres)
+
+    def centres(sent: tuple[Array, tuple], basis: Array, widths: dict[int, int]) -> Centres:
+        inner = _inner(sent)
+        return {v: _matmul(inner[:, :, v], basis[:width].T) for v, width in widths.items()}
+
+    def update(
+        fit: tuple[Array, tuple], numerators: dict[int, Array], weights: dict[int, Array],
+        relevance: Array, basis: Array, widths: dict[int, int],
+    ) -> tuple[Array, tuple]:  # fmt: skip
+        """Nearer to the centres N / W, all in the coordinates of the basis.
+
+        The bound of J is sum_kh w_kh |B^h z_kh - m_kh|^2 with w_kh = delta_h v_h^alpha W_kh, where
+        B^h has the rows of the basis that view h fills. Without further constraint every z_kh has
+        its own minimum. Else sweeps of HOOI go towards
+        Z + w / max w (B^h^T m - B^h^T B^h Z), which lowers the bound as B^h^T B^h <= 1.
+        """
+        grams = jnp.stack([_matmul(basis[:width].T, basis[:width]) for width in widths.values()])
+        targets = jnp.stack(
+            [
+                hk.centres_from(numerators[v], weights[v], jnp.zeros_like(numerators[v]))
+                for v in widths
+            ]
+        )
+        strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])  # [s, c]
+
+        def residual(inner: Array) -> Array:
+            """B^h^T m - B^h^T B^h Z, [s, c, R2], zero where a cluster is empty."""
+            left = targets - _matmul(jnp.moveaxis(inner, 2, 0), grams)
+            return jnp.where(strengths[:, :, None] > 0, left, 0.0)
+
+        old = _inner(fit)
+        _, (clusters, views) = fit
+        if isinstance(clusters, tuple) and isinstance(views, tuple):
+            # Of directions that a narrow view does not fill, nothing is known: they stay.
+            inverses = jnp.linalg.inv(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
+            return old + jnp.moveaxis(_matmul(residual(old), inverses), 0, 2), ((), ())
+
+        strength = jnp.broadcast_to(strengths.T[:, None], old.shape)
+
+        def sweep(_: int, fit: tuple[Array, tuple]) -> tuple[Array, tuple]:
+            inner = _inner(fit)
+            wanted = inner + jnp.moveaxis(residual(inner), 0, 2)
+            plain = tk.weighted_target(wanted, inner, strength)
+            factors = [
+                jnp.eye(size) if isinstance(factor, tuple) else factor
+                for factor, size in zip((fit[1][0], (), fit[1][1]), inner.shape, strict=True)
+            ]
+            return _kept(tk.project(plain, tk.hooi_sweep(plain, factors)))
+
+        return lax.fori_loop(0, _SWEEPS, sweep, fit)
+
+    return Codec(
+        start=start,
+        sent=lambda fit, view_ids: fit,
+        centres=centres,
+        compress=lambda numerators, basis: {v: _into(n, basis) for v, n in numerators.items()},
+        update=update,
+        encode=unused,
+        decode=unused,
+        shares_basis=True,
+    )
+
+
+def _of_cores(config: FedHKConfig, asked: tuple[int | None, int | None, int | None]) -> Codec:
+    """Fit: the core alone, for factors A, B, W that are fixed before the rounds.
+
+    Averages of cores are then cores of averages.
+    """
+
+    def start(
+        rows: dict[int, Array], counts: Array, centres: Centres
+    ) -> tuple[tuple[Array, ...], Array]:
+        widths = {v: part.shape[-1] for v, part in centres.items()}
+        ranks = _ranks(config, asked, widths)
+        features = feature_basis(rows, counts, ranks[1])
+        # Clusters and views have the factors of the first start.
+        first = stacked({v: part[0] for v, part in centres.items()})
+        clusters, _, views = tk.hosvd(tk.mode_product(first, features.T, 1), ranks).factors
+        factors = (clusters, features, views)
+        cores = jax.vmap(lambda c: tk.project(stacked(c), factors).core)(centres)
+        return factors, cores
+
+    def centres(sent: Array, basis: tuple[Array, ...], widths: dict[int, int]) -> Centres:
+        return _unstacked(tk.reconstruct(tk.Tucker(sent, basis)), widths)
+
+    def encode(centres: Centres, sent: Array, basis: tuple[Array, ...]) -> Array:
+        whole = _with_held(tk.reconstruct(tk.Tucker(sent, basis)), centres)
+        return tk.project(whole, basis).core
+
+    def decode(
+        payloads: Any, weights: Any, fit: Array, basis: Any, widths: dict[int, int]
+    ) -> Array:
+        return jnp.asarray(sum(payloads)) / positive(jnp.asarray(sum(weights)))
+
+    return Codec(
+        start=start,
+        sent=lambda fit, view_ids: fit,
+        centres=centres,
+        compress=unused,
+        update=unused,
+        encode=encode,
+        decode=decode,
+        shares_basis=True,
+    )
+
+
+def _of_factors(config: FedHKConfig, asked: tuple[int | None, int | None, int | None]) -> Codec:
+    """Fit: core and factors, (104)-(111), of every client's own decomposition.
+
+    The client rotates its factors towards those that it was sent; their averages are made
+    orthonormal again.
+    """
+
+    def start(
+        rows: dict[int, Array], counts: Array, centres: Centres
+    ) -> tuple[tuple[()], tk.Tucker]:
+        ranks = _ranks(config, asked, {v: part.shape[-1] for v, part in centres.items()})
+        return (), jax.vmap(lambda c: tk.hooi(stacked(c), ranks).tucker)(centres)
+
+    def centres(sent: tk.Tucker, basis: tuple[()], widths: dict[int, int]) -> Centres:
+        return _unstacked(tk.reconstruct(sent), widths)
+
+    def encode(centres: Centres, sent: tk.Tucker, basis: tuple[()]) -> tk.Tucker:
+        whole = _with_held(tk.reconstruct(sent), centres)
+        found = tk.project(whole, tk.hooi_sweep(whole, sent.factors))
+        return tk.procrustes(found, sent.factors)
+
+    def decode(
+        payloads: Any, weights: Any, fit: tk.Tucker, basis: Any, widths: dict[int, int]
+    ) -> tk.Tucker:
+        total = positive(jnp.asarray(sum(weights)))
+        mean = jax.tree.map(lambda *parts: sum(parts) / total, *payloads)
+        return tk.Tucker(mean.core, tuple(map(tk.polar, mean.factors)))
+
+    return Codec(
+        start=start,
+        sent=lambda fit, view_ids: fit,
+        centres=centres,
+        compress=unused,
+        update=unused,
+        encode=encode,
+        decode=decode,
+    )
+
+
+def _ranks(
+    config: FedHKConfig, asked: tuple[int | None, int | None, int | None], widths: dict[int, int]
+) -> tuple[int, int, int]:
+    """R1, R2, R3, checked against the sizes of the tensor."""
+    sizes = config.n_clusters, max(widths.values()), len(widths)
+    usual = config.n_clusters, min(2 * config.n_clusters, sizes[1]), len(widths)
+    ranks = tuple(u if r is None else r for r, u in zip(asked, usual, strict=True))
+    for n, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
+        others = ranks[0] * ranks[1] * ranks[2] // max(rank, 1)
+        if not 1 <= rank <= min(size, others):
+            raise ValueError(
+                f"ranks: got {ranks} for a tensor of clusters, features and views {sizes}; R{n + 1}"
+                f" is allowed to be 1 to {size}, and no more than the product of the others"
+            )
+    return ranks[0], ranks[1], ranks[2]
+
+
+def _into(part: Array, basis: Array) -> Array:
+    """Rows of one view in the coordinates of the basis, [c, R2]."""
+    return _matmul(part, basis[: part.shape[1]])
+
+
+def _inner(fit: tuple[Array, tuple]) -> Array:
+    """Z [c, R2, s]."""
+    core, (clusters, views) = fit
+    for factor, mode in ((clusters, 0), (views, 2)):
+        if not isinstance(factor, tuple):
+            core = tk.mode_product(core, factor, mode)
+    return core
+
+
+def _kept(form: tk.Tucker) -> tuple[Array, tuple]:
+    """A form of Z without the factors that are square: the core takes them in."""
+    core, kept = form.core, []
+    for mode, factor in enumerate(form.factors):
+        square = factor.shape[0] == factor.shape[1]
+        if square:
+            core = tk.mode_product(core, factor, mode)
+        if mode != 1:
+            kept.append(() if square else factor)
+    return core, tuple(kept)
+
+
+def _unstacked(tensor: Array, widths: dict[int, int]) -> Centres:
+    return {v: tensor[:, :width, v] for v, width in widths.items()}
+
+
+def _with_held(tensor: Array, held: Centres) -> Array:
+    """The tensor with the centres of some views put in; a client knows the others as sent."""
+    for v, part in held.items():
+        tensor = tensor.at[:, : part.shape[1], v].set(part)
+    return tensor
+
+
+def _matmul(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

@@ -1,0 +1,153 @@
+"""Transformations of messages: clipping, noise, and how they chain."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import kstest, pearsonr
+
+from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.federation import single_client
+from jaxfedmvc.messages import clipped, gaussian_noise, laplace_noise, nbytes, transformed
+
+KEY = jax.random.key(0)
+N = 20_000
+CLIENT = single_client({0: np.zeros((1, 1))})
+
+
+def sending(message):
+    """An exchange in which every client sends this message, and reports a draw of its own."""
+
+    def client(key, sent, state, client):
+        return state, message, jax.random.normal(key)
+
+    return Phase(lambda server, view_ids: (), client, lambda key, server, m, w: (server, {}), "sum")
+
+
+def sent_by(phase, key=KEY, client=CLIENT):
+    return phase.client(key, (), (), client)[1]
+
+
+def test_bytes_are_those_of_the_leaves():
+    assert nbytes({"a": jnp.zeros((3, 2)), "b": (jnp.int32(1), jnp.zeros(4, bool))}) == 24 + 4 + 4
+
+
+# --- Clipping -------------------------------------------------------------------------------------
+
+
+@jax.jit
+def clip(message, max_norm):
+    return clipped(max_norm)(KEY, message, ())
+
+
+def test_clipping_a_hand_worked_case():
+    message = {"a": jnp.array([3.0, 0.0]), "b": jnp.array([[4.0]])}  # of norm 5
+    clipped_to_one = clip(message, 1.0)
+    np.testing.assert_allclose(clipped_to_one["a"], [0.6, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(clipped_to_one["b"], [[0.8]], rtol=1e-6)
+    for bound in (5.0, 7.0, np.inf):
+        jax.tree.map(np.testing.assert_array_equal, clip(message, bound), message)
+    assert all(not x.any() for x in jax.tree.leaves(clip(message, 0.0)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_the_bound_holds_for_any_message(bad):
+    message = {"a": jnp.array([bad, 1.0]), "b": jnp.array([[bad]])}
+    assert all(not x.any() for x in jax.tree.leaves(clip(message, 1.0)))
+
+
+def test_only_selected_leaves_count_and_are_scaled():
+    message = {"a": jnp.array([3.0, 4.0]), "n": jnp.int32(7), "b": (jnp.array([100.0]),)}
+    phase = transformed(sending(message), clipped(1.0, {"a": True, "n": False, "b": False}))
+    result = sent_by(phase)
+    np.testing.assert_allclose(result["a"], [0.6, 0.8], rtol=1e-6)
+    assert result["n"] == 7 and result["b"][0][0] == 100
+    with pytest.raises(ValueError, match=r"message\['n'\]: is int32"):
+        sent_by(transformed(sending(message), clipped(1.0)))
+
+
+# --- Noise ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise, name", [(gaussian_noise, "norm"), (laplace_noise, "laplace")])
+def test_noise_has_its_distribution_and_scale(noise, name):
+    message = {"a": jnp.full((N,), 3.0), "b": jnp.full((N // 2, 2), -1.0)}
+    result = sent_by(transformed(sending(message), noise({"a": 0.5, "b": 2.0})))
+    a, b = np.asarray(result["a"]) - 3, np.asarray(result["b"]).ravel() + 1
+    assert kstest(a / 0.5, name).pvalue > 1e-3
+    assert kstest(b / 2.0, name).pvalue > 1e-3
+    assert kstest(a / 0.5 * 1.1, name).pvalue < 1e-3  # the test can tell scales apart
+    assert abs(pearsonr(a, b).statistic) < 0.03  # leaves have noise of their own
+
+
+def test_two_noises_of_a_chain_are_independent():
+    zero = sending(jnp.zeros(N))
+    once = transformed(zero, gaussian_noise(1.0))
+    twice = transformed(once, gaussian_noise(1.0))
+    thrice = transformed(twice, laplace_noise(1.0), clients=[0])
+    draws = np.diff([np.zeros(N), *(sent_by(p) for p in (once, twice, thrice))], axis=0)
+    assert np.abs(np.corrcoef(draws) - np.eye(3)).max() < 0.03
+    assert kstest(np.asarray(sent_by(twice)) / np.sqrt(2), "norm").pvalue > 1e-3
+
+
+def test_noise_follows_the_key_and_not_the_clients_own_draws():
+    phase = transformed(sending(jnp.zeros(5)), gaussian_noise(1.0))
+    np.testing.assert_array_equal(sent_by(phase), sent_by(phase))
+    assert not np.any(sent_by(phase) == sent_by(phase, jax.random.key(1)))
+    assert phase.client(KEY, (), (), CLIENT)[2] == jax.random.normal(KEY)
+    assert not np.any(sent_by(phase) == jax.random.normal(KEY, 5))
+
+
+def test_clipping_comes_before_the_noise_that_is_put_after_it():
+    phase = transformed(sending(jnp.full((4,), 50.0)), clipped(1.0))
+    noisy = sent_by(transformed(phase, gaussian_noise(1e-3)))
+    np.testing.assert_allclose(noisy, 0.5, atol=0.01)
+    assert np.unique(noisy).size == 4
+
+
+def test_scales_are_traced_and_zero_changes_no_bit():
+    traces = []
+    message = {"a": jnp.array([-0.0, np.nan, np.inf, 1e-30]), "b": jnp.ones(3)}
+
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def sweep(scale, fixed):
+        traces.append(None)
+        phase = transformed(sending(message), gaussian_noise({"a": scale, "b": fixed}))
+        return sent_by(transformed(phase, laplace_noise(0.0)))
+
+    result = jax.jit(sweep)(jnp.array([0.0, 1.0, 2.0]), 0.0)
+    assert len(traces) == 1
+    exact = np.asarray(message["a"])
+    assert np.asarray(result["a"][0]).tobytes() == exact.tobytes()
+    np.testing.assert_array_equal(result["b"], np.ones((3, 3)))
+    np.testing.assert_allclose(result["a"][2, [0, 3]], 2 * result["a"][1, [0, 3]], rtol=1e-6)
+    assert np.all(result["a"][1, [0, 3]] != 0)
+
+
+def test_only_chosen_clients_are_changed():
+    phase = transformed(sending(jnp.zeros(3)), gaussian_noise(1.0), clients=[4, 7])
+    for i in (0, 4, 5, 7):
+        client = CLIENT.replace(client_ids=jnp.int32(i))
+        assert np.any(sent_by(phase, client=client)) == (i in (4, 7))
+
+
+def test_a_transformed_phase_is_a_static_argument_as_others_are():
+    phase = transformed(sending(jnp.ones(3)), clipped(0.0), clients=[0])
+    assert not np.any(jax.jit(sent_by, static_argnums=0)(phase))
+
+
+@pytest.mark.parametrize("noise", [gaussian_noise, laplace_noise])
+def test_noise_in_an_integer_leaf_is_refused(noise):
+    message = {"a": jnp.zeros(2), "counts": (jnp.zeros(2, jnp.int32),)}
+    phase = transformed(sending(message), noise(0.0))
+    with pytest.raises(ValueError, match=r"message\['counts'\]\[0\]: is int32; only floating"):
+        jax.eval_shape(lambda: sent_by(phase))
+
+
+@pytest.mark.parametrize("make", [clipped, gaussian_noise, laplace_noise])
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.ones(2)])
+def test_bad_numbers_are_named(make, value):
+    with pytest.raises(ValueError, match=r"^(max_norm|scale): got"):
+        make(value)
