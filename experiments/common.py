@@ -112,7 +112,7 @@ def participation_shares(federation: Federation) -> list[float]:
     return [shares[0 if federation.holds_all_views(c) else -1] for c in federation.cohorts]
 
 
-def prepare(build: Callable[[int], FederatedAlgorithm]) -> Task:
+def prepare(build: Callable[[int, Federation], FederatedAlgorithm]) -> Task:
     """Everything that can be wrong with flags and data, found before anything is written.
 
     Raises:
@@ -121,7 +121,7 @@ def prepare(build: Callable[[int], FederatedAlgorithm]) -> Task:
     if FLAGS.client_chunk is not None and FLAGS.client_chunk < 1:
         raise ValueError(f"client_chunk: got {FLAGS.client_chunk}; allowed is 1 or more")
     federations, n_clusters, pooled = load_federations()
-    algorithm = build(n_clusters)
+    algorithm = build(n_clusters, federations[0])
     for federation in federations:
         engine.draw_participants(federation, jax.random.key(0), participation_shares(federation))
         federation.check_rows(n_clusters, f"as many as the {n_clusters} clusters")
@@ -132,23 +132,29 @@ def prepare(build: Callable[[int], FederatedAlgorithm]) -> Task:
 
 def main_job(
     name: str,
-    build: Callable[[int], FederatedAlgorithm],
+    build: Callable[[int, Federation], FederatedAlgorithm],
     cost: Callable[[str, int, int, int], float],
+    facts: Callable[[], dict[str, Any]] = dict,
+    read: Callable[[list[Any]], list[Any]] = list,
 ) -> None:
     """Runs `name` on the flags' federations, shows progress, and writes the result folder.
 
     Args:
       name: Of the algorithm, for folders and titles.
-      build: `n_clusters -> algorithm`, from the binary's flags.
+      build: `(n_clusters, federation) -> algorithm`, from the binary's flags; of the federation
+        only what all seeds have in common may be used.
       cost: `(stage, phase, views held, views of all) -> work of one client`, in any unit: the time
         left is reckoned from it.
+      facts: What summary.json shall hold beside the usual, after the run.
+      read: A round's info as the report takes it; raises ValueError where a round went wrong.
     """
     base.use_compilation_cache()
     FLAGS.dataset = FLAGS.dataset or "digits"
     task = checked(lambda: prepare(build))
     federation = task.federations[0]
     shares = participation_shares(federation)
-    total = _work(task, shares, cost) * len(task.federations)
+    setup_work, round_work = _work(task, shares, cost)
+    total = (setup_work + FLAGS.rounds * round_work) * len(task.federations)
     stem = Path(FLAGS.dataset).stem.lower()
     checked(require_tqdm)
     report = checked(lambda: Report(FLAGS, name, stem, federation, seeds()))
@@ -163,7 +169,9 @@ def main_job(
         report.header(bar.write)
         pooled = jnp.asarray(task.pooled)
         for seed, federation in zip(seeds(), task.federations, strict=True):
-            _one_seed(programs, federation, pooled, seed, report, bar.write)
+            made = _one_seed(programs, federation, pooled, seed, report, bar.write, read)
+            bar.advance((FLAGS.rounds - made) * round_work)
+    report.facts = facts()
     for line in report.finish():
         print(line)
 
@@ -174,6 +182,7 @@ class Programs(NamedTuple):
     start: Callable[..., Any]
     setup: Callable[..., Any]
     one_round: Callable[..., Any]
+    done: Callable[..., Any] | None  # None where a method does not find its own end
     evaluate: Callable[..., Any]
     references: Callable[..., Any] | None  # None without labels to score them with
     bound: Callable[..., Any] | None  # None also where the method has no representation
@@ -213,13 +222,16 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
             result["scores"] = score(federation, labels, n_clusters, state.participants)
         return result
 
-    def rated(federation: Federation, key: jax.Array, labels: Any) -> Any:
-        """Scores with the groups of the run's last round."""
-        last = FLAGS.rounds - 1 if FLAGS.resample_participants else 0
-        took_part = engine.draw_participants(federation, key, shares, last)
+    def rated(federation: Federation, key: jax.Array, labels: Any, r: jax.Array) -> Any:
+        """Scores with the groups of round r, the run's last."""
+        took_part = engine.draw_participants(
+            federation, key, shares, r if FLAGS.resample_participants else 0
+        )
         return score(federation, labels, n_clusters, took_part)
 
-    def references(federation: Federation, key: jax.Array, pooled: jax.Array) -> dict[str, Any]:
+    def references(
+        federation: Federation, key: jax.Array, pooled: jax.Array, r: jax.Array
+    ) -> dict[str, Any]:
         """Clusterings to compare with: no collaboration, and no privacy and no missing view."""
         alone = engine.run(local_kmeans(n_clusters), federation, key, 0).labels
         ids = [cohort.sample_ids for cohort in federation.cohorts]
@@ -229,11 +241,11 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         key_pooled = jax.random.fold_in(key, _POOLED)
         together = kmeans(key_pooled, pooled, n_clusters, where=held, n_init=10).labels
         return {
-            "no collaboration": rated(federation, key, alone),
-            "pooled k-means": rated(federation, key, [together[i] for i in ids]),
+            "no collaboration": rated(federation, key, alone, r),
+            "pooled k-means": rated(federation, key, [together[i] for i in ids], r),
         }
 
-    def bound(federation: Federation, key: jax.Array, embedding: Any) -> Any:
+    def bound(federation: Federation, key: jax.Array, embedding: Any, r: jax.Array) -> Any:
         """One k-means over every client's representation, to compare centroid passing with."""
         masks = [cohort.mask for cohort in federation.cohorts]
         rows = jnp.concatenate([e.reshape(-1, e.shape[-1]) for e in embedding])
@@ -242,7 +254,7 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         found = kmeans(key_bound, rows, n_clusters, where=where, n_init=10).labels
         parts = jnp.split(found, np.cumsum([mask.size for mask in masks])[:-1])
         labels = [part.reshape(m.shape) for part, m in zip(parts, masks, strict=True)]
-        return rated(federation, key, labels)
+        return rated(federation, key, labels, r)
 
     federation, key, r = task.federations[0], _key(0), jnp.int32(0)
     state = jax.eval_shape(start, federation, key)
@@ -254,9 +266,14 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         start=jax.jit(start).lower(federation, key).compile(),
         setup=jax.jit(setup, **donated).lower(federation, key, state).compile(),
         one_round=jax.jit(one_round, **donated).lower(federation, key, state, r).compile(),
+        done=None
+        if algorithm.done is None
+        else jax.jit(algorithm.done).lower(state.server).compile(),
         evaluate=jax.jit(evaluate).lower(federation, key, state, r).compile(),
-        references=jax.jit(references).lower(federation, key, pooled).compile() if scored else None,
-        bound=jax.jit(bound).lower(federation, key, embedding).compile()
+        references=jax.jit(references).lower(federation, key, pooled, r).compile()
+        if scored
+        else None,
+        bound=jax.jit(bound).lower(federation, key, embedding, r).compile()
         if scored and embedding is not None
         else None,
     )
@@ -269,25 +286,32 @@ def _one_seed(
     seed: int,
     report: Report,
     write: Callable[[str], None],
-) -> None:
+    read: Callable[[list[Any]], list[Any]],
+) -> int:
+    """Runs one seed and reports it; returns the number of rounds that it took."""
     key = _key(seed)
-    references = {}
-    if programs.references is not None:
-        references = jax.device_get(programs.references(federation, key, pooled))
     began = time.perf_counter()
     state = programs.start(federation, key)
-    state, _ = programs.setup(federation, key, state)
+    state, info = programs.setup(federation, key, state)
+    checked(lambda: read(jax.device_get(info)))
     result: dict[str, Any] = {}
     for r in range(FLAGS.rounds):
         state, info = programs.one_round(federation, key, state, jnp.int32(r))
         result = jax.device_get(programs.evaluate(federation, key, state, jnp.int32(r)))
-        report.add_round(seed, r + 1, info, result.get("scores"), write)
+        told = checked(lambda info=info: read(jax.device_get(info)))
+        report.add_round(seed, r + 1, told, result.get("scores"), write)
+        if programs.done is not None and programs.done(state.server):
+            break
     report.seconds["run"] += time.perf_counter() - began
+    references = {}
+    if programs.references is not None:
+        references = jax.device_get(programs.references(federation, key, pooled, jnp.int32(r)))
     if programs.bound is not None:
-        bound = programs.bound(federation, key, result["embedding"])
+        bound = programs.bound(federation, key, result["embedding"], jnp.int32(r))
         references["pooled k-means on H"] = jax.device_get(bound)
     report.add_references(references)
     report.last = (federation, result)
+    return r + 1
 
 
 def _key(seed: int) -> jax.Array:
@@ -304,17 +328,20 @@ def _progress(
     return advance
 
 
-def _work(task: Task, shares: list[float], cost: Callable[[str, int, int, int], float]) -> float:
+def _work(
+    task: Task, shares: list[float], cost: Callable[[str, int, int, int], float]
+) -> tuple[float, float]:
+    """Work of the setup and of one round, of one seed, in the units of `cost`."""
     federation, algorithm = task.federations[0], task.algorithm
-    total = 0.0
-    for stage, phases, times in (
-        ("setup", algorithm.setup, 1), ("round", algorithm.round, FLAGS.rounds),
-    ):  # fmt: skip
+    totals = []
+    for stage, phases in (("setup", algorithm.setup), ("round", algorithm.round)):
+        total = 0.0
         for p, phase in enumerate(phases):
             if phase.who == "leader":
-                total += times * cost(stage, p, federation.n_views, federation.n_views)
+                total += cost(stage, p, federation.n_views, federation.n_views)
                 continue
             for cohort, share in zip(federation.cohorts, shares, strict=True):
                 n = max(1, round(share * cohort.n_clients))
-                total += times * n * cost(stage, p, len(cohort.view_ids), federation.n_views)
-    return total
+                total += n * cost(stage, p, len(cohort.view_ids), federation.n_views)
+        totals.append(total)
+    return totals[0], totals[1]

@@ -7,6 +7,7 @@ from absl import flags
 from experiments import base, common
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.federation import Federation
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(common)
@@ -59,7 +60,7 @@ def hyperparams() -> FMCSCHyperparams:
     return FMCSCHyperparams(**{name: FLAGS[name].value for name in names})
 
 
-def build(n_clusters: int) -> FederatedAlgorithm:
+def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
     """The algorithm, from flags."""
     return fmcsc(config(n_clusters), hyperparams())
 

@@ -33,6 +33,7 @@ class Report:
       seconds: "compile" and "run", filled in by the job.
       traffic: Bytes of each stage, filled in by the job.
       last: Federation and evaluation of the last seed, for the map.
+      facts: Further entries of summary.json, filled in by the job.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Report:
         self.seconds = {"compile": 0.0, "run": 0.0}
         self.traffic: dict[str, Traffic] = {}
         self.last: tuple[Federation, dict[str, Any]] = (federation, {})
+        self.facts: dict[str, Any] = {}
         self._references: list[Mapping[str, Scores]] = []
         self._scores: dict[int, list[Scores]] = {seed: [] for seed in seeds}
         self._losses: dict[int, list[dict[str, float]]] = {seed: [] for seed in seeds}
@@ -67,7 +69,7 @@ class Report:
         """Prints the head of the rounds' table."""
         groups, names = _head(_SHOWN)
         write(f"{'':10s}{'loss':>9s} {groups}|  MB, all clients")
-        write(f"{'seed round':10s}{'':>9s} {names}|    up   down")
+        write(f"{'seed round':10s}{'':>9s} {names}|     up    down")
 
     def add_round(
         self,
@@ -92,7 +94,7 @@ class Report:
         base.append_rows(self.folder / "rounds.csv", [row])
         up, down = (row[f"bytes_{way}"] / 1e6 for way in ("up", "down"))
         cells = "".join(_cells(scores, group, "pooled") for group in _SHOWN)
-        write(f"{seed:4d} {round_number:5d}{losses['loss']:9.3f} {cells}|{up:6.1f} {down:6.1f}")
+        write(f"{seed:4d} {round_number:5d}{losses['loss']:9.3f} {cells}|{up:7.3f} {down:7.3f}")
 
     def add_references(self, references: Mapping[str, Scores]) -> None:
         """Takes one seed's reference clusterings; none without labels."""
@@ -138,6 +140,7 @@ class Report:
             "n_clients": self._federation.n_clients,
             "n_clusters": self._n_clusters(),
             "rounds": self._values.rounds,
+            "rounds_made": [len(self._losses[seed]) for seed in self._seeds],
             "seeds": self._seeds,
             "metrics": _statistics(final, "all", "pooled"),
             "groups": {
@@ -153,7 +156,7 @@ class Report:
             "seconds": self.seconds,
             "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
             "versions": self._versions,
-        }
+        } | self.facts
 
     def _n_clusters(self) -> int:
         return self._values.n_clusters or self._federation.n_classes
@@ -166,8 +169,9 @@ class Report:
                 runs = [
                     [s[group]["pooled"][metric] for s in self._scores[seed]] for seed in self._seeds
                 ]
+                runs = _even(runs)
                 if np.isfinite(runs).all():
-                    scores[f"{metric.upper()}, {name}"] = np.asarray(runs, float)
+                    scores[f"{metric.upper()}, {name}"] = runs
         levels = {}
         for name, runs in rows.items():
             if name in ("no collaboration", "pooled k-means"):
@@ -177,7 +181,7 @@ class Report:
                     levels[f"ACC, {name}, each matched"] = float(mean["per_client"]["acc"])
         names = self._losses[self._seeds[0]][0]
         losses = {
-            name.replace("_", " "): np.asarray(
+            name.replace("_", " "): _even(
                 [[r[name] for r in self._losses[seed]] for seed in self._seeds]
             )
             for name in names
@@ -218,6 +222,12 @@ class Report:
         )  # fmt: skip
 
 
+def _even(runs: list[list[float]]) -> np.ndarray:
+    """[seeds, rounds]; a run that found its end earlier than others stays where it ended."""
+    longest = max(map(len, runs))
+    return np.asarray([run + [run[-1]] * (longest - len(run)) for run in runs], float)
+
+
 def _head(shown: Mapping[str, str]) -> tuple[str, str]:
     """Names of groups and of their metrics, in the width of `_cells`."""
     names = "| " + " ".join(f"{name.upper():>6s}" for name in METRICS)
@@ -250,8 +260,8 @@ def _statistics(scores: list[Scores], group: str, way: str) -> dict[str, Any]:
 
 
 def _losses(info: Any, federation: Federation) -> dict[str, float]:
-    """Mean training losses of the round's last phase: of all, multi-view and partial clients."""
-    clients = info[-1]["clients"]
+    """Mean losses of the last phase that has them: of all, multi-view and partial clients."""
+    clients = [phase["clients"] for phase in info if "loss" in phase["clients"][0]][-1]
     values: dict[str, list[np.ndarray]] = {"multi_view": [], "partial_view": []}
     for cohort, reported in zip(federation.cohorts, clients, strict=True):
         kind = "multi_view" if federation.holds_all_views(cohort) else "partial_view"

@@ -34,7 +34,7 @@ def require_matplotlib() -> Any:
     return pyplot
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
     """Writes under another name and renames, so that no half picture is ever left."""
     partial = path.with_name(f".{path.name}.partial")
     figure.savefig(partial, dpi=130, format=path.suffix[1:])
@@ -88,7 +88,7 @@ def curves(
         axis.set_ylabel(name)
     right[-1].set_xlabel("round (losses: last epoch, mean over clients)")
     figure.suptitle(title)
-    _save(figure, path)
+    save(figure, path)
 
 
 def embedding(
@@ -142,7 +142,7 @@ def embedding(
     for handle in legend.legend_handles:
         handle.set_color("0.2")
     figure.suptitle(title)
-    _save(figure, path)
+    save(figure, path)
 
 
 # How curves differ where colours do not: in print, and for the colour-blind.
@@ -193,7 +193,7 @@ def attack_bands(
     axis.set_title(title)
     if curves:
         figure.legend(fontsize=8, loc="outside lower center", ncols=min(3, len(curves)))
-    _save(figure, path)
+    save(figure, path)
 
 
 def boxes(
@@ -234,7 +234,7 @@ def boxes(
     axis.set_title(title)
     if references:
         figure.legend(fontsize=8, loc="outside lower center", ncols=2)
-    _save(figure, path)
+    save(figure, path)
 
 
 # Of the picture of a hierarchy: columns are 1 apart and 1 high.
@@ -306,7 +306,7 @@ def hierarchy(path: Path, hierarchy: Hierarchy, title: str, max_nodes: int = 14)
     axis.set(xlim=(-0.03, size[0] / _INCHES - 0.03), ylim=(1.01, -0.1))
     axis.axis("off")
     figure.suptitle(f"{title}\n{n} samples; beside each block: medoid (samples)", fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _columns(hierarchy: Hierarchy, max_nodes: int, palette: Any) -> list[_Column]:

@@ -74,7 +74,7 @@ def test_embedding_draws_each_point_where_its_row_says(tmp_path, monkeypatch):
     points = np.arange(2.0 * n).reshape(n, 2)
     values, markers = np.arange(n) % 4 - 1, np.arange(n) % 3
     monkeypatch.setattr(plots, "TSNE", FirstTwo)
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     names = ("a", "b", "c")
     plots.embedding(tmp_path / "map.png", points, {"k": values}, markers, names, "t", 6)
     (axis,) = drawn[0].axes
@@ -105,7 +105,7 @@ def test_embedding_draws_what_cannot_be_flattened(tmp_path, shape):
 def figures(monkeypatch):
     """Figures as they would have been written."""
     drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     yield drawn
     pyplot.close("all")
 

@@ -44,7 +44,8 @@ def minmax_coefficients(x: Array, low: Array, high: Array) -> Array:
     """(23) for one view, divided by its number of features: delta_ij [n, d].
 
     Undivided, phi grows with d, all distances become 1 and nothing is learned. Zero for a constant
-    feature, where the authors' code has 0.5: there is nothing to tell samples apart by.
+    feature, where the authors' code has 0.5: there is nothing to tell samples apart by. Values
+    outside the range, as clients that took no part may have, count as its ends.
 
     Args:
       x: float32 [n, d].
@@ -52,7 +53,7 @@ def minmax_coefficients(x: Array, low: Array, high: Array) -> Array:
       high: Greatest value, [d].
     """
     span = high - low
-    share = (x - low[None]) / jnp.where(span > 0, span, 1.0)[None]
+    share = jnp.clip((x - low[None]) / jnp.where(span > 0, span, 1.0)[None], 0.0, 1.0)
     return jnp.where(span[None] > 0, share, 0.0) / x.shape[1]
 
 

@@ -34,9 +34,14 @@ class Samples(NamedTuple):
 def samples_of(
     config: FedHKConfig, hyper: FedHKHyperparams, scales: dict[int, Scale], client: Cohort
 ) -> Samples:
-    """Centres a client's views and computes delta of each, a scalar or [n, d]."""
+    """Centres a client's views and computes delta of each, a scalar or [n, d].
+
+    A client that was not there when the scales were sent has no samples to show.
+    """
+    known = jnp.isfinite(jnp.stack([scale.variance for scale in scales.values()]))
+    mask = client.mask & jnp.all(known)
     views = {
-        v: jnp.where(client.mask[:, None], x - scales[v].origin[None], 0.0)
+        v: jnp.where(mask[:, None], x - scales[v].origin[None], 0.0)
         for v, x in client.by_view().items()
     }
 
@@ -47,7 +52,7 @@ def samples_of(
             return hk.minmax_coefficients(x, scales[v].low, scales[v].high)
         return hk.absmean_coefficients(x, jnp.zeros(x.shape[1]))
 
-    return Samples(views, {v: delta(v, x) for v, x in views.items()}, client.mask)
+    return Samples(views, {v: delta(v, x) for v, x in views.items()}, mask)
 
 
 def distances(
@@ -98,7 +103,10 @@ def local_step(
     weights: Array,
     anchor: Centres | None = None,
 ) -> tuple[Centres, Array]:
-    """(29), then (30) or its proximal form, then (31) with the distances to the new centres."""
+    """(29), then (30) or its proximal form, then (31) with the distances to the new centres.
+
+    The weights of the held views keep their sum: what the others have is not the client's to say.
+    """
     _, _, combined = distances(hyper, samples, centres, weights)
     sums = local_sums(config, hyper, samples, centres, weights)
     if anchor is None:
@@ -113,7 +121,7 @@ def local_step(
     powers = hk.powered(hk.memberships(combined, hyper.fuzzifier), hyper.fuzzifier, samples.mask)
     _, keds, _ = distances(hyper, samples, moved, weights)
     costs = jnp.stack([hk.view_cost(ked, powers) for ked in keds.values()])
-    return moved, hk.view_weights(costs, hyper.alpha)
+    return moved, jnp.sum(weights) * hk.view_weights(costs, hyper.alpha)
 
 
 def gradient_step(
@@ -122,7 +130,7 @@ def gradient_step(
     """(62) and (63), with J and its gradient per sample, so that eta does not follow the size.
 
     dJ/da_kj = -2 v^alpha (N_kj - W_kj a_kj) and dJ/dv_h = alpha v_h^(alpha-1) C_h at the
-    memberships of (29). Weights that an infinite alpha fixes stay.
+    memberships of (29). Weights that an infinite alpha fixes stay, as does the weights' sum.
     """
     stationary = dataclasses.replace(config, centre_rule="stationary")
     sums = local_sums(stationary, hyper, samples, centres, weights)
@@ -140,7 +148,8 @@ def gradient_step(
         moved[v] = centres[v] + 2 * hyper.step_size * factor * scale * pull
     slope = alpha * weights ** (alpha - 1) * jnp.stack(list(sums.costs.values())) / n
     lowered = jnp.maximum(weights - hyper.step_size * slope, _LEAST_VIEW_WEIGHT)
-    return moved, jnp.where(fixed, weights, lowered / jnp.sum(lowered))
+    share = jnp.sum(weights) / jnp.sum(lowered)
+    return moved, jnp.where(fixed, weights, share * lowered)
 
 
 def personalised(

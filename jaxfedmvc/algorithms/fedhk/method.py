@@ -100,7 +100,8 @@ def e_fkmvc(
     """E-FKMVC as a federation; with a codec, FedHK with compressed centres.
 
     Clients may lack views; one with all views, at least, must take part. They may have any number
-    of samples, one included. See `centres` for the model.
+    of samples, one included. One that joins after the setup adds nothing to the rounds, whose model
+    it is sent like the others. See `centres` for the model.
 
     Args:
       config: What is compiled in.
@@ -168,7 +169,10 @@ def e_fkmvc(
 def _no_scale(config: FedHKConfig, width: int) -> Scale:
     ranged = width if config.coefficients == "minmax" else 0
     return Scale(
-        jnp.zeros(width), jnp.zeros(()), jnp.full(ranged, jnp.inf), jnp.full(ranged, -jnp.inf)
+        jnp.zeros(width),
+        jnp.float32(jnp.inf),
+        jnp.full(ranged, jnp.inf),
+        jnp.full(ranged, -jnp.inf),
     )
 
 

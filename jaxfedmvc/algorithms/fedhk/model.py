@@ -94,7 +94,7 @@ class Scale(NamedTuple):
 
     Attributes:
       origin: Mean of all samples, [d].
-      variance: Sum of the features' variances, a scalar.
+      variance: Sum of the features' variances, a scalar; infinite where it is not known yet.
       low, high: Range of the features about the origin, [d]; empty but for "minmax".
     """
 

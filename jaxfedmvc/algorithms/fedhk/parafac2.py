@@ -60,8 +60,8 @@ def fedhk_parafac2(
     Args:
       config: As for `e_fkmvc`; the aggregation must be "statistics".
       hyper: As for `e_fkmvc`.
-      rank: R. None stands for c, or the narrowest view's width where that is less and the slices
-        are views.
+      rank: R. None stands for the largest that the slices of centres allow: c, or where that is
+        less the number of all features, or of the narrowest view's if the slices are views.
       placement: What the slices are.
 
     Raises:
@@ -134,11 +134,11 @@ class Shared(NamedTuple):
 
 def clients_codec(config: FedHKConfig, rank: int | None) -> Codec:
     """Every client's centres P_l H diag(s_l) Q^T; the fit is `Shared`, the basis `Own`."""
-    r = config.n_clusters if rank is None else rank
 
     def start(rows: dict[int, Array], counts: Array, centres: Centres) -> tuple[Own, Shared]:
         width = sum(part.shape[-1] for part in centres.values())
         largest = min(config.n_clusters, width)
+        r = largest if rank is None else rank
         _check_rank(r, largest, "the number of clusters, or of features if less")
         ragged = config.coefficients != "bandwidth" and config.centre_rule == "stationary"
 
@@ -220,7 +220,8 @@ def _costs(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
             )
             return own, (sums.costs, sums.n_samples, sums.objective)
 
-        own, message = jax.vmap(one_start)(*sent, state.basis)
+        fits, view_weights = sent
+        own, message = jax.vmap(one_start)(fits, view_weights, state.basis)
         loss = jnp.min(message[2] / jnp.maximum(message[1], 1.0))
         return dataclasses.replace(state, basis=own), message, {"loss": loss}
 
@@ -367,9 +368,10 @@ def views_codec(config: FedHKConfig, rank: int | None) -> Codec:
             h = jnp.eye(r)
             q = pf.from_slice(_joined_q({v: x for v, x in enumerate(inner)}), r).q
             s = jnp.ones((len(centres), r))
-            for _ in range(_FIRST_SWEEPS):
-                h, q, s = _sweep(inner, jnp.ones(len(inner)), h, q, s)
-            return h, q, s
+            equal = jnp.ones(len(inner))
+            return lax.fori_loop(
+                0, _FIRST_SWEEPS, lambda _, fit: _sweep(inner, equal, *fit), (h, q, s)
+            )
 
         return basis, jax.vmap(one)(centres)
 

@@ -52,8 +52,8 @@ def fedhk_tucker(
     Args:
       config: As for `e_fkmvc`.
       hyper: As for `e_fkmvc`.
-      ranks: R1 <= c, R2 <= D_max, R3 <= s; None stands for c, 2c (at most D_max) and s, which
-        compresses features alone.
+      ranks: R1 <= c, R2 <= D_max, R3 <= s, each at most the product of the others; None stands for
+        c, for 2c (at most D_max and R1 R3), and for s, which compresses features alone.
       alignment: How cores are made comparable; "procrustes" goes with averages only.
 
     Raises:
@@ -143,18 +143,13 @@ def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int
         Z + w / max w (B^h^T m - B^h^T B^h Z), which lowers the bound as B^h^T B^h <= 1.
         """
         grams = jnp.stack([_matmul(basis[:width].T, basis[:width]) for width in widths.values()])
-        targets = jnp.stack(
-            [
-                hk.centres_from(numerators[v], weights[v], jnp.zeros_like(numerators[v]))
-                for v in widths
-            ]
-        )
         strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])  # [s, c]
 
         def residual(inner: Array) -> Array:
             """B^h^T m - B^h^T B^h Z, [s, c, R2], zero where a cluster is empty."""
-            left = targets - _matmul(jnp.moveaxis(inner, 2, 0), grams)
-            return jnp.where(strengths[:, :, None] > 0, left, 0.0)
+            fitted = _matmul(jnp.moveaxis(inner, 2, 0), grams)
+            targets = [hk.centres_from(numerators[v], weights[v], fitted[v]) for v in widths]
+            return jnp.stack(targets) - fitted
 
         old = _inner(fit)
         _, (clusters, views) = fit
@@ -276,8 +271,11 @@ def _ranks(
 ) -> tuple[int, int, int]:
     """R1, R2, R3, checked against the sizes of the tensor."""
     sizes = config.n_clusters, max(widths.values()), len(widths)
-    usual = config.n_clusters, min(2 * config.n_clusters, sizes[1]), len(widths)
-    ranks = tuple(u if r is None else r for r, u in zip(asked, usual, strict=True))
+    first, second, third = asked
+    first = sizes[0] if first is None else first
+    third = sizes[2] if third is None else third
+    second = min(2 * sizes[0], sizes[1], first * third) if second is None else second
+    ranks = first, second, third
     for n, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
         others = ranks[0] * ranks[1] * ranks[2] // max(rank, 1)
         if not 1 <= rank <= min(size, others):
@@ -285,7 +283,7 @@ def _ranks(
                 f"ranks: got {ranks} for a tensor of clusters, features and views {sizes}; R{n + 1}"
                 f" is allowed to be 1 to {size}, and no more than the product of the others"
             )
-    return ranks[0], ranks[1], ranks[2]
+    return ranks
 
 
 def _into(part: Array, basis: Array) -> Array:
@@ -319,7 +317,10 @@ def _unstacked(tensor: Array, widths: dict[int, int]) -> Centres:
 
 
 def _with_held(tensor: Array, held: Centres) -> Array:
-    """The tensor with the centres of some views put in; a client knows the others as sent."""
+    """The tensor with the centres of some views put in; a client knows the others as sent.
+
+    Padding, too, stays as the form has it: zeros there would pull the core, and none has weight.
+    """
     for v, part in held.items():
         tensor = tensor.at[:, : part.shape[1], v].set(part)
     return tensor

@@ -1,0 +1,105 @@
+"""Plots of studies: grouped bars, and lines with error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxfedmvc import plots
+
+# x, mean and standard deviation of each point of a line.
+Line = Sequence[tuple[float, float, float]]
+
+
+def bars(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]],
+    ylabel: str,
+    title: str,
+) -> None:
+    """For each panel a group of bars for each set, a bar for each method, with its deviation.
+
+    Args:
+      path: Where to write, .png.
+      panels: `{panel: {set: {method: (mean, std)}}}`.
+      ylabel: Of the values.
+      title: Of the whole picture.
+    """
+    plt = plots.require_matplotlib()
+    figure, axes = plt.subplots(
+        len(panels), 1, figsize=(11, 3.2 * len(panels) + 1), layout="constrained", squeeze=False
+    )
+    names = list(dict.fromkeys(m for sets in panels.values() for ms in sets.values() for m in ms))
+    colours = plt.get_cmap("tab20")(np.arange(len(names)) % 20)
+    width = 0.86 / len(names)
+    for axis, (panel, sets) in zip(axes[:, 0], panels.items(), strict=True):
+        for i, (name, colour) in enumerate(zip(names, colours, strict=True)):
+            places = [x for x, methods in enumerate(sets.values()) if name in methods]
+            values = [methods[name] for methods in sets.values() if name in methods]
+            if values:
+                means, deviations = np.transpose(values)
+                axis.bar(
+                    np.asarray(places) + (i - (len(names) - 1) / 2) * width, means, width,
+                    yerr=deviations, color=colour, error_kw={"linewidth": 0.8},
+                    label=name if axis is axes[0, 0] else None,
+                )  # fmt: skip
+        axis.set_xticks(range(len(sets)), list(sets))
+        axis.set_title(panel)
+        axis.set_ylabel(ylabel)
+        axis.grid(axis="y", alpha=0.3)
+    figure.suptitle(title)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
+    plots.save(figure, path)
+
+
+def lines(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Line]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    log_x: bool = False,
+) -> None:
+    """For each panel a line for each series, with error bars; a line of one point is a marker.
+
+    Args:
+      path: Where to write, .png.
+      panels: `{panel: {series: points}}`; points of infinite x are drawn as a level across.
+      xlabel: Of all panels.
+      ylabel: Of all panels.
+      title: Of the whole picture.
+      log_x: Whether x is drawn in logarithms.
+    """
+    plt = plots.require_matplotlib()
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(5.2 * len(panels) + 0.6, 4.8), layout="constrained", squeeze=False
+    )
+    names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
+    styles = {name: (f"C{i % 10}", "osD^vPX*<>"[i % 10]) for i, name in enumerate(names)}
+    shown = set()
+    for axis, (panel, series) in zip(axes[0], panels.items(), strict=True):
+        for name, points in series.items():
+            colour, marker = styles[name]
+            label = None if name in shown else name
+            shown.add(name)
+            finite = np.asarray(sorted(p for p in points if np.isfinite(p[0])), float)
+            if len(finite):
+                axis.errorbar(
+                    finite[:, 0], finite[:, 1], finite[:, 2], color=colour, marker=marker,
+                    capsize=2, linewidth=1.2, markersize=5, label=label,
+                )  # fmt: skip
+                label = None
+            for _, mean, _ in (p for p in points if not np.isfinite(p[0])):
+                axis.axhline(mean, color=colour, linestyle="--", linewidth=1, label=label)
+                label = None
+        if log_x:
+            axis.set_xscale("log")
+        axis.set_title(panel)
+        axis.set_xlabel(xlabel)
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel(ylabel)
+    figure.suptitle(title)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
+    plots.save(figure, path)

@@ -1,0 +1,182 @@
+"""FedHK, federated end to end: `python -m experiments.fedhk [--method=...]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from experiments import base, common
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.fedhk import (
+    FedHKConfig,
+    FedHKHyperparams,
+    e_fkmvc,
+    fedhk_parafac2,
+    fedhk_tucker,
+)
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.secure import check_sums, secure_aggregation
+
+FLAGS = flags.FLAGS
+flags.adopt_module_key_flags(common)
+
+METHODS = ("e_fkmvc", "parafac2", "tucker", "person_e_fkmvc", "person_parafac2", "person_tucker")
+# Of the flags that all horizontal binaries share: every client has all views, and runs end alone.
+DEFAULTS = {"n_clients": 8, "ratio": "1:0", "rounds": 50}
+
+flags.DEFINE_enum("method", "e_fkmvc", METHODS, "What is run; person_*: clients end on their own.")
+flags.DEFINE_enum(
+    "hkc", "bandwidth", ["bandwidth", "minmax", "absmean"],
+    "Heat-kernel coefficients: one for each view, or (23) or |(24)| of each sample and feature.",
+)  # fmt: skip
+flags.DEFINE_enum(
+    "centre_rule", "stationary", ["stationary", "printed"],
+    "Centres that never raise the objective, or (30) as printed.",
+)  # fmt: skip
+flags.DEFINE_enum(
+    "aggregation", "statistics", ["statistics", "average"],
+    "Sums over clients, or (60) averages of their centres as printed.",
+)  # fmt: skip
+flags.DEFINE_integer("local_steps", 1, "Steps of a client in a round, for averages.", 1)
+flags.DEFINE_integer("n_restarts", 1, "Starts that share the rounds; bytes grow with them.", 1)
+flags.DEFINE_list("ranks", [], "R1,R2,R3 of Tucker; empty: n_clusters, 2 n_clusters, all views.")
+flags.DEFINE_enum(
+    "alignment", "shared_basis", ["shared_basis", "procrustes"],
+    "How Tucker's cores are made comparable; procrustes goes with averages.",
+)  # fmt: skip
+flags.DEFINE_integer("rank", None, "R of PARAFAC2; None: n_clusters, or what the slices allow.", 1)
+flags.DEFINE_enum(
+    "placement", "clients", ["clients", "views", "samples"], "What PARAFAC2's slices are."
+)
+flags.DEFINE_enum(
+    "personal", "proximal", ["proximal", "mix", "gradient"], "How person_* methods end."
+)
+flags.DEFINE_integer("personal_steps", 20, "Steps of it.", 1)
+flags.DEFINE_float("fuzzifier", 1.05, "m of the memberships, above 1.")
+flags.DEFINE_float("alpha", float("inf"), "Exponent of the view weights, above 1; inf: all equal.")
+flags.DEFINE_float("beta", 1.0, "Scale of the bandwidth coefficient.")
+flags.DEFINE_float("tolerance", 1e-6, "Rounds end when log J changes by no more.")
+flags.DEFINE_float("tau", 10.0, "Pull of proximal steps towards the global centres.")
+flags.DEFINE_float("mix", 0.7, "Share of the global centres in (102).")
+flags.DEFINE_float("view_mix", 1.0, "Share of the global view weights.")
+flags.DEFINE_float("step_size", 0.01, "eta of (62) and (63).")
+flags.DEFINE_float("quality", 0.0, "kappa of the clients' weights in averages.")
+flags.DEFINE_enum("privacy", "none", ["none", "secagg"], "What hides the clients' messages.")
+flags.DEFINE_integer(
+    "fraction_bits", 16, "Of secagg's fixed-point numbers; sums stay below 2^(31 - bits).", 0, 31
+)
+
+
+def config(n_clusters: int) -> FedHKConfig:
+    """The static configuration, from flags."""
+    return FedHKConfig(
+        n_clusters,
+        coefficients=FLAGS.hkc,
+        centre_rule=FLAGS.centre_rule,
+        aggregation=FLAGS.aggregation,
+        local_steps=FLAGS.local_steps,
+        personal=FLAGS.personal if FLAGS.method.startswith("person_") else "none",
+        personal_steps=FLAGS.personal_steps,
+        n_restarts=FLAGS.n_restarts,
+    )
+
+
+def hyperparams() -> FedHKHyperparams:
+    """The numbers that may be swept, from flags."""
+    names = (
+        "fuzzifier", "alpha", "beta", "tolerance", "tau", "mix", "view_mix", "step_size", "quality",
+    )  # fmt: skip
+    return FedHKHyperparams(**{name: FLAGS[name].value for name in names})
+
+
+def ranks() -> tuple[int | None, int | None, int | None]:
+    """R1, R2, R3 from the flag.
+
+    Raises:
+      ValueError: Not three whole numbers.
+    """
+    if not FLAGS.ranks:
+        return None, None, None
+    try:
+        first, second, third = (int(rank) for rank in FLAGS.ranks)
+    except ValueError as error:
+        raise ValueError(
+            f"ranks: got {','.join(FLAGS.ranks)!r}; allowed are three whole numbers with commas"
+        ) from error
+    return first, second, third
+
+
+def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
+    """The algorithm, from flags."""
+    name = FLAGS.method.removeprefix("person_")
+    if name == "tucker":
+        method = fedhk_tucker(config(n_clusters), hyperparams(), ranks(), FLAGS.alignment)
+    elif name == "parafac2":
+        method = fedhk_parafac2(config(n_clusters), hyperparams(), FLAGS.rank, FLAGS.placement)
+    else:
+        method = e_fkmvc(config(n_clusters), hyperparams())
+    if FLAGS.privacy == "none":
+        return method
+    # The seeds' runs have the same shapes and ids; a deployment takes new secrets for every run.
+    return secure_aggregation(
+        method, federation, jax.random.key(_SECRETS), fraction_bits=FLAGS.fraction_bits,
+        in_clear=[
+            f"setup[{i}]" for i, phase in enumerate(method.setup) if phase.reduce == "stack"
+        ],
+    )  # fmt: skip
+
+
+_SECRETS = 2**30
+
+
+def read(info: list[Any]) -> list[Any]:
+    """A stage's info without what secure aggregation wraps around it.
+
+    Raises:
+      ValueError: A sum could not be read.
+    """
+    if FLAGS.privacy != "secagg":
+        return info
+    check_sums(info)
+    return [
+        {"clients": [getattr(c, "inner", c) for c in phase["clients"]], "server": phase["server"]}
+        for phase in info
+    ]
+
+
+def facts() -> dict[str, Any]:
+    """For summary.json: what protects the clients, and what does not."""
+    if FLAGS.privacy == "none":
+        return {"privacy": {"kind": "none"}}
+    return {
+        "privacy": {
+            "kind": "secure aggregation",
+            "covered": "the server sees sums of messages over a cohort, and no client's message",
+            "not_covered": [
+                "the clients' summaries before the rounds, which are read one by one",
+                "what a sum itself tells; nothing is noised",
+                "malicious clients or a malicious server, key agreement, dropout",
+            ],
+        }
+    }
+
+
+def cost(stage: str, phase: int, held: int, n_views: int) -> float:
+    """Work of one client in passes over one view, for the time left."""
+    return float(held) * (FLAGS.local_steps if stage == "round" else 1)
+
+
+def main() -> None:
+    """Runs the job that the flags describe."""
+    if np.isnan(FLAGS.alpha):
+        base.fail(ValueError("alpha: got nan; allowed is more than 1, or inf"))
+    common.main_job(FLAGS.method, build, cost, facts, read)
+
+
+if __name__ == "__main__":
+    for flag, value in DEFAULTS.items():
+        FLAGS.set_default(flag, value)
+    base.launch(main)

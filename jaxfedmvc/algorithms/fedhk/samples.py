@@ -1,0 +1,254 @@
+"""FedHK-PARAFAC2 on samples: X_l ~ P_l H diag(s_l) Q^T, and E-FKMVC on the scores P_l H diag(s_l).
+
+The slices are the clients' samples [n_l, D], all views side by side, each about its mean and over
+its total standard deviation. The factors are found by federated sweeps before the rounds; then the
+scores are the one view that is clustered. As Q is common, a score means the same everywhere, much
+as in a federated principal component analysis. Q is a basis of the samples' own subspace: it tells
+more of them than centres do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array, lax
+
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
+from jaxfedmvc.algorithms.fedhk.model import (
+    ClientState,
+    FedHKConfig,
+    FedHKHyperparams,
+    Scale,
+    ServerState,
+    positive,
+    unused,
+    whole,
+)
+from jaxfedmvc.algorithms.fedhk.setup import setup_phases
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.tensor import parafac2 as pf
+
+# Federated sweeps before the rounds, and passes in which a client finds P_l and s_l from H and Q.
+_SWEEPS = 5
+_PASSES = 3
+
+
+class Server(NamedTuple):
+    """What the server knows.
+
+    Attributes:
+      raw: Scales of the views; after the summaries its basis is the first Q.
+      h: H [R, R].
+      q: Q [D, R].
+      squares: Sum of s_l s_l^T, [R, R].
+      scores: Of E-FKMVC on the scores.
+    """
+
+    raw: ServerState
+    h: Array
+    q: Array
+    squares: Array
+    scores: ServerState
+
+
+@struct.dataclass
+class Client:
+    """What a client keeps.
+
+    Attributes:
+      raw: Scales of its views.
+      h: H as it was last sent.
+      q: Q as it was last sent.
+      scales: s_l [R].
+      inner: Y_l = P_l^T X_l [R, D].
+      scores: Of E-FKMVC on the scores.
+    """
+
+    raw: ClientState
+    h: Array
+    q: Array
+    scales: Array
+    inner: Array
+    scores: ClientState
+
+
+def of_samples(
+    config: FedHKConfig, hyper: FedHKHyperparams, rank: int | None
+) -> FederatedAlgorithm:
+    """E-FKMVC on PARAFAC2 scores of the samples; see `fedhk_parafac2` for arguments.
+
+    `init` raises ValueError also where a client lacks a view, or has fewer samples than R.
+    """
+    r = config.n_clusters if rank is None else rank
+    cluster = e_fkmvc(config, hyper)
+    summary_config = dataclasses.replace(
+        config, coefficients="bandwidth", n_restarts=1, personal="none"
+    )
+
+    def start(rows: dict[int, Array], counts: Array, centres: Any) -> tuple[Array, tuple]:
+        """The first Q: leading directions of the clients' summaries."""
+        joined = _scaled(rows, {v: _total(part, counts) for v, part in rows.items()})
+        weighted = joined * jnp.sqrt(counts)[:, None]
+        gram = jnp.matmul(weighted.T, weighted, precision=lax.Precision.HIGHEST)
+        return jnp.linalg.eigh(gram)[1][:, : -r - 1 : -1], ()
+
+    codec = whole()._replace(start=start, sent=unused, centres=unused)
+    raw = e_fkmvc(summary_config, hyper, codec)
+
+    def init(key: Array, federation: Federation) -> tuple[Server, tuple[Client, ...]]:
+        if len(federation.cohorts) != 1 or len(federation.cohorts[0].view_ids) < federation.n_views:
+            raise ValueError(
+                "federation: some clients lack views; with slices of samples all of them must hold"
+                " all views"
+            )
+        width = sum(federation.view_dims)
+        if not 1 <= r <= width:
+            raise ValueError(f"rank: got {r}; allowed is 1 to {width}, the number of features")
+        federation.check_rows(r, f"as many as the rank {r} of the model of samples")
+        server, (client,) = raw.init(key, federation)
+        scored, (own,) = cluster.init(key, _of_scores(federation, r))
+        n = federation.cohorts[0].n_clients
+        state = Server(server, jnp.eye(r), jnp.zeros((width, r)), jnp.zeros((r, r)), scored)
+        many = Client(
+            client, jnp.tile(state.h[None], (n, 1, 1)), jnp.zeros((n, width, r)),
+            jnp.ones((n, r)), jnp.zeros((n, r, width)), own,
+        )  # fmt: skip
+        return state, (many,)
+
+    def on_scores(phase: Phase) -> Phase:
+        """An exchange of E-FKMVC, with the scores in place of the views."""
+
+        def client(key: Array, sent: Any, state: Client, client: Cohort) -> tuple:
+            rows = scores(_rows(state.raw.scales, client), state.h, state.q, client.mask)
+            scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
+            new, message, info = phase.client(key, sent, state.scores, scored)
+            return dataclasses.replace(state, scores=new), message, info
+
+        def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
+            new, info = phase.server(key, state.scores, messages, weights)
+            return state._replace(scores=new), info
+
+        return phase._replace(
+            broadcast=lambda state, view_ids: phase.broadcast(state.scores, (0,)),
+            client=client,
+            server=server,
+        )
+
+    def assign(server: Server, state: Client, client: Cohort) -> Array:
+        rows = scores(_rows(server.raw.scales, client), server.h, server.q, client.mask)
+        scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
+        return cluster.assign(server.scores, state.scores, scored)
+
+    means, variances, *rest = setup_phases(summary_config, codec)
+    sweeps = (_h_phase(), _q_phase()) * _SWEEPS
+    before = [_on_raw(phase) for phase in (means, variances, *rest)]
+    return cluster._replace(
+        init=init,
+        setup=(*before, *sweeps, _last(), *map(on_scores, cluster.setup)),
+        round=tuple(map(on_scores, cluster.round)),
+        finish=tuple(map(on_scores, cluster.finish)),
+        assign=assign,
+        done=lambda server: cluster.done(server.scores),  # type: ignore[misc]
+    )
+
+
+def scores(rows: Array, h: Array, q: Array, where: Array) -> Array:
+    """P_l H diag(s_l) [n, R] of one client for given H and Q, zero on padding."""
+
+    def better(_: int, s: Array) -> Array:
+        p = pf.projection(rows, h, q, s, where=where)
+        return pf.update_s(jnp.matmul(p.T, rows, precision=lax.Precision.HIGHEST), h, q, s)
+
+    s = lax.fori_loop(0, _PASSES, better, jnp.ones(h.shape[1]))
+    p = pf.projection(rows, h, q, s, where=where)
+    return jnp.matmul(p, h, precision=lax.Precision.HIGHEST) * s[None]
+
+
+def _on_raw(phase: Phase) -> Phase:
+    """An exchange about the scales of the views."""
+
+    def client(key: Array, sent: Any, state: Client, client: Cohort) -> tuple:
+        new, message, info = phase.client(key, sent, state.raw, client)
+        return dataclasses.replace(state, raw=new), message, info
+
+    def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
+        new, info = phase.server(key, state.raw, messages, weights)
+        return state._replace(raw=new, q=new.basis), info
+
+    return phase._replace(
+        broadcast=lambda state, view_ids: phase.broadcast(state.raw, view_ids),
+        client=client,
+        server=server,
+    )
+
+
+def _h_phase() -> Phase:
+    """P_l and s_l on the client, H from the sums."""
+
+    def client(key: Array, sent: tuple, state: Client, client: Cohort) -> tuple:
+        h, q = sent
+        rows = _rows(state.raw.scales, client)
+        p = pf.projection(rows, h, q, state.scales, where=client.mask)
+        y = jnp.matmul(p.T, rows, precision=lax.Precision.HIGHEST)
+        s = pf.update_s(y, h, q, state.scales)
+        state = dataclasses.replace(state, h=h, q=q, scales=s, inner=y)
+        return state, pf.h_terms(y, q, s), ()
+
+    def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
+        (terms,) = messages
+        return state._replace(h=pf.update_h(terms, state.q, state.h), squares=terms[1]), ()
+
+    return Phase(lambda state, view_ids: (state.h, state.q), client, server, reduce="sum")
+
+
+def _q_phase() -> Phase:
+    """Q from the sums."""
+
+    def client(key: Array, sent: Array, state: Client, client: Cohort) -> tuple:
+        message = pf.q_terms(state.inner, sent, state.scales)
+        return dataclasses.replace(state, h=sent), message, ()
+
+    def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
+        q = pf.update_q(messages[0], state.squares, state.h, state.q)
+        return state._replace(q=q), ()
+
+    return Phase(lambda state, view_ids: state.h, client, server, reduce="sum")
+
+
+def _last() -> Phase:
+    """The final factors go to every client."""
+
+    def client(key: Array, sent: tuple, state: Client, client: Cohort) -> tuple:
+        return dataclasses.replace(state, h=sent[0], q=sent[1]), (), ()
+
+    def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
+        return state, ()
+
+    return Phase(lambda state, view_ids: (state.h, state.q), client, server)
+
+
+def _rows(scales: dict[int, Scale], client: Cohort) -> Array:
+    """All views of a client side by side, about the mean and over the deviation, [n, D]."""
+    views = {v: x - scales[v].origin[None] for v, x in client.by_view().items()}
+    rows = _scaled(views, {v: scales[v].variance for v in views})
+    return jnp.where(client.mask[:, None], rows, 0.0)
+
+
+def _scaled(views: dict[int, Array], variances: dict[int, Array]) -> Array:
+    return jnp.concatenate([x / jnp.sqrt(positive(variances[v])) for v, x in views.items()], axis=1)
+
+
+def _total(rows: Array, counts: Array) -> Array:
+    """Total variance of weighted rows about the origin."""
+    return jnp.sum(jnp.square(rows) * counts[:, None]) / positive(jnp.sum(counts))
+
+
+def _of_scores(federation: Federation, rank: int) -> Federation:
+    """A federation of the same clients whose one view are scores; only its shapes are used."""
+    (cohort,) = federation.cohorts
+    blank = jnp.zeros((*cohort.mask.shape, rank))
+    return Federation((cohort.replace(views=(blank,), view_ids=(0,)),), None, (rank,), None)  # type: ignore[attr-defined]

@@ -1,0 +1,346 @@
+"""Tucker decomposition of dense tensors by HOSVD and HOOI, on tensors of any order.
+
+A tensor X [I_1, ..., I_N] is approximated by a core G [R_1, ..., R_N] times a matrix U_n [I_n, R_n]
+with orthonormal columns in every mode: X ~ G x_1 U_1 x_2 U_2 ... x_N U_N. Modes count from 0 here.
+
+The functions are pure, jit- and vmap-able, with ranks and numbers of sweeps static. The model
+fixes its factors up to a rotation of each only. `hosvd`, `hooi` and `hooi_sweep` return the
+singular vectors that they found in decreasing order of their singular values, each with its entry
+of largest magnitude positive, so that equal tensors get equal factors; `procrustes` turns factors
+towards others.
+
+References: Kolda and Bader, "Tensor decompositions and applications" (2009); De Lathauwer, De Moor
+and Vandewalle, "A multilinear singular value decomposition" (HOSVD) and "On the best rank-1 and
+rank-(R1, ..., RN) approximation of higher-order tensors" (HOOI), both 2000.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+_matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+class Tucker(NamedTuple):
+    """A tensor in Tucker form.
+
+    Attributes:
+        core: float32 [R_1, ..., R_N].
+        factors: One matrix with orthonormal columns for each mode, float32 [I_n, R_n].
+    """
+
+    core: Array
+    factors: tuple[Array, ...]
+
+
+class HooiResult(NamedTuple):
+    """What `hooi` found.
+
+    Attributes:
+        tucker: The decomposition.
+        error: Its distance to the tensor over the tensor's norm, scalar; 0 for a tensor of zeros.
+        n_sweeps: Number of sweeps made, scalar int32.
+    """
+
+    tucker: Tucker
+    error: Array
+    n_sweeps: Array
+
+
+def unfold(x: ArrayLike, mode: int) -> Array:
+    """Matrix X_(mode) [I_mode, product of the others] whose columns are the fibres of a mode.
+
+    The index of the lowest other mode runs fastest over the columns (Kolda & Bader, 2009), so that
+    X_(0) = U_0 G_(0) (U_2 kron U_1)^T for a Tucker form of three modes.
+
+    Raises:
+        ValueError: If `x` has no mode `mode`.
+    """
+    x = jnp.asarray(x, jnp.float32)
+    _check_mode(x, mode)
+    others = [other for other in reversed(range(x.ndim)) if other != mode]
+    return jnp.transpose(x, (mode, *others)).reshape(x.shape[mode], -1)
+
+
+def mode_product(x: ArrayLike, matrix: ArrayLike, mode: int) -> Array:
+    """X x_mode M: every fibre of a mode multiplied by a matrix.
+
+    Args:
+        x: Tensor, float32 [I_1, ..., I_N].
+        matrix: float32 [J, I_mode].
+        mode: The mode, from 0.
+
+    Returns:
+        float32, the shape of `x` with J in place of I_mode.
+
+    Raises:
+        ValueError: If `x` has no mode `mode` or `matrix` does not fit it.
+    """
+    x, matrix = jnp.asarray(x, jnp.float32), jnp.asarray(matrix, jnp.float32)
+    _check_mode(x, mode)
+    if matrix.ndim != 2 or matrix.shape[1] != x.shape[mode]:
+        raise ValueError(f"matrix must have shape [J, {x.shape[mode]}], got {matrix.shape}")
+    product = jnp.tensordot(matrix, x, (1, mode), precision=lax.Precision.HIGHEST)
+    return jnp.moveaxis(product, 0, mode)
+
+
+def reconstruct(tucker: Tucker) -> Array:
+    """The tensor G x_1 U_1 ... x_N U_N, float32 [I_1, ..., I_N]."""
+    x = tucker.core
+    for mode, factor in enumerate(tucker.factors):
+        x = mode_product(x, factor, mode)
+    return x
+
+
+def project(x: ArrayLike, factors: Sequence[Array]) -> Tucker:
+    """Best Tucker form of a tensor for given factors: its core is X x_1 U_1^T ... x_N U_N^T.
+
+    The core is linear in `x`: averaging cores of shared factors projects the averaged tensor.
+    """
+    core = jnp.asarray(x, jnp.float32)
+    for mode, factor in enumerate(factors):
+        core = mode_product(core, factor.T, mode)
+    return Tucker(core, tuple(factors))
+
+
+def hosvd(x: ArrayLike, ranks: Sequence[int]) -> Tucker:
+    """Truncated higher-order SVD (De Lathauwer et al., 2000).
+
+    U_n holds the leading R_n left singular vectors of X_(n). The squared error is at most the sum
+    over modes of the squared singular values left out, and at most N times the least possible one.
+
+    Args:
+        x: Tensor, float32 [I_1, ..., I_N], N >= 2.
+        ranks: R_1, ..., R_N, static.
+
+    Returns:
+        The decomposition; see the module's docstring for order and signs.
+
+    Raises:
+        ValueError: If `x` has fewer than two modes or an empty one, or if `ranks` does not name
+            one rank for each mode with 1 <= R_n <= I_n and R_n <= product of the other ranks.
+    """
+    x, ranks = _check(x, ranks)
+    return project(x, [_leading(unfold(x, mode), rank) for mode, rank in enumerate(ranks)])
+
+
+def hooi_sweep(x: ArrayLike, factors: Sequence[Array]) -> tuple[Array, ...]:
+    """One sweep of higher-order orthogonal iteration (De Lathauwer et al., 2000).
+
+    In every mode in turn U_n becomes the leading R_n left singular vectors of the unfolding of
+    X x_{m != n} U_m^T. With the core of `project`, the error never increases.
+
+    Args:
+        x: Tensor, float32 [I_1, ..., I_N].
+        factors: U_1, ..., U_N with orthonormal columns, float32 [I_n, R_n].
+
+    Returns:
+        The new factors.
+    """
+    factors = list(factors)
+    for mode, factor in enumerate(factors):
+        projected = jnp.asarray(x, jnp.float32)
+        for other, other_factor in enumerate(factors):
+            if other != mode:
+                projected = mode_product(projected, other_factor.T, other)
+        factors[mode] = _leading(unfold(projected, mode), factor.shape[1])
+    return tuple(factors)
+
+
+def hooi(
+    x: ArrayLike, ranks: Sequence[int], *, max_sweeps: int = 20, tol: ArrayLike = 1e-6
+) -> HooiResult:
+    """Tucker decomposition of least squared error, by sweeps of `hooi_sweep` from `hosvd`.
+
+    A tensor of zeros gives a core of zeros.
+
+    Args:
+        x: Tensor, float32 [I_1, ..., I_N], N >= 2.
+        ranks: R_1, ..., R_N, static.
+        max_sweeps: Largest number of sweeps, static.
+        tol: The sweeps end when the relative error changed by no more than this; may be traced.
+
+    Returns:
+        The decomposition; see the module's docstring for order and signs.
+
+    Raises:
+        ValueError: As `hosvd`, and if `max_sweeps` is below 1.
+    """
+    x, ranks = _check(x, ranks)
+    _check_at_least_one(max_sweeps=max_sweeps)
+
+    def unfinished(state: tuple[Tucker, Array, Array, Array]) -> Array:
+        _, error, previous, n_sweeps = state
+        return (n_sweeps < max_sweeps) & (jnp.abs(previous - error) > tol)
+
+    def update(
+        state: tuple[Tucker, Array, Array, Array],
+    ) -> tuple[Tucker, Array, Array, Array]:
+        old, error, _, n_sweeps = state
+        new = project(x, hooi_sweep(x, old.factors))
+        return new, relative_error(x, reconstruct(new)), error, n_sweeps + 1
+
+    first = hosvd(x, ranks)
+    error = relative_error(x, reconstruct(first))
+    start = first, error, jnp.float32(jnp.inf), jnp.int32(0)
+    best, error, _, n_sweeps = lax.while_loop(unfinished, update, start)
+    return HooiResult(best, error, n_sweeps)
+
+
+def polar(matrix: ArrayLike) -> Array:
+    """Nearest matrix with orthonormal columns: U V^T of the SVD U S V^T (Schönemann, 1966).
+
+    Args:
+        matrix: float32 [n, r], n >= r.
+
+    Returns:
+        float32 [n, r]. One of several nearest ones if the rank of `matrix` is below r.
+
+    Raises:
+        ValueError: If `matrix` is not a matrix with at least as many rows as columns.
+    """
+    matrix = jnp.asarray(matrix, jnp.float32)
+    if matrix.ndim != 2 or matrix.shape[0] < matrix.shape[1]:
+        raise ValueError(f"matrix must have shape [n, r] with n >= r, got {matrix.shape}")
+    left, _, right = jnp.linalg.svd(matrix, full_matrices=False)
+    return _matmul(left, right)
+
+
+def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker:
+    """The same tensor with its factors rotated as near as can be to given ones.
+
+    U_n becomes U_n O and the core G x_n O^T, with O the polar factor of U_n^T U_n^ref (orthogonal
+    Procrustes problem; Schönemann, 1966). Factors of several clients can then be averaged.
+
+    Args:
+        tucker: The decomposition.
+        reference_factors: One matrix [I_n, R_n] for each mode.
+
+    Returns:
+        The rotated decomposition; `reconstruct` gives what it gave before.
+
+    Raises:
+        ValueError: If `reference_factors` has other shapes than the factors of `tucker`.
+    """
+    references = [jnp.asarray(reference, jnp.float32) for reference in reference_factors]
+    shapes = [factor.shape for factor in tucker.factors]
+    if [reference.shape for reference in references] != shapes:
+        got = [reference.shape for reference in references]
+        raise ValueError(f"reference_factors must have shapes {shapes}, got {got}")
+    core, factors = tucker.core, []
+    for mode, (factor, reference) in enumerate(zip(tucker.factors, references, strict=True)):
+        rotation = polar(_matmul(factor.T, reference))
+        factors.append(_matmul(factor, rotation))
+        core = mode_product(core, rotation.T, mode)
+    return Tucker(core, tuple(factors))
+
+
+def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) -> Array:
+    """Target of a plain least-squares step that lowers a weighted one (Kiers, 1997).
+
+    T = F + (w / max w) o (M - F). For every C, max w * |T - C|^2 plus a constant is at least
+    sum w (C - M)^2, with equality at C = F: whatever lowers |T - C|^2 from C = F does not raise
+    the weighted error.
+
+    Args:
+        target: M, float32, of any shape. Its entries of weight 0 are never read.
+        fitted: F, the current approximation, of the same shape.
+        weights: w, finite and non-negative, of the same shape. All zero gives T = F.
+
+    Returns:
+        T, float32 of the same shape.
+    """
+    target, fitted, weights = (
+        jnp.asarray(array, jnp.float32) for array in (target, fitted, weights)
+    )
+    peak = weights.max()
+    share = weights / jnp.where(peak > 0, peak, 1.0)
+    return fitted + jnp.where(weights > 0, share * (target - fitted), 0.0)
+
+
+def weighted_hooi(
+    target: ArrayLike, weights: ArrayLike, start: Tucker, *, n_sweeps: int = 1
+) -> Tucker:
+    """Lowers sum w (fit - target)^2 over Tucker forms by steps of HOOI on `weighted_target`.
+
+    The sum never increases from `start` on, but for rounding; with weights that are all zero the
+    tensor of `start` is kept.
+
+    Args:
+        target: float32 [I_1, ..., I_N]. Its entries of weight 0 are never read.
+        weights: Finite and non-negative, float32 [I_1, ..., I_N].
+        start: The first approximation; gives the ranks.
+        n_sweeps: Number of sweeps, each on a target of its own, static.
+
+    Returns:
+        The last approximation.
+
+    Raises:
+        ValueError: If `target` or `weights` has another shape than the tensor of `start`, or
+            `n_sweeps` is below 1.
+    """
+    shape = tuple(len(factor) for factor in start.factors)
+    target, weights = jnp.asarray(target, jnp.float32), jnp.asarray(weights, jnp.float32)
+    for name, array in (("target", target), ("weights", weights)):
+        if array.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+    _check_at_least_one(n_sweeps=n_sweeps)
+
+    def update(_: Array, old: Tucker) -> Tucker:
+        plain = weighted_target(target, reconstruct(old), weights)
+        return project(plain, hooi_sweep(plain, old.factors))
+
+    return lax.fori_loop(0, n_sweeps, update, start)
+
+
+def relative_error(x: Array, fitted: Array) -> Array:
+    """Frobenius norm |x - fitted| / |x|, scalar; 0 where `x` is zero and fitted exactly."""
+    # From the difference: |x|^2 - |core|^2 would leave no digits of a small error.
+    norm = jnp.sqrt(jnp.sum(jnp.square(x)))
+    return jnp.sqrt(jnp.sum(jnp.square(x - fitted))) / jnp.where(norm > 0, norm, 1.0)
+
+
+def largest_entry_signs(matrix: Array) -> Array:
+    """Sign of each column's entry of largest magnitude, [1, r]; 1 for a column of zeros."""
+    largest = jnp.argmax(jnp.abs(matrix), axis=0)[None]
+    return jnp.where(jnp.take_along_axis(matrix, largest, axis=0) < 0, -1.0, 1.0)
+
+
+def _leading(matrix: Array, rank: int) -> Array:
+    """Leading left singular vectors [n, rank], signs fixed."""
+    # Not from the eigenvectors of the Gram matrix: it squares the condition number, and float32
+    # would lose whatever is below 1/3000 of the largest singular value.
+    vectors = jnp.linalg.svd(matrix, full_matrices=False)[0][:, :rank]
+    return vectors * largest_entry_signs(vectors)
+
+
+def _check(x: ArrayLike, ranks: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
+    """Checked tensor and ranks."""
+    x, ranks = jnp.asarray(x, jnp.float32), tuple(ranks)
+    if x.ndim < 2 or 0 in x.shape:
+        raise ValueError(f"x must have two or more modes, none empty, got shape {x.shape}")
+    if len(ranks) != x.ndim:
+        raise ValueError(f"ranks must name one rank for each of {x.ndim} modes, got {ranks}")
+    for rank, size in zip(ranks, x.shape, strict=True):
+        if not 1 <= rank <= size or rank**2 > math.prod(ranks):
+            raise ValueError(
+                f"ranks must be at least 1, at most the sizes {x.shape} and at most the product "
+                f"of the other ranks, got {ranks}"
+            )
+    return x, ranks
+
+
+def _check_mode(x: Array, mode: int) -> None:
+    if not 0 <= mode < x.ndim:
+        raise ValueError(f"mode must be from 0 to {x.ndim - 1}, got {mode}")
+
+
+def _check_at_least_one(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")

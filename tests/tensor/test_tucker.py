@@ -1,0 +1,286 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorly as tl
+from tensorly.decomposition import tucker as tensorly_tucker
+
+from jaxfedmvc.tensor.tucker import (
+    Tucker,
+    hooi,
+    hooi_sweep,
+    hosvd,
+    mode_product,
+    polar,
+    procrustes,
+    project,
+    reconstruct,
+    relative_error,
+    unfold,
+    weighted_hooi,
+    weighted_target,
+)
+
+SHAPE, RANKS = (6, 9, 4), (3, 4, 2)
+jit_hooi = jax.jit(hooi, static_argnums=1, static_argnames="max_sweeps")
+jit_hosvd = jax.jit(hosvd, static_argnums=1)
+jit_reconstruct = jax.jit(reconstruct)
+jit_weighted = jax.jit(weighted_hooi, static_argnames="n_sweeps")
+
+
+@pytest.fixture(autouse=True)
+def numpy_backend():
+    tl.set_backend("numpy")
+
+
+def tensor(kind, seed=0):
+    """Normal entries, or a Tucker form with noise of a tenth ("planted") or none ("exact")."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=SHAPE)
+    if kind != "random":
+        noise, x = x, rng.normal(size=RANKS)
+        for mode, size in enumerate(SHAPE):
+            factor = np.linalg.qr(rng.normal(size=(size, RANKS[mode])))[0]
+            x = np.moveaxis(np.tensordot(factor, x, (1, mode)), 0, mode)
+        x += (kind == "planted") * 0.1 * np.linalg.norm(x) / np.linalg.norm(noise) * noise
+    return x.astype(np.float32)
+
+
+def distance(x, y):
+    return np.linalg.norm(np.float64(x) - np.float64(y)) / np.linalg.norm(x)
+
+
+def rotations(ranks, seed=0):
+    rng = np.random.default_rng(seed)
+    return [np.linalg.qr(rng.normal(size=(r, r)))[0].astype(np.float32) for r in ranks]
+
+
+def test_unfolding_and_mode_products_by_hand():
+    # Kolda and Bader (2009), example 2.1: frontal slices of 1..12 and 13..24, columns first.
+    x = np.arange(1, 25, dtype=np.float32).reshape((3, 4, 2), order="F")
+    np.testing.assert_array_equal(unfold(x, 0)[0], [1, 4, 7, 10, 13, 16, 19, 22])
+    np.testing.assert_array_equal(unfold(x, 1)[0], [1, 2, 3, 13, 14, 15])
+    np.testing.assert_array_equal(unfold(x, 2)[0], np.arange(1, 13))
+    # The same paper's example of a product.
+    product = mode_product(x, [[1.0, 3.0, 5.0], [2.0, 4.0, 6.0]], 0)
+    expected = [[22, 49, 76, 103], [28, 64, 100, 136]], [[130, 157, 184, 211], [172, 208, 244, 280]]
+    np.testing.assert_array_equal(jnp.moveaxis(product, 2, 0), expected)
+
+
+def test_unfolding_of_a_tucker_form_is_a_kronecker_product():
+    form = jit_hosvd(tensor("random"), RANKS)
+    a, b, c = form.factors
+    x = reconstruct(form)
+    for mode, (left, outer, inner) in enumerate([(a, c, b), (b, c, a), (c, b, a)]):
+        expected = left @ unfold(form.core, mode) @ jnp.kron(outer, inner).T
+        np.testing.assert_allclose(unfold(x, mode), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["random", "planted", "exact"])
+def test_error_matches_tensorly(kind):
+    x = tensor(kind)
+    ours = jit_hooi(x, RANKS, max_sweeps=100, tol=1e-6)
+    theirs = tensorly_tucker(x.astype(float), RANKS, n_iter_max=100, tol=1e-6, init="svd")
+    fitted = reconstruct(ours.tucker)
+    np.testing.assert_allclose(
+        distance(x, fitted), distance(x, tl.tucker_to_tensor(theirs)), atol=1e-4
+    )
+    np.testing.assert_allclose(ours.error, distance(x, fitted), atol=1e-6)
+    assert 1 <= ours.n_sweeps < 100
+    if kind == "exact":
+        assert ours.error < 1e-5
+    chex.assert_shape(ours.tucker.core, RANKS)
+    for factor, size, rank in zip(ours.tucker.factors, SHAPE, RANKS, strict=True):
+        chex.assert_shape(factor, (size, rank))
+        np.testing.assert_allclose(factor.T @ factor, np.eye(rank), atol=1e-5)
+
+
+def test_of_matrices_it_is_the_truncated_svd():
+    x = tensor("random")[0]
+    left, scales, right = np.linalg.svd(x)
+    best = (left[:, :2] * scales[:2]) @ right[:2]
+    form = hosvd(x, (2, 2))
+    np.testing.assert_allclose(reconstruct(form), best, atol=1e-5)
+    np.testing.assert_allclose(np.abs(form.core), np.diag(scales[:2]), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["random", "planted"])
+def test_tail_bound_and_order_of_errors(kind):
+    x = tensor(kind, seed=1)
+    start = jit_hosvd(x, RANKS)
+    tails = [
+        np.sum(np.linalg.svd(np.asarray(unfold(x, mode)), compute_uv=False)[rank:] ** 2)
+        for mode, rank in enumerate(RANKS)
+    ]
+    errors = [distance(x, reconstruct(start))]
+    assert (errors[0] * np.linalg.norm(x)) ** 2 <= sum(tails)
+    # The best error is at least any one tail.
+    factors = start.factors
+    sweep = jax.jit(hooi_sweep)
+    for _ in range(5):
+        factors = sweep(x, factors)
+        errors.append(distance(x, reconstruct(project(x, factors))))
+    assert (np.diff(errors) <= 1e-6).all() and errors[-1] < errors[0]
+    assert (errors[-1] * np.linalg.norm(x)) ** 2 >= max(tails)
+    # `hooi` is these sweeps.
+    np.testing.assert_allclose(
+        jit_hooi(x, RANKS, max_sweeps=5, tol=-1.0).error, errors[-1], atol=1e-6
+    )
+
+
+def test_tolerance_ends_the_sweeps():
+    x = tensor("random")
+    assert jit_hooi(x, RANKS, tol=1.0).n_sweeps == 1
+    assert jit_hooi(x, RANKS, tol=-1.0).n_sweeps == 20
+
+
+def test_signs_are_fixed():
+    x = tensor("planted")
+    form = jit_hooi(x, RANKS).tucker
+    for factor in form.factors:
+        largest = np.take_along_axis(factor, np.argmax(np.abs(factor), axis=0)[None], axis=0)
+        assert (largest > 0).all()
+    opposite = jit_hooi(-x, RANKS).tucker
+    chex.assert_trees_all_close(opposite.factors, form.factors, atol=1e-5)
+    np.testing.assert_allclose(opposite.core, -form.core, atol=1e-5)
+    # Leading first.
+    energy = np.sum(np.square(unfold(form.core, len(SHAPE) - 1)), axis=1)
+    assert (np.diff(energy) < 0).all()
+
+
+def test_rotated_factors_make_the_same_tensor_and_procrustes_undoes_it():
+    form = jit_hooi(tensor("planted"), RANKS).tucker
+    core, factors = form.core, []
+    for mode, (factor, rotation) in enumerate(zip(form.factors, rotations(RANKS), strict=True)):
+        factors.append(factor @ rotation)
+        core = mode_product(core, rotation.T, mode)
+    rotated = Tucker(core, tuple(factors))
+    np.testing.assert_allclose(reconstruct(rotated), reconstruct(form), atol=1e-5)
+    assert np.abs(rotated.factors[0] - form.factors[0]).max() > 0.1
+    chex.assert_trees_all_close(procrustes(rotated, form.factors), form, atol=1e-5)
+    # Towards factors of another tensor: nearer to them, and the same tensor.
+    others = jit_hooi(tensor("planted", seed=1), RANKS).tucker.factors
+    turned = procrustes(form, others)
+    np.testing.assert_allclose(reconstruct(turned), reconstruct(form), atol=1e-5)
+    for new, old, other in zip(turned.factors, form.factors, others, strict=True):
+        assert np.linalg.norm(new - other) < np.linalg.norm(old - other)
+
+
+def test_polar_is_the_nearest():
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(size=(7, 3)).astype(np.float32)
+    nearest = np.asarray(polar(matrix))
+    np.testing.assert_allclose(nearest.T @ nearest, np.eye(3), atol=1e-6)
+    # matrix = nearest times a symmetric positive definite matrix, which is unique.
+    stretch = nearest.T @ matrix
+    np.testing.assert_allclose(stretch, stretch.T, atol=1e-5)
+    assert (np.linalg.eigvalsh(stretch) > 0).all()
+    np.testing.assert_allclose(nearest @ stretch, matrix, atol=1e-5)
+
+
+def test_weighted_target_majorises():
+    rng = np.random.default_rng(0)
+    target, fitted, other = rng.normal(size=(3, 5, 4)).astype(np.float32)
+    weights = rng.exponential(size=(5, 4)).astype(np.float32) * (rng.uniform(size=(5, 4)) > 0.2)
+    spoilt = np.where(weights > 0, target, np.nan)
+    plain = weighted_target(spoilt, fitted, weights)
+
+    def majoriser(c):
+        return weights.max() * np.sum(np.square(plain - c))
+
+    def error(c):
+        return np.sum(weights * np.square(target - c))
+
+    constant = error(fitted) - majoriser(fitted)
+    assert majoriser(other) + constant > error(other)
+    np.testing.assert_array_equal(weighted_target(spoilt, fitted, 0 * weights), fitted)
+    np.testing.assert_allclose(weighted_target(target, fitted, np.ones((5, 4))), target, atol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0, 6])
+@pytest.mark.parametrize("kind", ["random", "exact"])
+def test_weighted_error_never_increases(kind, spread):
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x = tensor(kind, seed)
+        weights = rng.uniform(size=SHAPE) ** spread * (rng.uniform(size=SHAPE) > 0.2)
+        weights = (weights * 10.0 ** rng.uniform(-3, 3)).astype(np.float32)
+        spoilt = np.where(weights > 0, x, np.nan)
+        total = np.sum(weights * np.square(np.float64(x)))
+        form = hosvd(rng.normal(size=SHAPE), RANKS)
+        errors = []
+        for _ in range(15):
+            residual = np.float64(x) - np.float64(jit_reconstruct(form))
+            errors.append(np.sum(weights * np.square(residual)) / total)
+            form = jit_weighted(spoilt, weights, form, n_sweeps=1)
+        assert (np.diff(errors) <= 1e-7).all()
+        assert errors[-1] < 0.9 * errors[0]
+
+
+def test_weighted_sweeps_add_up_and_no_weight_changes_nothing():
+    x, weights = tensor("random"), np.random.default_rng(0).uniform(size=SHAPE)
+    start = jit_hosvd(x, RANKS)
+    once = jit_weighted(x, weights, start, n_sweeps=1)
+    chex.assert_trees_all_close(
+        jit_weighted(x, weights, start, n_sweeps=2),
+        jit_weighted(x, weights, once, n_sweeps=1),
+        atol=1e-5,
+    )
+    same = jit_weighted(np.full(SHAPE, np.nan), 0 * weights, start, n_sweeps=2)
+    np.testing.assert_allclose(reconstruct(same), reconstruct(start), atol=1e-5)
+    # Equal weights: one sweep of HOOI.
+    plain = project(x, hooi_sweep(x, start.factors))
+    equal = jit_weighted(x, np.full(SHAPE, 3.0), start, n_sweeps=1)
+    np.testing.assert_allclose(reconstruct(equal), reconstruct(plain), atol=1e-5)
+
+
+def test_vmap_equals_loop():
+    x = np.stack([tensor("planted", seed) for seed in range(3)])
+    batched = jax.jit(jax.vmap(lambda x: hooi(x, RANKS)))(x)
+    for i in range(3):
+        alone = jit_hooi(x[i], RANKS)
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda leaf, i=i: leaf[i], batched), alone, atol=1e-5
+        )
+
+
+def test_same_bits_and_one_trace():
+    chex.clear_trace_counter()
+    traced = jax.jit(chex.assert_max_traces(lambda x, tol: hooi(x, RANKS, tol=tol), n=1))
+    x = tensor("planted")
+    chex.assert_trees_all_equal(traced(x, 1e-6), traced(x, 1e-6))
+    traced(x + 1, 1e-4)
+
+
+def test_zeros_stay_finite():
+    x = np.zeros(SHAPE, np.float32)
+    result = jit_hooi(x, RANKS)
+    chex.assert_tree_all_finite(result)
+    assert result.error == 0 and relative_error(x, x) == 0
+    np.testing.assert_array_equal(result.tucker.core, np.zeros(RANKS))
+    chex.assert_tree_all_finite(procrustes(result.tucker, result.tucker.factors))
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda x: hosvd(x, (3, 4)), "ranks"),
+        (lambda x: hosvd(x, (7, 4, 2)), "ranks"),
+        (lambda x: hosvd(x, (0, 4, 2)), "ranks"),
+        (lambda x: hosvd(x, (2, 5, 2)), "ranks"),
+        (lambda x: hosvd(x[0, 0], (1,)), "x"),
+        (lambda x: hooi(x, (2, 5, 2)), "ranks"),
+        (lambda x: hooi(x, RANKS, max_sweeps=0), "max_sweeps"),
+        (lambda x: unfold(x, 3), "mode"),
+        (lambda x: mode_product(x, np.ones((2, 5)), 0), "matrix"),
+        (lambda x: polar(x[0].T[:, :6]), "matrix"),
+        (lambda x: procrustes(hosvd(x, RANKS), [np.ones((6, 3))]), "reference_factors"),
+        (lambda x: weighted_hooi(x[0], x, hosvd(x, RANKS)), "target"),
+        (lambda x: weighted_hooi(x, x[0], hosvd(x, RANKS)), "weights"),
+        (lambda x: weighted_hooi(x, x, hosvd(x, RANKS), n_sweeps=0), "n_sweeps"),
+    ],
+)
+def test_bad_input(call, name):
+    with pytest.raises(ValueError, match=rf"^{name} must"):
+        call(tensor("random"))
