@@ -47,11 +47,13 @@ flags.adopt_module_key_flags(base)
 PARTS = ("methods", "bytes", "personal", "privacy")
 METRICS = ("acc", "nmi", "ari")
 
-flags.DEFINE_list("parts", list(PARTS), f"Which of {', '.join(PARTS)}.")
-flags.DEFINE_list("sets", ["digits", "mfeat", "scene15", "bdgp", "mnist_usps"], "Sets of methods.")
+flags.DEFINE_list("study_parts", list(PARTS), f"Which of {', '.join(PARTS)}.")
+flags.DEFINE_list(
+    "study_sets", ["digits", "mfeat", "scene15", "bdgp", "mnist_usps"], "Sets of methods."
+)
 flags.DEFINE_list("rank_sets", ["digits", "mfeat"], "Sets of bytes.")
-flags.DEFINE_list("methods", [], "Rows of methods that are run; empty: all.")
-flags.DEFINE_integer("n_clients", 8, "Clients, all with all views.", lower_bound=1)
+flags.DEFINE_list("rows", [], "Rows of methods that are run; empty: all.")
+flags.DEFINE_integer("study_clients", 8, "Clients, all with all views.", lower_bound=1)
 flags.DEFINE_float("skew", 0.3, "Dirichlet concentration of the skewed clients' classes.")
 flags.DEFINE_integer("max_rounds", 50, "Most rounds of a run.", lower_bound=1)
 
@@ -119,7 +121,7 @@ def load(name: str) -> Dataset:
     """
     dataset = data.load(name, FLAGS.data_dir, FLAGS.scale)
     if dataset.labels is None:
-        raise ValueError(f"sets: {name} has no labels to score against")
+        raise ValueError(f"study_sets: {name} has no labels to score against")
     return dataset
 
 
@@ -129,7 +131,7 @@ def federation(dataset: Dataset, seed: int, skew: float | None) -> Federation:
         dataset.views, dataset.labels,
         partition=data.hybrid_partition(
             seed, n_samples=len(dataset.labels), n_views=len(dataset.views),
-            n_clients=FLAGS.n_clients, ratio=(1, 0), dirichlet=skew, labels=dataset.labels,
+            n_clients=FLAGS.study_clients, ratio=(1, 0), dirichlet=skew, labels=dataset.labels,
         ),
     )  # fmt: skip
 
@@ -258,7 +260,7 @@ def study_methods(study: Study, sets: dict[str, Dataset]) -> None:
             time.perf_counter() - began,
         )  # fmt: skip
         for method, make in methods(k).items():
-            if FLAGS.methods and method not in FLAGS.methods:
+            if FLAGS.rows and method not in FLAGS.rows:
                 continue
             build = _plain(make)  # one program serves both kinds of clients
             for clients, skew in (("alike", None), ("skewed", FLAGS.skew)):
@@ -277,7 +279,7 @@ def draw_methods(study: Study, sets: dict[str, Dataset]) -> None:
     """methods.png."""
     panels: dict[str, Any] = {}
     for clients in ("alike", "skewed"):
-        panels[f"clients {clients}, {FLAGS.n_clients} of them"] = {
+        panels[f"clients {clients}, {FLAGS.study_clients} of them"] = {
             name: {
                 row["method"]: mean_std(
                     study.of("methods", set=name, method=row["method"], clients=row["clients"]),
@@ -337,7 +339,7 @@ def study_personal(study: Study) -> None:
     }
     for drift in _DRIFTS:
         worlds[f"drift {drift:g}"] = (
-            [drifting(seed, drift, FLAGS.n_clients) for seed in seeds()], 4
+            [drifting(seed, drift, FLAGS.study_clients) for seed in seeds()], 4
         )  # fmt: skip
     makes = {k: _personal(k) for k in {k for _, k in worlds.values()}}
     for name, (dealt, k) in worlds.items():
@@ -407,15 +409,19 @@ def main() -> None:
     base.use_compilation_cache()
     checked(require_tqdm)
     checked(plots.require_matplotlib)
-    unknown = [part for part in FLAGS.parts if part not in PARTS]
-    if unknown or not FLAGS.parts:
-        base.fail(ValueError(f"parts: got {FLAGS.parts}; allowed are {', '.join(PARTS)}"))
-    sets = checked(lambda: {n: load(n) for n in FLAGS.sets if "methods" in FLAGS.parts})
-    rank_sets = checked(lambda: {n: load(n) for n in FLAGS.rank_sets if "bytes" in FLAGS.parts})
+    unknown = [part for part in FLAGS.study_parts if part not in PARTS]
+    if unknown or not FLAGS.study_parts:
+        base.fail(
+            ValueError(f"study_parts: got {FLAGS.study_parts}; allowed are {', '.join(PARTS)}")
+        )
+    sets = checked(lambda: {n: load(n) for n in FLAGS.study_sets if "methods" in FLAGS.study_parts})
+    rank_sets = checked(
+        lambda: {n: load(n) for n in FLAGS.rank_sets if "bytes" in FLAGS.study_parts}
+    )
     folder = checked(lambda: base.make_folder("fedhk-study"))
-    cells = sum(1 + 2 * len(FLAGS.methods or methods(2)) for _ in sets)
+    cells = sum(1 + 2 * len(FLAGS.rows or methods(2)) for _ in sets)
     cells += sum(len(m) for d in rank_sets.values() for m in ranks(10, d).values())
-    cells += (1 + len(_DRIFTS)) * len(_TAUS) * ("personal" in FLAGS.parts)
+    cells += (1 + len(_DRIFTS)) * len(_TAUS) * ("personal" in FLAGS.study_parts)
     with ProgressBar(cells) as bar:
         study = Study(folder, bar)
         if sets:
@@ -424,7 +430,7 @@ def main() -> None:
         if rank_sets:
             study_bytes(study, rank_sets)
             draw_bytes(study, rank_sets)
-        if "personal" in FLAGS.parts:
+        if "personal" in FLAGS.study_parts:
             study_personal(study)
             draw_personal(study)
     for line in summarise(study):

@@ -1,15 +1,12 @@
 """Binaries, from their flags to their files; bad input ends in one line and leaves nothing."""
 
-import contextlib
 import csv
 import functools
-import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import jax
 import numpy as np
@@ -18,11 +15,11 @@ from absl import app, flags
 from absl.testing import flagsaver
 from threadpoolctl import threadpool_limits
 
-from experiments import base
 from experiments import fmcsc as binary
 from jaxfedmvc import data
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc import init_model
+from tests import binaries
 
 ROOT = Path(__file__).parents[1]
 PRESETS = ROOT / "experiments" / "presets"
@@ -38,20 +35,7 @@ app.define_help_flags()  # else the first launch defines them, and restoring fla
 
 
 def launch(*arguments):
-    """Exit code, stdout and stderr of the binary, run in this process."""
-    saved = flagsaver.save_flag_values()
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with (
-            mock.patch.object(sys, "argv", ["fmcsc", *arguments]),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            pytest.raises(SystemExit) as left,
-        ):
-            base.launch(binary.main)
-    finally:
-        flagsaver.restore_flag_values(saved)
-    return left.value.code or 0, out.getvalue(), err.getvalue()
+    return binaries.launch(binary, *arguments)
 
 
 def spawn(*arguments):

@@ -1,21 +1,18 @@
 """The binaries of vertical methods, from their flags to their files."""
 
-import contextlib
 import csv
-import io
 import json
-import sys
 from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from absl import app, flags
-from absl.testing import flagsaver
 
-from experiments import base, reproduce, vertcohirf, vertcohirf_attack, vertical
+from experiments import reproduce, vertcohirf, vertcohirf_attack, vertical
 from experiments import vertcohirf_tables as tables
 from jaxfedmvc.hierarchy import Hierarchy
+from tests import binaries
 
 FLAGS = flags.FLAGS
 COMMON = ("--compilation_cache=", "--noprogress")
@@ -32,20 +29,7 @@ def small_programs():
 
 
 def launch(module, *arguments):
-    """Exit code, stdout and stderr of a binary, run in this process."""
-    saved = flagsaver.save_flag_values()
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        with (
-            mock.patch.object(sys, "argv", [module.__name__, *COMMON, *arguments]),
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-            pytest.raises(SystemExit) as left,
-        ):
-            base.launch(module.main)
-    finally:
-        flagsaver.restore_flag_values(saved)
-    return left.value.code or 0, out.getvalue(), err.getvalue()
+    return binaries.launch(module, *COMMON, *arguments)
 
 
 def rows_of(path):

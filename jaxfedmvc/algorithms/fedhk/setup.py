@@ -142,7 +142,8 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
             ],
             axis=1,
         )
-        found = kmeans(key, rows, n_summaries, where=client.mask)
+        # One start does: twice as many clusters as are wanted need not be the best ones.
+        found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1)
         counts = jnp.sum(jax.nn.one_hot(found.labels, n_summaries) * client.mask[:, None], axis=0)
         return state, (found.centroids, counts), ()
 
