@@ -42,7 +42,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
     unused,
     widths,
 )
-from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
+from jaxfedmvc.algorithms.fedhk.rounds import of_varying, progress, relative_deltas
 from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.tensor import parafac2 as pf
@@ -232,7 +232,8 @@ def _costs(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
             stacked = jnp.stack([costs[v] for v in state.scales])
             objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
             change = jnp.abs(objective - model.log_objective)
-            return Model(model.fit, hk.view_weights(stacked, hyper.alpha), objective, change)
+            weights = hk.view_weights(of_varying(stacked, state.scales), hyper.alpha)
+            return Model(model.fit, weights, objective, change)
 
         models = jax.vmap(one_start)(state.models, costs)
         return state._replace(models=models), progress(models)
