@@ -17,7 +17,14 @@ from jaxfedmvc.algorithms.fedhk import (
     fedhk_parafac2,
     fedhk_tucker,
 )
+from jaxfedmvc.algorithms.fedhk.private import (
+    PrivacySettings,
+    private_e_fkmvc,
+    releases,
+    spent,
+)
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.privacy import gaussian_noise_multiplier
 from jaxfedmvc.secure import check_sums, secure_aggregation
 
 FLAGS = flags.FLAGS
@@ -64,7 +71,18 @@ flags.DEFINE_float("mix", 0.7, "Share of the global centres in (102).")
 flags.DEFINE_float("view_mix", 1.0, "Share of the global view weights.")
 flags.DEFINE_float("step_size", 0.01, "eta of (62) and (63).")
 flags.DEFINE_float("quality", 0.0, "kappa of the clients' weights in averages.")
-flags.DEFINE_enum("privacy", "none", ["none", "secagg"], "What hides the clients' messages.")
+flags.DEFINE_enum(
+    "privacy", "none", ["none", "secagg", "dp"],
+    "What protects the clients: nothing, sums that hide messages, or noise that protects samples"
+    " (e_fkmvc only, exactly --rounds rounds).",
+)  # fmt: skip
+flags.DEFINE_float("epsilon", 8.0, "Of the whole run, for dp; inf: no noise.")
+flags.DEFINE_float("delta", 1e-5, "Of the whole run, for dp.")
+flags.DEFINE_enum(
+    "noise", "central", ["central", "local"],
+    "For dp: one noise in the sum of all clients, under secure aggregation, or a full one of each.",
+)  # fmt: skip
+flags.DEFINE_float("clip", 1.0, "For dp: samples' largest norm, in deviations of their view.")
 flags.DEFINE_integer(
     "fraction_bits", 16, "Of secagg's fixed-point numbers; sums stay below 2^(31 - bits).", 0, 31
 )
@@ -74,7 +92,7 @@ def config(n_clusters: int) -> FedHKConfig:
     """The static configuration, from flags."""
     return FedHKConfig(
         n_clusters,
-        coefficients=FLAGS.hkc,
+        hkc=FLAGS.hkc,
         centre_rule=FLAGS.centre_rule,
         aggregation=FLAGS.aggregation,
         local_steps=FLAGS.local_steps,
@@ -112,21 +130,49 @@ def ranks() -> tuple[int | None, int | None, int | None]:
 def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
     """The algorithm, from flags."""
     name = FLAGS.method.removeprefix("person_")
+    if FLAGS.privacy == "dp":
+        if FLAGS.method != "e_fkmvc":
+            raise ValueError(f"method: got {FLAGS.method} with --privacy=dp; allowed is e_fkmvc")
+        method = private_e_fkmvc(config(n_clusters), hyperparams(), settings())
+        return masked(method, federation) if FLAGS.noise == "central" else method
     if name == "tucker":
         method = fedhk_tucker(config(n_clusters), hyperparams(), ranks(), FLAGS.alignment)
     elif name == "parafac2":
         method = fedhk_parafac2(config(n_clusters), hyperparams(), FLAGS.rank, FLAGS.placement)
     else:
         method = e_fkmvc(config(n_clusters), hyperparams())
-    if FLAGS.privacy == "none":
-        return method
+    return masked(method, federation) if FLAGS.privacy == "secagg" else method
+
+
+def masked(method: FederatedAlgorithm, federation: Federation) -> FederatedAlgorithm:
+    """The method under secure aggregation, but for what is no sum."""
     # The seeds' runs have the same shapes and ids; a deployment takes new secrets for every run.
     return secure_aggregation(
         method, federation, jax.random.key(_SECRETS), fraction_bits=FLAGS.fraction_bits,
         in_clear=[
-            f"setup[{i}]" for i, phase in enumerate(method.setup) if phase.reduce == "stack"
+            f"setup[{i}]"
+            for i, phase in enumerate(method.setup)
+            if phase.reduce == "stack" and FLAGS.privacy != "dp"
         ],
     )  # fmt: skip
+
+
+def settings() -> PrivacySettings:
+    """Of differential privacy, from flags; features are taken to lie in [0, 1].
+
+    Raises:
+      ValueError: A flag's value is not allowed.
+    """
+    shape = PrivacySettings(0.0, shared_by=FLAGS.n_clients if FLAGS.noise == "central" else 1)
+    if not FLAGS.epsilon > 0:
+        raise ValueError(f"epsilon: got {FLAGS.epsilon}; allowed is more than 0, or inf")
+    n = releases(shape, FLAGS.rounds)
+    z = (
+        gaussian_noise_multiplier(FLAGS.epsilon, FLAGS.delta, n)
+        if np.isfinite(FLAGS.epsilon)
+        else 0.0
+    )
+    return shape.replace(noise_multiplier=z, clip=FLAGS.clip)
 
 
 _SECRETS = 2**30
@@ -138,7 +184,7 @@ def read(info: list[Any]) -> list[Any]:
     Raises:
       ValueError: A sum could not be read.
     """
-    if FLAGS.privacy != "secagg":
+    if FLAGS.privacy == "none" or (FLAGS.privacy == "dp" and FLAGS.noise == "local"):
         return info
     check_sums(info)
     return [
@@ -151,6 +197,10 @@ def facts() -> dict[str, Any]:
     """For summary.json: what protects the clients, and what does not."""
     if FLAGS.privacy == "none":
         return {"privacy": {"kind": "none"}}
+    if FLAGS.privacy == "dp":
+        epsilon, delta, notes = spent(settings(), FLAGS.rounds, FLAGS.delta)
+        told = {"kind": f"differential privacy, {FLAGS.noise} noise"} | notes
+        return {"privacy": told | {"epsilon": epsilon, "delta": delta}}
     return {
         "privacy": {
             "kind": "secure aggregation",

@@ -35,10 +35,12 @@ from jaxfedmvc.algorithms import (
     fedhk_tucker,
     local_kmeans,
 )
+from jaxfedmvc.algorithms.fedhk.private import PrivacySettings, private_e_fkmvc, releases
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.data.datasets import Dataset
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics import scores as scores_of
+from jaxfedmvc.privacy import gaussian_noise_multiplier
 from jaxfedmvc.scoring import score
 
 FLAGS = flags.FLAGS
@@ -52,6 +54,7 @@ flags.DEFINE_list(
     "study_sets", ["digits", "mfeat", "scene15", "bdgp", "mnist_usps"], "Sets of methods."
 )
 flags.DEFINE_list("rank_sets", ["digits", "mfeat"], "Sets of bytes.")
+flags.DEFINE_list("private_sets", ["digits", "mnist_usps"], "Sets of privacy; in [0, 1].")
 flags.DEFINE_list("rows", [], "Rows of methods that are run; empty: all.")
 flags.DEFINE_integer("study_clients", 8, "Clients, all with all views.", lower_bound=1)
 flags.DEFINE_float("skew", 0.3, "Dirichlet concentration of the skewed clients' classes.")
@@ -64,7 +67,7 @@ def methods(k: int) -> dict[str, Make]:
     """The rows of "methods" for k clusters."""
     plain = FedHKConfig(k)
     average = dataclasses.replace(plain, aggregation="average")
-    printed = dataclasses.replace(average, coefficients="minmax", centre_rule="printed")
+    printed = dataclasses.replace(average, hkc="minmax", centre_rule="printed")
     personal = dataclasses.replace(plain, personal="proximal")
     return {
         "E-FKMVC": lambda: e_fkmvc(plain),
@@ -193,12 +196,13 @@ class Study:
 
     def cell(
         self, part: str, name: str, make: Callable[[Any], FederatedAlgorithm], hyper: Any,
-        federations: list[Federation], k: int, **about: Any,
+        federations: list[Federation], k: int, *, rounds: int | None = None, **about: Any,
     ) -> None:  # fmt: skip
         """Runs one setting on a federation of each seed, and keeps and prints what it gave."""
         began, rows = time.perf_counter(), []
         for seed, one in zip(seeds(), federations, strict=True):
-            found = jax.device_get(run(make, hyper, one, jax.random.key(seed), k, FLAGS.max_rounds))
+            key = jax.random.key(seed)
+            found = jax.device_get(run(make, hyper, one, key, k, rounds or FLAGS.max_rounds))
             made = int(found.pop("rounds"))
             rows.append(
                 {"part": part, "method": name, **about, "seed": seed, "rounds": made}
@@ -370,6 +374,56 @@ def draw_personal(study: Study) -> None:
     )  # fmt: skip
 
 
+_EPSILONS = (float("inf"), 100.0, 20.0, 8.0, 4.0, 2.0, 1.0)
+_DELTA, _ROUNDS = 1e-5, 5
+
+
+def study_privacy(study: Study, sets: dict[str, Dataset]) -> None:
+    """Five private rounds for every epsilon, noise in the sum and noise of every client."""
+    for name, dataset in sets.items():
+        k = len(np.unique(dataset.labels))
+        dealt = [federation(dataset, seed, None) for seed in seeds()]
+        for noise, shared_by in (("central", FLAGS.study_clients), ("local", 1)):
+            shape = PrivacySettings(0.0, shared_by=shared_by)
+            make = _private(k)
+            for epsilon in _EPSILONS:
+                n = releases(shape, _ROUNDS)
+                z = 0.0
+                if np.isfinite(epsilon):
+                    z = checked(functools.partial(gaussian_noise_multiplier, epsilon, _DELTA, n))
+                hyper = shape.replace(noise_multiplier=jnp.float32(z))
+                study.cell(
+                    "privacy", f"{noise} noise", make, hyper, dealt, k,
+                    rounds=_ROUNDS, set=name, x=epsilon,
+                )  # fmt: skip
+
+
+def _private(k: int) -> Callable[[Any], FederatedAlgorithm]:
+    return lambda settings: private_e_fkmvc(FedHKConfig(k), None, settings)
+
+
+def draw_privacy(study: Study, sets: dict[str, Dataset]) -> None:
+    """privacy.png."""
+    panels = {
+        name: {
+            noise: [
+                (epsilon, *mean_std(
+                    study.of("privacy", set=name, method=noise, x=epsilon), "pooled/ari"
+                ))
+                for epsilon in _EPSILONS
+            ]
+            for noise in ("central noise", "local noise")
+        }
+        for name in sets
+    }  # fmt: skip
+    charts.lines(
+        study.folder / "privacy.png", panels,
+        f"epsilon of the run at delta {_DELTA:g} (dashed: no noise)", "ARI of pooled labels",
+        f"E-FKMVC, {_ROUNDS} private rounds, {FLAGS.study_clients} clients, {FLAGS.seeds} seeds",
+        log_x=True,
+    )  # fmt: skip
+
+
 def summarise(study: Study) -> list[str]:
     """Writes summary.csv; returns the table of "methods" for the terminal, as Markdown."""
     keys = ("part", "set", "clients", "method", "x")
@@ -418,9 +472,13 @@ def main() -> None:
     rank_sets = checked(
         lambda: {n: load(n) for n in FLAGS.rank_sets if "bytes" in FLAGS.study_parts}
     )
+    private_sets = checked(
+        lambda: {n: load(n) for n in FLAGS.private_sets if "privacy" in FLAGS.study_parts}
+    )
     folder = checked(lambda: base.make_folder("fedhk-study"))
     cells = sum(1 + 2 * len(FLAGS.rows or methods(2)) for _ in sets)
     cells += sum(len(m) for d in rank_sets.values() for m in ranks(10, d).values())
+    cells += 2 * len(_EPSILONS) * len(private_sets)
     cells += (1 + len(_DRIFTS)) * len(_TAUS) * ("personal" in FLAGS.study_parts)
     with ProgressBar(cells) as bar:
         study = Study(folder, bar)
@@ -433,6 +491,9 @@ def main() -> None:
         if "personal" in FLAGS.study_parts:
             study_personal(study)
             draw_personal(study)
+        if private_sets:
+            study_privacy(study, private_sets)
+            draw_privacy(study, private_sets)
     for line in summarise(study):
         print(line)
     print(f"written: {folder}/ (summary.csv, *.csv, flags.txt, *.png)")

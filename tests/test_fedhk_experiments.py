@@ -86,6 +86,21 @@ def test_secure_aggregation_changes_no_label_and_says_what_it_covers(toy, tmp_pa
     assert up[1] == up[0] + 4 * 4
 
 
+def test_private_runs_say_what_they_spent(toy, tmp_path):
+    folder = tmp_path / "out"
+    code, _, err = launch(
+        fedhk, f"--dataset={toy}", "--n_clients=4", "--ratio=1:0", "--rounds=2", "--privacy=dp",
+        "--epsilon=2", f"--output_dir={folder}",
+    )  # fmt: skip
+    assert code == 0, err
+    summary = json.loads((folder / "summary.json").read_text())
+    told = summary["privacy"]
+    assert summary["rounds_made"] == [2]
+    assert told["epsilon"] == pytest.approx(2, rel=1e-2) and told["delta"] == 1e-5
+    assert told["kind"] == "differential privacy, central noise"
+    assert "clients" in told["not covered"] and "one sample more" in told["neighbours"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -98,6 +113,8 @@ def test_secure_aggregation_changes_no_label_and_says_what_it_covers(toy, tmp_pa
         (["--method=parafac2", "--rank=7"], "rank: got 7; allowed is 1 to 3"),
         (["--method=parafac2", "--aggregation=average"], "aggregation: got 'average'"),
         (["--method=tucker", "--hkc=minmax"], "got 'minmax' with compressed sums"),
+        (["--privacy=dp", "--method=tucker"], "method: got tucker with --privacy=dp"),
+        (["--privacy=dp", "--epsilon=0"], "epsilon: got 0.0; allowed is more than 0"),
         (["--method=k_means"], "--method=k_means"),
     ],
 )
@@ -112,8 +129,9 @@ def test_bad_input_is_one_line_and_leaves_nothing(toy, tmp_path, arguments, mess
 def test_the_study_runs_its_parts(toy, tmp_path):
     folder = tmp_path / "study"
     code, out, err = launch(
-        fedhk_study, f"--study_sets={toy}", "--study_parts=methods", "--rows=E-FKMVC,k-means of each client",
-        "--study_clients=3", "--max_rounds=4", "--seeds=2", f"--output_dir={folder}",
+        fedhk_study, f"--study_sets={toy}", "--study_parts=methods",
+        "--rows=E-FKMVC,k-means of each client", "--study_clients=3", "--max_rounds=4",
+        "--seeds=2", f"--output_dir={folder}",
     )  # fmt: skip
     assert code == 0, err
     with (folder / "summary.csv").open(newline="") as file:

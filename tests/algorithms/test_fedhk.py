@@ -586,7 +586,7 @@ def test_bytes_are_those_of_the_closed_forms(config, up):
     views, _ = make_views()
     fed = federation(views, shares("iid"), 12)
     traffic = engine.traffic(e_fkmvc(config), fed)
-    ranges = 2 * D if config.coefficients == "minmax" else 0
+    ranges = 2 * D if config.hkc == "minmax" else 0
     # Sums and their count, squares, summaries with theirs.
     assert traffic["setup"].up == 4 * CLIENTS * (2 * D + 1 + ranges + 2 * C * (D + 1))
     assert traffic["setup"].down == 4 * CLIENTS * (D + S + ranges)
@@ -746,7 +746,7 @@ def test_hyperparameters_out_of_range_are_refused(values, reason):
 @pytest.mark.parametrize(
     "values, reason",
     [
-        ({"coefficients": "mean"}, "coefficients: got 'mean'; allowed are bandwidth, minmax, abs"),
+        ({"hkc": "mean"}, "hkc: got 'mean'; allowed are bandwidth, minmax, abs"),
         ({"centre_rule": "right"}, "centre_rule: got 'right'; allowed are stationary, printed"),
         ({"aggregation": "sum"}, "aggregation: got 'sum'; allowed are statistics, average"),
         ({"personal": "own"}, "personal: got 'own'; allowed are none, proximal, mix, gradient"),

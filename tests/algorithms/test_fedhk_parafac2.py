@@ -29,7 +29,7 @@ def small_programs():
 C, WIDTHS, RESTARTS, ROUNDS = 3, (5, 4, 3), 2, 12
 R, D, S = 2, sum(WIDTHS), len(WIDTHS)
 CONFIG = FedHKConfig(C, n_restarts=RESTARTS)
-SAMPLEWISE = FedHKConfig(C, coefficients="absmean", n_restarts=RESTARTS)
+SAMPLEWISE = FedHKConfig(C, hkc="absmean", n_restarts=RESTARTS)
 ALPHAS = jnp.array([jnp.inf, 5.0] * 3)
 # log J is of the order of 1 to 3, in float32.
 ROUNDING = 3e-6
@@ -414,8 +414,8 @@ def test_refuses_what_makes_no_sense():
     with pytest.raises(ValueError, match="placement: got 'rows'; allowed are clients, views, sam"):
         fedhk_parafac2(CONFIG, placement="rows")
     for coefficients in ("minmax", "absmean"):
-        with pytest.raises(ValueError, match=f"coefficients: got '{coefficients}' with compressed"):
-            fedhk_parafac2(FedHKConfig(C, coefficients=coefficients), placement="views")
+        with pytest.raises(ValueError, match=f"hkc: got '{coefficients}' with compressed"):
+            fedhk_parafac2(FedHKConfig(C, hkc=coefficients), placement="views")
 
 
 @pytest.mark.parametrize(

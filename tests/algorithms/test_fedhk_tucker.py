@@ -449,9 +449,9 @@ def test_refuses_settings_that_make_no_sense():
     with pytest.raises(ValueError, match="alignment: got 'other'; allowed are shared_basis"):
         fedhk_tucker(CONFIG, alignment="other")
     for coefficients in ("minmax", "absmean"):
-        with pytest.raises(ValueError, match=f"coefficients: got '{coefficients}' with compressed"):
-            fedhk_tucker(FedHKConfig(C, coefficients=coefficients))
-        fedhk_tucker(FedHKConfig(C, coefficients=coefficients, aggregation="average"))
+        with pytest.raises(ValueError, match=f"hkc: got '{coefficients}' with compressed"):
+            fedhk_tucker(FedHKConfig(C, hkc=coefficients))
+        fedhk_tucker(FedHKConfig(C, hkc=coefficients, aggregation="average"))
 
 
 def test_a_whole_run_of_aligned_averages_from_the_clients_summaries():

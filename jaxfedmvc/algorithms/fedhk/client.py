@@ -46,9 +46,9 @@ def samples_of(
     }
 
     def delta(v: int, x: Array) -> Array:
-        if config.coefficients == "bandwidth":
+        if config.hkc == "bandwidth":
             return hk.bandwidth(scales[v].variance, hyper.beta)
-        if config.coefficients == "minmax":
+        if config.hkc == "minmax":
             return hk.minmax_coefficients(x, scales[v].low, scales[v].high)
         return hk.absmean_coefficients(x, jnp.zeros(x.shape[1]))
 

@@ -167,7 +167,7 @@ def e_fkmvc(
 
 
 def _no_scale(config: FedHKConfig, width: int) -> Scale:
-    ranged = width if config.coefficients == "minmax" else 0
+    ranged = width if config.hkc == "minmax" else 0
     return Scale(
         jnp.zeros(width),
         jnp.float32(jnp.inf),

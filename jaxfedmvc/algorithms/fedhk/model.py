@@ -51,8 +51,8 @@ class FedHKConfig:
 
     Attributes:
       n_clusters: c.
-      coefficients: delta: "bandwidth", one for each view; or for each sample and feature "minmax"
-        (23) or "absmean" (24), both divided by the view's number of features.
+      hkc: Heat-kernel coefficients delta: "bandwidth", one for each view; or for each sample and
+        feature "minmax" (23) or "absmean" (24), both divided by the view's number of features.
       centre_rule: "stationary", or "printed" for (30) to the letter; they differ for coefficients
         of each sample only.
       aggregation: "statistics", or "average" for (60) and (61).
@@ -64,7 +64,7 @@ class FedHKConfig:
     """
 
     n_clusters: int
-    coefficients: Literal["bandwidth", "minmax", "absmean"] = "bandwidth"
+    hkc: Literal["bandwidth", "minmax", "absmean"] = "bandwidth"
     centre_rule: Literal["stationary", "printed"] = "stationary"
     aggregation: Literal["statistics", "average"] = "statistics"
     local_steps: int = 1
@@ -78,7 +78,7 @@ class FedHKConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")
         for name, allowed in (
-            ("coefficients", ("bandwidth", "minmax", "absmean")),
+            ("hkc", ("bandwidth", "minmax", "absmean")),
             ("centre_rule", ("stationary", "printed")),
             ("aggregation", ("statistics", "average")),
             ("personal", ("none", "proximal", "mix", "gradient")),

@@ -140,7 +140,7 @@ def clients_codec(config: FedHKConfig, rank: int | None) -> Codec:
         largest = min(config.n_clusters, width)
         r = largest if rank is None else rank
         _check_rank(r, largest, "the number of clusters, or of features if less")
-        ragged = config.coefficients != "bandwidth" and config.centre_rule == "stationary"
+        ragged = config.hkc != "bandwidth" and config.centre_rule == "stationary"
 
         def one(centres: Centres) -> tuple[Own, Shared]:
             form = pf.from_slice(jnp.concatenate(list(centres.values()), axis=1), r)
@@ -346,9 +346,9 @@ def views_codec(config: FedHKConfig, rank: int | None) -> Codec:
     The fit is (H, Q [c, R], S [s, R]), the basis P_h [d_h, R] of each view, from the clients'
     summaries.
     """
-    if config.coefficients != "bandwidth":
+    if config.hkc != "bandwidth":
         raise ValueError(
-            f"coefficients: got {config.coefficients!r} with compressed sums; allowed is"
+            f"hkc: got {config.hkc!r} with compressed sums; allowed is"
             " bandwidth: with a weight for each feature a centre is no linear function of them"
         )
 

@@ -83,7 +83,7 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
 
 def relative_deltas(config: FedHKConfig, scales: dict[int, Scale]) -> Array:
     """What W lacks of delta where that is one number for each view, up to a common factor, [s]."""
-    if config.coefficients != "bandwidth":
+    if config.hkc != "bandwidth":
         return jnp.ones(len(scales))
     deltas = jnp.stack([hk.bandwidth(scale.variance) for scale in scales.values()])
     return deltas / positive(jnp.max(deltas))

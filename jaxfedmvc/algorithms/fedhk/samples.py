@@ -85,9 +85,7 @@ def of_samples(
     """
     r = config.n_clusters if rank is None else rank
     cluster = e_fkmvc(config, hyper)
-    summary_config = dataclasses.replace(
-        config, coefficients="bandwidth", n_restarts=1, personal="none"
-    )
+    summary_config = dataclasses.replace(config, hkc="bandwidth", n_restarts=1, personal="none")
 
     def start(rows: dict[int, Array], counts: Array, centres: Any) -> tuple[Array, tuple]:
         """The first Q: leading directions of the clients' summaries."""

@@ -28,7 +28,7 @@ _N_INIT = 10
 
 def setup_phases(config: FedHKConfig, codec: Codec) -> tuple[Phase, ...]:
     """The exchanges before the rounds."""
-    ranges = (_ranges(),) if config.coefficients == "minmax" else ()
+    ranges = (_ranges(),) if config.hkc == "minmax" else ()
     basis = (_basis(codec),) if codec.shares_basis else ()
     return (_means(), _variances(), *ranges, _summaries(config, codec), *basis)
 

@@ -72,9 +72,9 @@ def tucker_codec(
     if alignment not in ("shared_basis", "procrustes"):
         raise ValueError(f"alignment: got {alignment!r}; allowed are shared_basis, procrustes")
     if config.aggregation == "statistics":
-        if config.coefficients != "bandwidth":
+        if config.hkc != "bandwidth":
             raise ValueError(
-                f"coefficients: got {config.coefficients!r} with compressed sums; allowed is"
+                f"hkc: got {config.hkc!r} with compressed sums; allowed is"
                 " bandwidth: with a weight for each feature a centre is no linear function of them"
             )
         if alignment == "procrustes":

@@ -1,0 +1,399 @@
+"""E-FKMVC with differential privacy of samples: everything that leaves a client is noised.
+
+    setup:   one release of moments -> mean, variance and bandwidth of every view, random centres;
+             `start_steps` releases of k-means sums -> where the rounds start
+    round:   one release of the sums of `e_fkmvc`, without n_l and J_l
+
+A release is the sum of all clients' messages of one exchange, with normal noise of deviation
+sigma = z Delta on every entry; Delta is the most, in L2 norm, that one sample changes it, whoever
+holds it and whatever came before. With one multiplier z for all releases a run of T of them spends
+`privacy.gaussian_epsilon(z, T, delta)`; see `releases` and `spent`.
+
+Delta. A view's sample x (about an origin that is public, or an earlier release) is scaled down to
+norm B, and u = x / B. Everything is sent in units in which Delta needs no scale of the features:
+
+  * moments: sum u, sum |u|^2 and the number of samples: at most 1 + 1 for each view, and 1;
+    Delta^2 = 2 s + 1 with s views.
+  * k-means: a sample counts in one cluster, there with u of every view, and with g = sqrt(s) /
+    D^(1/4) for the count, D features in all: Delta^2 = s + g^2.
+  * rounds: with p_k = mu_k^m and e_k = exp(-phi_k) a sample adds in each view p_k e_k u to N_k,
+    g p_k e_k to W_k, g = d^(-1/4), and sum_k p_k (1 - e_k) to C. Let a = sum_k p_k e_k, and b
+    be the last: then a + b = sum_k p_k <= sum_k mu_k = 1 as m > 1, and the squares add up to no
+    more than (1 + g^2) a^2 + b^2 <= (1 + g^2) (a + b)^2: C costs nothing beside N and W.
+    Delta^2 = sum_h (1 + d_h^(-1/2)).
+
+g makes the error of the quotient N / W least where |N| = B W. What the server makes of a release is
+free: it keeps a centre that cannot be told from noise, and shrinks the others by what noise adds to
+their norm (James and Stein, "Estimation with quadratic loss", 1961).
+
+NOT covered: clients, whose samples are protected one by one, and which of them have any; the `info`
+of a simulation, which is not sent; the low bits of floating-point noise (see `jaxfedmvc.privacy`).
+The method is that of K. P. Sinaga, arXiv 2509.16101, 2025, who states no sensitivity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+from jax.typing import ArrayLike
+
+from jaxfedmvc import privacy as accounting
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.fedhk.client import Samples, distances, local_sums, samples_of
+from jaxfedmvc.algorithms.fedhk.method import best, e_fkmvc
+from jaxfedmvc.algorithms.fedhk.model import (
+    Centres,
+    ClientState,
+    FedHKConfig,
+    FedHKHyperparams,
+    Model,
+    Scale,
+    ServerState,
+    Sums,
+    positive,
+    whole,
+)
+from jaxfedmvc.algorithms.fedhk.rounds import broadcast, progress
+from jaxfedmvc.clustering import heat_kernel as hk
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.messages import gaussian_noise, transformed
+
+# A cluster whose noisy weight is below so many deviations of its noise cannot be told from empty.
+_DEVIATIONS = 3.0
+# Least variance, relative to the square of the public radius: B and its inverse stay finite.
+_LEAST_VARIANCE = 1e-6
+_TINY = 1e-30
+
+
+@struct.dataclass
+class PrivacySettings:
+    """How much noise, and what is publicly known of the features.
+
+    `origin` and `radius` are for all views, or a tuple with one entry for each, and must not be
+    measured on the data: features in [0, 1] have 0.5 and 0.5.
+
+    Attributes:
+      noise_multiplier: z = sigma / Delta of each release, 0 for none; traced. For an epsilon take
+        `privacy.gaussian_noise_multiplier(epsilon, delta, releases(...))`.
+      origin: Centre of the features, a number or [d_h].
+      radius: Moments are taken of samples scaled to within radius * sqrt(d_h) of the origin.
+      clip: B_h of the later releases, as a multiple of the view's released standard deviation
+        sqrt(variance): 1 is the norm of a typical sample. The noise follows it.
+      shared_by: Number of clients whose noise together makes up sigma (static). 1: every client
+        adds all of it, and its messages may be read one by one. M, the number of those that take
+        part: each adds sigma / sqrt(M), which protects no more than their sum: for secure
+        aggregation. A sum of fewer messages becomes NaN.
+      start_steps: Releases of k-means sums before the rounds (static).
+    """
+
+    noise_multiplier: ArrayLike
+    origin: Any = 0.5
+    radius: Any = 0.5
+    clip: ArrayLike = 1.0
+    shared_by: int = struct.field(pytree_node=False, default=1)
+    start_steps: int = struct.field(pytree_node=False, default=2)
+
+
+class Release(NamedTuple):
+    """A message, or the sum of all clients': of the moments, of a k-means step or of a round.
+
+    Attributes:
+      sums: Of u in every view [d_h]; of the clusters' u [c, d_h]; N / B [c, d_h].
+      weights: Number of samples; g times the clusters' sizes [c]; g W [c] of every view.
+      costs: Of every view sum |u|^2; nothing; C.
+    """
+
+    sums: dict[int, Array]
+    weights: Any
+    costs: dict[int, Array]
+
+
+def sensitivity(kind: str, dims: Sequence[int]) -> float:
+    """Delta of a release ("moments", "start" or "round") for views of these widths."""
+    if kind == "moments":
+        return math.sqrt(2 * len(dims) + 1)
+    if kind == "start":
+        return math.sqrt(len(dims) + _unit(*dims) ** 2)
+    return math.sqrt(sum(1 + _unit(d) ** 2 for d in dims))
+
+
+def _unit(*dims: int) -> float:
+    """g: of a weight that goes with the sums over views of these widths."""
+    return math.sqrt(len(dims)) / math.sqrt(math.sqrt(sum(dims)))
+
+
+def releases(privacy: PrivacySettings, rounds: int) -> int:
+    """Number of releases of a run of so many rounds."""
+    return 1 + privacy.start_steps + rounds
+
+
+def spent(
+    privacy: PrivacySettings, rounds: int, delta: float
+) -> tuple[float, float, dict[str, str]]:
+    """(epsilon, delta, sentences for a summary) of a run; epsilon is infinite without noise."""
+    n, z = releases(privacy, rounds), float(np.asarray(privacy.noise_multiplier))
+    seen = "all messages" if (m := privacy.shared_by) == 1 else f"only sums over {m} clients"
+    notes = {
+        "neighbours": "data sets of which one has one sample more; replacing one costs more",
+        "covered": f"all {n} releases of the run, if one sees {seen} and knows no client's noise",
+        "not covered": "clients (all samples of one together, and which of them have any); settings"
+        " measured on the data; labels, if published; the low bits of floating-point noise",
+    }
+    return accounting.gaussian_epsilon(z, n, delta) if z > 0 else math.inf, delta, notes
+
+
+def private_e_fkmvc(
+    config: FedHKConfig, hyper: FedHKHyperparams | None, privacy: PrivacySettings
+) -> FederatedAlgorithm:
+    """E-FKMVC whose runs of T rounds, a number fixed beforehand, are private; see above.
+
+    All clients hold all views. All messages are sums; `fedhk.centres` gives the model.
+
+    Args:
+      config: What is compiled in.
+      hyper: What may be traced; the defaults if None. `tolerance` has no effect.
+      privacy: The noise, and what is public.
+
+    Raises:
+      ValueError: Settings that cannot be accounted or a concrete number out of range; from `init`,
+        a federation that does not fit them, or of fewer samples than clusters.
+    """
+    hyper = hyper or FedHKHyperparams()
+    _check(config, privacy)
+    base = e_fkmvc(config, hyper)
+
+    def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
+        if len(federation.cohorts) > 1:
+            raise ValueError("federation: some clients lack views; allowed are those that hold all")
+        if privacy.shared_by > (n := federation.n_clients):
+            raise ValueError(f"shared_by: got {privacy.shared_by}; allowed is 1 to {n} clients")
+        for name, got in (("origin", privacy.origin), ("radius", privacy.radius)):
+            if isinstance(got, tuple) and len(got) != (s := federation.n_views):
+                raise ValueError(f"{name}: got {len(got)} entries; allowed are {s}, or a number")
+        return base.init(key, federation)
+
+    def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
+        model = best(server.models)
+        samples = samples_of(config, hyper, server.scales, client)
+        samples = clip_samples(privacy, server.scales, samples)
+        _, _, combined = distances(hyper, samples, model.fit, model.view_weights)
+        return jnp.where(client.mask, jnp.argmin(combined, axis=1), -1).astype(jnp.int32)
+
+    setup = _moments(config, privacy), *[_start(config, hyper, privacy)] * privacy.start_steps
+    each = (_round(config, hyper, privacy),)
+    return base._replace(init=init, setup=setup, round=each, assign=assign, done=None)
+
+
+def moments(privacy: PrivacySettings, client: Cohort) -> Release:
+    """A client's first message, without noise."""
+    units = {}
+    for v, x in client.by_view().items():
+        origin, radius = _public(privacy, v, x.shape[1])
+        x = jnp.where(client.mask[:, None], x - origin[None], 0.0)
+        units[v] = in_ball(x, radius) / radius
+    return Release(
+        {v: jnp.sum(u, axis=0) for v, u in units.items()},
+        jnp.sum(client.mask).astype(jnp.float32),
+        {v: jnp.sum(u * u) for v, u in units.items()},
+    )
+
+
+def clip_samples(privacy: PrivacySettings, scales: dict[int, Scale], samples: Samples) -> Samples:
+    """Samples about the released mean (`client.samples_of`), each view within its B."""
+    views = {v: in_ball(x, _bound(privacy, scales[v])) for v, x in samples.views.items()}
+    return samples._replace(views=views)
+
+
+def start_sums(
+    privacy: PrivacySettings, scales: dict[int, Scale], samples: Samples, centres: Centres
+) -> Release:
+    """The message of a k-means step, every view divided by its variance; without noise."""
+    views = samples.views
+    squares = [hk.exponents(x, centres[v], 1 / scales[v].variance) for v, x in views.items()]
+    nearest = jax.nn.one_hot(jnp.argmin(sum(squares), axis=1), squares[0].shape[1])
+    nearest = jnp.where(samples.mask[:, None], nearest, 0.0)
+    units = {v: x / _bound(privacy, scales[v]) for v, x in views.items()}
+    sums = {v: jnp.matmul(nearest.T, u, precision="highest") for v, u in units.items()}
+    counts = _unit(*[x.shape[1] for x in views.values()]) * jnp.sum(nearest, axis=0)
+    return Release(sums, counts, {})
+
+
+def round_sums(privacy: PrivacySettings, scales: dict[int, Scale], sums: Sums) -> Release:
+    """The message of a round, made of `client.local_sums`; without noise."""
+    numerators = {v: x / _bound(privacy, scales[v]) for v, x in sums.numerators.items()}
+    weights = {v: _unit(x.shape[1]) * sums.weights[v] for v, x in numerators.items()}
+    return Release(numerators, weights, sums.costs)
+
+
+def in_ball(x: Array, radius: ArrayLike) -> Array:
+    """Rows scaled down to a norm of at most `radius`."""
+    norms = jnp.linalg.norm(x, axis=-1, keepdims=True)
+    return x * jnp.minimum(1.0, radius / positive(norms))
+
+
+def _public(privacy: PrivacySettings, v: int, width: int) -> tuple[Array, Array]:
+    """Public centre [d] of a view, and the radius of the ball about it."""
+    origin, radius = (
+        jnp.asarray(value[v] if isinstance(value, tuple) else value, jnp.float32)
+        for value in (privacy.origin, privacy.radius)
+    )
+    return jnp.broadcast_to(origin, (width,)), radius * math.sqrt(width)
+
+
+def _bound(privacy: PrivacySettings, scale: Scale) -> Array:
+    """B of a view."""
+    return jnp.asarray(privacy.clip, jnp.float32) * jnp.sqrt(scale.variance)
+
+
+def _sigma(privacy: PrivacySettings, kind: str, message: Release, n_clients: ArrayLike) -> Array:
+    """Deviation of the noise in the sum of so many messages."""
+    delta = sensitivity(kind, [x.shape[-1] for x in message.sums.values()])
+    share = jnp.sqrt(jnp.asarray(n_clients, jnp.float32) / privacy.shared_by)
+    return jnp.asarray(privacy.noise_multiplier, jnp.float32) * delta * share
+
+
+def _noised(privacy: PrivacySettings, kind: str, send: Any, client: Any, server: Any) -> Phase:
+    """An exchange of noisy sums; `server` is `(key, state, sum, sigma) -> (state, info)`."""
+
+    def noise(key: Array, message: Release, sent: Any) -> Any:
+        return gaussian_noise(_sigma(privacy, kind, message, 1))(key, message, sent)
+
+    def received(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        (message,), (n_clients,) = messages, weights
+        short = n_clients < privacy.shared_by
+        total = jax.tree.map(lambda x: jnp.where(short, jnp.nan, x), message)
+        return server(key, state, total, _sigma(privacy, kind, total, n_clients))
+
+    return transformed(Phase(send, client, received, reduce="sum"), noise)
+
+
+def _moments(config: FedHKConfig, privacy: PrivacySettings) -> Phase:
+    """Mean and variance of every view, and centres in random directions from the mean."""
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        return state, moments(privacy, client), ()
+
+    def server(key: Array, state: ServerState, total: Release, sigma: Array) -> tuple:
+        n = jnp.maximum(total.weights, 1.0)
+        scales, fits = {}, {}
+        for v, scale in state.scales.items():
+            width = scale.origin.shape[0]
+            origin, radius = _public(privacy, v, width)
+            mean = total.sums[v] / n
+            # The noise adds d sigma^2 / n^2 to the squared norm of the mean.
+            spread = total.costs[v] / n - jnp.sum(mean * mean) + width * (sigma / n) ** 2
+            spread = jnp.clip(spread, jnp.clip(sigma / n, _LEAST_VARIANCE, 1.0), 1.0)
+            scales[v] = scale._replace(
+                origin=origin + radius * in_ball(mean, 1.0), variance=spread * radius**2
+            )
+            drawn = jax.random.normal(jax.random.fold_in(key, v), (config.n_clusters, width))
+            length = jnp.sqrt(scales[v].variance) * jnp.minimum(1.0, privacy.clip)
+            fits[v] = length * drawn[None] / jnp.linalg.norm(drawn, axis=1)[None, :, None]
+        return state._replace(scales=scales, models=state.models._replace(fit=fits)), ()
+
+    return _noised(privacy, "moments", lambda state, view_ids: (), client, server)
+
+
+def _start(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySettings) -> Phase:
+    """One step of k-means."""
+
+    def send(state: ServerState, view_ids: tuple[int, ...]) -> tuple[dict[int, Scale], Centres]:
+        return state.scales, best(state.models).fit
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        scales, centres = sent
+        samples = clip_samples(privacy, scales, samples_of(config, hyper, scales, client))
+        message = start_sums(privacy, scales, samples, centres)
+        return dataclasses.replace(state, scales=scales), message, ()
+
+    def server(key: Array, state: ServerState, total: Release, sigma: Array) -> tuple:
+        unit = _unit(*[x.shape[1] for x in total.sums.values()])
+        total = total._replace(weights=dict.fromkeys(total.sums, total.weights))
+        fit = moved(privacy, state, total, dict.fromkeys(total.sums, unit), sigma)
+        fits = {v: a[None] for v, a in fit.items()}
+        return state._replace(models=state.models._replace(fit=fits)), ()
+
+    return _noised(privacy, "start", send, client, server)
+
+
+def _round(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySettings) -> Phase:
+    """`rounds.statistics_round` for one start, of noisy sums."""
+
+    def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
+        centres, view_weights = jax.tree.map(lambda x: x[0], sent)
+        samples = samples_of(config, hyper, state.scales, client)
+        samples = clip_samples(privacy, state.scales, samples)
+        sums = local_sums(config, hyper, samples, centres, view_weights)
+        info = {"loss": sums.objective / jnp.maximum(sums.n_samples, 1.0)}
+        return state, round_sums(privacy, state.scales, sums), info
+
+    def server(key: Array, state: ServerState, total: Release, sigma: Array) -> tuple:
+        model = best(state.models)
+        units = {v: _unit(x.shape[1]) for v, x in total.sums.items()}
+        fit = moved(privacy, state, total, units, sigma)
+        costs = jnp.maximum(jnp.stack([total.costs[v] for v in state.scales]), sigma)
+        objective = hk.log_objective(costs, model.view_weights, hyper.alpha)
+        view_weights = hk.view_weights(costs, hyper.alpha)
+        new = Model(fit, view_weights, objective, jnp.abs(objective - model.log_objective))
+        models = jax.tree.map(lambda x: x[None], new)
+        return state._replace(models=models), progress(models)
+
+    return _noised(privacy, "round", functools.partial(broadcast, whole()), client, server)
+
+
+def moved(
+    privacy: PrivacySettings,
+    state: ServerState,
+    total: Release,
+    units: dict[int, float],
+    sigma: Array,
+) -> Centres:
+    """Centres from N / B and g W, `units` being g of each view: N / W within B, shrunk.
+
+    Shrunk towards the mean by the positive-part James-Stein factor 1 - (d - 2) e^2 / |a|^2, where
+    e = B sigma / W is the noise of a coordinate. A centre keeps its previous value where the factor
+    is not positive, or W below three deviations of its noise.
+    """
+    fit = {}
+    for v, scale in state.scales.items():
+        previous, bound = state.models.fit[v][0], _bound(privacy, scale)
+        empty = total.weights[v] < _DEVIATIONS * sigma
+        weight = jnp.maximum(total.weights[v], 0.0) / units[v]
+        new = in_ball(hk.centres_from(bound * total.sums[v], weight, previous), bound)
+        error = bound * sigma / jnp.maximum(weight, _TINY)  # a NaN stays one
+        norms = jnp.maximum(jnp.sum(new * new, axis=1), _TINY)
+        share = 1 - max(new.shape[1] - 2, 0) * error**2 / norms
+        fit[v] = jnp.where((empty | (share <= 0))[:, None], previous, share[:, None] * new)
+    return fit
+
+
+def _check(config: FedHKConfig, privacy: PrivacySettings) -> None:
+    """Raises ValueError for what cannot be accounted or is out of range."""
+    for name, allowed, why in (
+        ("hkc", "bandwidth", "the others are ranges and means of the samples"),
+        ("aggregation", "statistics", "averages of centres have no bounded sensitivity"),
+        ("personal", "none", "personal centres know of no clipping"),
+        ("n_restarts", 1, "each start would be a release of its own in every round"),
+    ):
+        if (got := getattr(config, name)) != allowed:
+            raise ValueError(f"{name}: got {got!r}; allowed is {allowed!r}: {why}")
+    for name, is_right, expected in (
+        ("noise_multiplier", lambda x: x >= 0, "0 or more"),
+        ("origin", np.isfinite, "a number"),
+        ("radius", lambda x: x > 0, "more than 0"),
+        ("clip", lambda x: x > 0, "more than 0"),
+        ("shared_by", lambda x: x >= 1, "1 or more"),
+        ("start_steps", lambda x: x >= 1, "1 or more"),
+    ):
+        for x in jax.tree.leaves(getattr(privacy, name)):
+            if not isinstance(x, jax.core.Tracer) and not np.all(is_right(x) & np.isfinite(x)):
+                raise ValueError(f"{name}: got {x}; allowed is finite, {expected}")
