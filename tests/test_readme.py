@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 from sklearn.metrics import adjusted_rand_score
 
 README = Path(__file__).parents[1] / "README.md"
@@ -29,3 +30,11 @@ def test_library_example_runs_and_sweeps(capsys):
     assert accuracies.shape == (2 * 2 * 3,)
     # Far above chance after three short rounds, whatever the temperature and the seed.
     assert accuracies.min() > 0.25
+
+
+def test_messages_example_clusters_under_masks_and_noise(capsys):
+    names = run_example(2)
+    (labels,), (truth,) = names["labels"], names["clients"].labels
+    real = np.asarray(truth) >= 0
+    assert adjusted_rand_score(np.asarray(truth)[real], np.asarray(labels)[real]) > 0.5
+    assert "(64, 6, 12, 3)" in capsys.readouterr().out

@@ -53,7 +53,7 @@ def fedhk_tucker(
       config: As for `e_fkmvc`.
       hyper: As for `e_fkmvc`.
       ranks: R1 <= c, R2 <= D_max, R3 <= s, each at most the product of the others; None stands for
-        c, for 2c (at most D_max and R1 R3), and for s, which compresses features alone.
+        c (at most D_max s), 2c (at most D_max and R1 R3) and s, which compresses features alone.
       alignment: How cores are made comparable; "procrustes" goes with averages only.
 
     Raises:
@@ -69,6 +69,8 @@ def tucker_codec(
     alignment: Literal["shared_basis", "procrustes"] = "shared_basis",
 ) -> Codec:
     """Centres in Tucker form; see `fedhk_tucker`."""
+    if len(ranks) != 3:
+        raise ValueError(f"ranks: got {ranks}; allowed are three, of clusters, features and views")
     if alignment not in ("shared_basis", "procrustes"):
         raise ValueError(f"alignment: got {alignment!r}; allowed are shared_basis, procrustes")
     if config.aggregation == "statistics":
@@ -187,7 +189,8 @@ def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int
 def _of_cores(config: FedHKConfig, asked: tuple[int | None, int | None, int | None]) -> Codec:
     """Fit: the core alone, for factors A, B, W that are fixed before the rounds.
 
-    Averages of cores are then cores of averages.
+    Averages of cores are then cores of averages. All starts share the factors: with R1 < c those of
+    the first start's clusters, which suit the others less.
     """
 
     def start(
@@ -272,7 +275,7 @@ def _ranks(
     """R1, R2, R3, checked against the sizes of the tensor."""
     sizes = config.n_clusters, max(widths.values()), len(widths)
     first, second, third = asked
-    first = sizes[0] if first is None else first
+    first = min(sizes[0], sizes[1] * sizes[2]) if first is None else first
     third = sizes[2] if third is None else third
     second = min(2 * sizes[0], sizes[1], first * third) if second is None else second
     ranks = first, second, third
