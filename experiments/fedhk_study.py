@@ -270,9 +270,15 @@ def study_methods(study: Study, sets: dict[str, Dataset]) -> None:
             for clients, skew in (("alike", None), ("skewed", FLAGS.skew)):
                 dealt = [federation(dataset, seed, skew) for seed in seeds()]
                 study.cell("methods", method, build, None, dealt, k, set=name, clients=clients)
+            forget_programs()
 
 
 _POOLED = "k-means, pooled"
+
+
+def forget_programs() -> None:
+    """Lets go of compiled programs: hundreds of them use up a process's memory maps."""
+    jax.clear_caches()
 
 
 def _plain(make: Make) -> Callable[[Any], FederatedAlgorithm]:
@@ -308,6 +314,7 @@ def study_bytes(study: Study, sets: dict[str, Dataset]) -> None:
         for method, makes in ranks(k, dataset).items():
             for rank, make in makes.items():
                 study.cell("bytes", method, _plain(make), None, dealt, k, set=name, x=rank)
+                forget_programs()
 
 
 def draw_bytes(study: Study, sets: dict[str, Dataset]) -> None:
