@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -127,34 +128,94 @@ def ranks() -> tuple[int | None, int | None, int | None]:
     return first, second, third
 
 
+# Flag -> whether it does anything; else giving it is a mistake.
+_USED: dict[str, Callable[[], bool]] = {
+    "local_steps": lambda: FLAGS.aggregation == "average",
+    "quality": lambda: FLAGS.aggregation == "average",
+    "ranks": lambda: FLAGS.method.endswith("tucker"),
+    "alignment": lambda: FLAGS.method.endswith("tucker"),
+    "rank": lambda: FLAGS.method.endswith("parafac2"),
+    "placement": lambda: FLAGS.method.endswith("parafac2"),
+    "personal": lambda: FLAGS.method.startswith("person_"),
+    "personal_steps": lambda: FLAGS.method.startswith("person_"),
+    "tau": lambda: FLAGS.method.startswith("person_") and FLAGS.personal == "proximal",
+    "mix": lambda: FLAGS.method.startswith("person_") and FLAGS.personal == "mix",
+    "view_mix": lambda: FLAGS.method.startswith("person_"),
+    "step_size": lambda: FLAGS.method.startswith("person_") and FLAGS.personal == "gradient",
+    "epsilon": lambda: FLAGS.privacy == "dp",
+    "delta": lambda: FLAGS.privacy == "dp",
+    "noise": lambda: FLAGS.privacy == "dp",
+    "clip": lambda: FLAGS.privacy == "dp",
+    "fraction_bits": lambda: is_masked(),
+}
+
+
+def check_flags() -> None:
+    """Raises ValueError for a flag that was given and would do nothing."""
+    for name, is_used in _USED.items():
+        if FLAGS[name].present and not is_used():
+            raise ValueError(
+                f"{name}: has no effect on method {FLAGS.method} with aggregation"
+                f" {FLAGS.aggregation} and privacy {FLAGS.privacy}; leave it out"
+            )
+
+
 def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
-    """The algorithm, from flags."""
+    """The algorithm, from flags.
+
+    Raises:
+      ValueError: A flag's value is not allowed, or not together with another.
+    """
+    check_flags()
     name = FLAGS.method.removeprefix("person_")
     if FLAGS.privacy == "dp":
         if FLAGS.method != "e_fkmvc":
             raise ValueError(f"method: got {FLAGS.method} with --privacy=dp; allowed is e_fkmvc")
         method = private_e_fkmvc(config(n_clusters), hyperparams(), settings())
-        return masked(method, federation) if FLAGS.noise == "central" else method
-    if name == "tucker":
+    elif name == "tucker":
         method = fedhk_tucker(config(n_clusters), hyperparams(), ranks(), FLAGS.alignment)
     elif name == "parafac2":
         method = fedhk_parafac2(config(n_clusters), hyperparams(), FLAGS.rank, FLAGS.placement)
     else:
         method = e_fkmvc(config(n_clusters), hyperparams())
-    return masked(method, federation) if FLAGS.privacy == "secagg" else method
+    return masked(method, federation) if is_masked() else method
+
+
+def is_masked() -> bool:
+    """Whether clients' messages travel under secure aggregation."""
+    return FLAGS.privacy == "secagg" or (FLAGS.privacy == "dp" and FLAGS.noise == "central")
 
 
 def masked(method: FederatedAlgorithm, federation: Federation) -> FederatedAlgorithm:
-    """The method under secure aggregation, but for what is no sum."""
+    """The method under secure aggregation, but for the summaries before the rounds.
+
+    Raises:
+      ValueError: There is nothing to hide in, or something else than summaries is no sum.
+    """
+    if any(float(share) < 1 for share in FLAGS.participation):
+        raise ValueError(
+            f"participation: got {','.join(FLAGS.participation)} with masked sums; allowed is 1"
+        )
+    for cohort in federation.cohorts:
+        if cohort.n_clients < 2:
+            raise ValueError(
+                f"n_clients: one client alone holds the views {cohort.view_ids}, and a sum over it"
+                " hides nothing; two of each kind are needed"
+            )
+    if FLAGS.hkc == "minmax":
+        raise ValueError(
+            "hkc: got minmax with masked sums; least and greatest values are no sums, allowed are"
+            " bandwidth, absmean"
+        )
     # The seeds' runs have the same shapes and ids; a deployment takes new secrets for every run.
     return secure_aggregation(
         method, federation, jax.random.key(_SECRETS), fraction_bits=FLAGS.fraction_bits,
-        in_clear=[
-            f"setup[{i}]"
-            for i, phase in enumerate(method.setup)
-            if phase.reduce == "stack" and FLAGS.privacy != "dp"
-        ],
+        in_clear=() if FLAGS.privacy == "dp" else (f"setup[{_SUMMARIES}]",),
     )  # fmt: skip
+
+
+_SECRETS = 2**30
+_SUMMARIES = 2  # after means and variances
 
 
 def settings() -> PrivacySettings:
@@ -166,27 +227,37 @@ def settings() -> PrivacySettings:
     shape = PrivacySettings(0.0, shared_by=FLAGS.n_clients if FLAGS.noise == "central" else 1)
     if not FLAGS.epsilon > 0:
         raise ValueError(f"epsilon: got {FLAGS.epsilon}; allowed is more than 0, or inf")
+    if not 0 < FLAGS.delta < 1:
+        raise ValueError(f"delta: got {FLAGS.delta}; allowed is a number between 0 and 1")
     n = releases(shape, FLAGS.rounds)
-    z = (
-        gaussian_noise_multiplier(FLAGS.epsilon, FLAGS.delta, n)
-        if np.isfinite(FLAGS.epsilon)
-        else 0.0
-    )
-    return shape.replace(noise_multiplier=z, clip=FLAGS.clip)
-
-
-_SECRETS = 2**30
+    z = 0.0
+    if np.isfinite(FLAGS.epsilon):
+        z = gaussian_noise_multiplier(FLAGS.epsilon, FLAGS.delta, n)
+        # Every release's Delta is 1 at least. What is rounded is one client's share of the noise.
+        if FLAGS.noise == "central" and 2.0**-FLAGS.fraction_bits > 0.01 * z / FLAGS.n_clients**0.5:
+            raise ValueError(
+                f"fraction_bits: got {FLAGS.fraction_bits}, which rounds the noise away; give more"
+            )
+    return shape.replace(noise_multiplier=z, clip=FLAGS.clip)  # type: ignore[attr-defined]
 
 
 def read(info: list[Any]) -> list[Any]:
     """A stage's info without what secure aggregation wraps around it.
 
     Raises:
-      ValueError: A sum could not be read.
+      ValueError: A sum could not be read, or values did not fit into its numbers.
     """
-    if FLAGS.privacy == "none" or (FLAGS.privacy == "dp" and FLAGS.noise == "local"):
+    if not is_masked():
         return info
     check_sums(info)
+    clipped = sum(
+        int(np.sum(c.clipped)) for phase in info for c in phase["clients"] if hasattr(c, "clipped")
+    )
+    if clipped:
+        raise ValueError(
+            f"fraction_bits: got {FLAGS.fraction_bits}, and {clipped} values of messages lie beyond"
+            f" 2^(31 - bits) / clients; give fewer bits"
+        )
     return [
         {"clients": [getattr(c, "inner", c) for c in phase["clients"]], "server": phase["server"]}
         for phase in info
@@ -197,21 +268,37 @@ def facts() -> dict[str, Any]:
     """For summary.json: what protects the clients, and what does not."""
     if FLAGS.privacy == "none":
         return {"privacy": {"kind": "none"}}
-    if FLAGS.privacy == "dp":
-        epsilon, delta, notes = spent(settings(), FLAGS.rounds, FLAGS.delta)
-        told = {"kind": f"differential privacy, {FLAGS.noise} noise"} | notes
-        return {"privacy": told | {"epsilon": epsilon, "delta": delta}}
-    return {
-        "privacy": {
-            "kind": "secure aggregation",
-            "covered": "the server sees sums of messages over a cohort, and no client's message",
-            "not_covered": [
-                "the clients' summaries before the rounds, which are read one by one",
-                "what a sum itself tells; nothing is noised",
-                "malicious clients or a malicious server, key agreement, dropout",
-            ],
+    if FLAGS.privacy == "secagg":
+        return {
+            "privacy": {
+                "kind": "secure aggregation",
+                "covered": "in the rounds, the server sees sums over a cohort and no message",
+                "not_covered": [
+                    "the clients' summaries before the rounds, centres of about five samples and"
+                    " more, which are read one by one",
+                    "what a sum itself tells; nothing is noised",
+                    "malicious clients or a malicious server, key agreement, dropout",
+                    _SIMULATED,
+                ],
+            }
         }
+    epsilon, delta, notes = spent(settings(), FLAGS.rounds, FLAGS.delta)
+    told = {"kind": f"differential privacy, {FLAGS.noise} noise"} | notes
+    told["not covered"] = [
+        told["not covered"],
+        "several runs on the same samples, such as seeds: epsilon and delta are of one, and add up",
+        "scaling by ranges that were measured on the data (--scale)",
+        _SIMULATED,
+    ]
+    return {
+        "privacy": told | {"epsilon": epsilon if np.isfinite(epsilon) else None, "delta": delta}
     }
+
+
+_SIMULATED = (
+    "this folder: losses and scores are computed in the clear, and the seed, from which noise and"
+    " masks are drawn, stands in flags.txt"
+)
 
 
 def cost(stage: str, phase: int, held: int, n_views: int) -> float:

@@ -100,6 +100,7 @@ def ranks(k: int, dataset: Dataset) -> dict[str, dict[str, Make]]:
         "Tucker, (c-2, R2, s-1)": {
             str(r): functools.partial(fedhk_tucker, plain, None, (k - 2, r, len(widths) - 1))
             for r in (k, 2 * k)
+            if r <= min(max(widths), (k - 2) * (len(widths) - 1))
         },
         "PARAFAC2 of views, R": {
             str(r): functools.partial(fedhk_parafac2, plain, None, r, "views")
@@ -375,8 +376,9 @@ def draw_personal(study: Study) -> None:
     }
     charts.lines(
         study.folder / "personal.png",
-        {"dashed: the global centres (tau infinite); leftmost point: tau 0": series},
-        "tau, pull towards the global centres", "mean over clients of ARI, each matched",
+        {f"{FLAGS.study_clients} clients": series},
+        "tau, pull towards the global centres (leftmost: 0; dashed: infinite)",
+        "mean over clients of ARI, each matched",
         f"Personal against global centres, {FLAGS.seeds} seeds", log_x=True,
     )  # fmt: skip
 
@@ -475,6 +477,9 @@ def main() -> None:
         base.fail(
             ValueError(f"study_parts: got {FLAGS.study_parts}; allowed are {', '.join(PARTS)}")
         )
+    odd = [row for row in FLAGS.rows if row not in methods(2)]
+    if odd:
+        base.fail(ValueError(f"rows: got {odd}; allowed are {', '.join(methods(2))}"))
     sets = checked(lambda: {n: load(n) for n in FLAGS.study_sets if "methods" in FLAGS.study_parts})
     rank_sets = checked(
         lambda: {n: load(n) for n in FLAGS.rank_sets if "bytes" in FLAGS.study_parts}

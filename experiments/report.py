@@ -164,7 +164,10 @@ class Report:
     def _draw(self, final: list[Scores], rows: Mapping[str, list[Scores]]) -> None:
         title = f"{self._algorithm} on {self._dataset}, {len(self._seeds)} seed(s)"
         scores = {}
-        for group, name in _SHOWN.items() if final else ():
+        shown = dict(_SHOWN)
+        if len(self._federation.cohorts) == 1:  # all clients are of one kind
+            shown = {"all": shown["all"]}
+        for group, name in shown.items() if final else ():
             for metric in ("acc", "nmi") if group == "all" else ("acc",):
                 runs = [
                     [s[group]["pooled"][metric] for s in self._scores[seed]] for seed in self._seeds
@@ -185,7 +188,7 @@ class Report:
                 [[r[name] for r in self._losses[seed]] for seed in self._seeds]
             )
             for name in names
-            if name != "loss" or len(names) == 1
+            if (name == "loss") == (len(self._federation.cohorts) == 1)
         }
         plots.curves(self.folder / "curves.png", scores, losses, levels, title)
         federation, result = self.last

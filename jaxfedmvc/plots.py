@@ -86,7 +86,7 @@ def curves(
     for axis, (name, runs) in zip(right, losses.items(), strict=False):
         draw(axis, name, runs)
         axis.set_ylabel(name)
-    right[-1].set_xlabel("round (losses: last epoch, mean over clients)")
+    right[-1].set_xlabel("round (losses: mean over clients)")
     figure.suptitle(title)
     save(figure, path)
 

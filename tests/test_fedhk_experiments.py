@@ -98,7 +98,9 @@ def test_private_runs_say_what_they_spent(toy, tmp_path):
     assert summary["rounds_made"] == [2]
     assert told["epsilon"] == pytest.approx(2, rel=1e-2) and told["delta"] == 1e-5
     assert told["kind"] == "differential privacy, central noise"
-    assert "clients" in told["not covered"] and "one sample more" in told["neighbours"]
+    assert "one sample more" in told["neighbours"]
+    for part in ("clients (all", "seeds", "ranges", "losses and scores"):
+        assert any(part in line for line in told["not covered"]), part
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,14 @@ def test_private_runs_say_what_they_spent(toy, tmp_path):
         (["--method=tucker", "--hkc=minmax"], "got 'minmax' with compressed sums"),
         (["--privacy=dp", "--method=tucker"], "method: got tucker with --privacy=dp"),
         (["--privacy=dp", "--epsilon=0"], "epsilon: got 0.0; allowed is more than 0"),
+        (["--privacy=dp", "--delta=2"], "delta: got 2.0; allowed is a number between 0 and 1"),
+        (["--privacy=dp", "--fraction_bits=1", "--epsilon=100"], "fraction_bits: got 1, which"),
+        (["--privacy=secagg", "--participation=0.5"], "participation: got 0.5 with masked sums"),
+        (["--privacy=secagg", "--n_clients=1"], "n_clients: one client alone holds"),
+        (["--privacy=secagg", "--hkc=minmax"], "hkc: got minmax with masked sums"),
+        (["--ranks=1,2,3"], "ranks: has no effect on method e_fkmvc"),
+        (["--local_steps=5"], "local_steps: has no effect"),
+        (["--tau=1"], "tau: has no effect"),
         (["--method=k_means"], "--method=k_means"),
     ],
 )
@@ -147,6 +157,16 @@ def test_the_study_runs_its_parts(toy, tmp_path):
         assert len(list(csv.DictReader(file))) == 5 * 2
 
 
+def test_numbers_too_large_for_masked_sums_end_the_run(toy, tmp_path):
+    code, _, err = launch(
+        fedhk, *of_clients(toy), "--privacy=secagg", "--fraction_bits=31",
+        f"--output_dir={tmp_path / 'out'}",
+    )  # fmt: skip
+    assert code == 2 and re.search(r"fraction_bits: got 31, and \d+ values", err)
+
+
 def test_the_study_names_what_it_does_not_know(tmp_path):
+    code, _, err = launch(fedhk_study, "--rows=E-FCM", f"--output_dir={tmp_path / 'out'}")
+    assert code == 2 and "rows: got ['E-FCM']; allowed are E-FKMVC" in err
     code, _, err = launch(fedhk_study, "--study_parts=speed", f"--output_dir={tmp_path / 'out'}")
     assert code == 2 and "study_parts: got ['speed']; allowed are methods" in err

@@ -176,9 +176,11 @@ def view_weights(costs: Array, alpha: ArrayLike) -> Array:
     """(31) = (59): v_h = C_h^(-1/(alpha-1)) / sum_h' C_h'^(-1/(alpha-1)), [s].
 
     alpha > 1: at alpha near 1 the cheapest view takes all, at infinity all weigh the same (the
-    paper has it the other way round). Cheap means compact, which favours views of few features.
+    paper has it the other way round). Cheap means compact, which favours views of few features. A
+    view that does not vary costs nothing and tells nothing: it gets next to no weight, not all.
     """
-    return jax.nn.softmax(-jnp.log(jnp.maximum(costs, _TINY)) / (alpha - 1))
+    costs = jnp.where(costs > _TINY, costs, 1 / _TINY)
+    return jax.nn.softmax(-jnp.log(costs) / (alpha - 1))
 
 
 def log_objective(costs: Array, view_weights: Array, alpha: ArrayLike) -> Array:

@@ -587,8 +587,8 @@ def test_bytes_are_those_of_the_closed_forms(config, up):
     fed = federation(views, shares("iid"), 12)
     traffic = engine.traffic(e_fkmvc(config), fed)
     ranges = 2 * D if config.hkc == "minmax" else 0
-    # Sums and their count, squares, summaries with theirs.
-    assert traffic["setup"].up == 4 * CLIENTS * (2 * D + 1 + ranges + 2 * C * (D + 1))
+    # Sums and their count, one sum of squares for each view, summaries with theirs.
+    assert traffic["setup"].up == 4 * CLIENTS * (D + S + 1 + ranges + 2 * C * (D + 1))
     assert traffic["setup"].down == 4 * CLIENTS * (D + S + ranges)
     assert traffic["round"].up == 4 * CLIENTS * up
     assert traffic["round"].down == 4 * CLIENTS * config.n_restarts * (C * D + S)

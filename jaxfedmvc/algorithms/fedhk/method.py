@@ -53,7 +53,7 @@ from jaxfedmvc.federation import Cohort, Federation
 
 def best(models: Model, tree: PyTree | None = None) -> Any:
     """The start of least objective; or its part of another tree with a leading axis of starts."""
-    place = jnp.argmin(models.log_objective)
+    place = jnp.nanargmin(models.log_objective)
     return jax.tree.map(lambda x: x[place], models if tree is None else tree)
 
 
@@ -65,7 +65,7 @@ def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
     ) -> tuple[PyTree, Array, Array]:
         model = best(state.models)
         held = model.view_weights[jnp.array(view_ids)]
-        return codec.sent(model.fit, view_ids), held, jnp.argmin(state.models.log_objective)
+        return codec.sent(model.fit, view_ids), held, jnp.nanargmin(state.models.log_objective)
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         if not _has_own(config, codec):

@@ -110,7 +110,8 @@ class Model(NamedTuple):
     Attributes:
       fit: The centres as the codec represents them.
       view_weights: v, [s].
-      log_objective: log J of the model before this one, as the last round's messages told it.
+      log_objective: log J of the model before this one, as the last round's messages told it;
+        under "average" of the clients' own models after their steps.
       change: By how much that was below the value before, infinite at first.
     """
 

@@ -42,7 +42,8 @@ from jaxfedmvc.algorithms.fedhk.model import (
     unused,
     widths,
 )
-from jaxfedmvc.algorithms.fedhk.rounds import of_varying, progress, relative_deltas
+from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
+from jaxfedmvc.algorithms.fedhk.samples import of_samples
 from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.tensor import parafac2 as pf
@@ -79,8 +80,6 @@ def fedhk_parafac2(
     if placement == "views":
         return e_fkmvc(config, hyper, views_codec(config, rank))
     if placement == "samples":
-        from jaxfedmvc.algorithms.fedhk.samples import of_samples
-
         return of_samples(config, hyper, rank)
     raise ValueError(f"placement: got {placement!r}; allowed are clients, views, samples")
 
@@ -232,7 +231,7 @@ def _costs(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
             stacked = jnp.stack([costs[v] for v in state.scales])
             objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
             change = jnp.abs(objective - model.log_objective)
-            weights = hk.view_weights(of_varying(stacked, state.scales), hyper.alpha)
+            weights = hk.view_weights(stacked, hyper.alpha)
             return Model(model.fit, weights, objective, change)
 
         models = jax.vmap(one_start)(state.models, costs)

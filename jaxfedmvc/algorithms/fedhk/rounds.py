@@ -68,7 +68,7 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
         def one_start(model: Model, numerators: dict, denominators: dict, costs: dict) -> Model:
             stacked = jnp.stack([costs[v] for v in state.scales])
             objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
-            view_weights = hk.view_weights(of_varying(stacked, state.scales), hyper.alpha)
+            view_weights = hk.view_weights(stacked, hyper.alpha)
             relevance = deltas * jnp.exp(hk.log_relevance(view_weights, hyper.alpha))
             fit = codec.update(
                 model.fit, numerators, denominators, relevance, state.basis, of_views
@@ -87,12 +87,6 @@ def relative_deltas(config: FedHKConfig, scales: dict[int, Scale]) -> Array:
         return jnp.ones(len(scales))
     deltas = jnp.stack([hk.bandwidth(scale.variance) for scale in scales.values()])
     return deltas / positive(jnp.max(deltas))
-
-
-def of_varying(costs: Array, scales: dict[int, Scale]) -> Array:
-    """View costs with a very large one for views that do not vary: free, they would win (31)."""
-    varies = jnp.stack([scale.variance > 0 for scale in scales.values()])
-    return jnp.where(varies, costs, 1e30)
 
 
 def average_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:

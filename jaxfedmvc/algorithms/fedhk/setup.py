@@ -22,6 +22,8 @@ from jaxfedmvc.algorithms.fedhk.model import (
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort
 
+# A summary stands for so many samples on average.
+_SAMPLES_OF_A_SUMMARY = 5
 # k-means++ starts over the summaries, over all restarts.
 _N_INIT = 10
 
@@ -54,7 +56,7 @@ def _means() -> Phase:
 
 
 def _variances() -> Phase:
-    """Squares about the mean."""
+    """Sums of squares about the mean, one number for each view."""
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> dict[int, Array]:
         return {v: state.scales[v].origin for v in view_ids}
@@ -63,7 +65,7 @@ def _variances() -> Phase:
         scales = {v: state.scales[v]._replace(origin=sent[v]) for v in sent}
         where = client.mask[:, None]
         squares = {
-            v: jnp.sum(jnp.square(x - sent[v][None]), axis=0, where=where)
+            v: jnp.sum(jnp.square(x - sent[v][None]), where=where)
             for v, x in client.by_view().items()
         }
         return dataclasses.replace(state, scales=scales), squares, ()
@@ -71,9 +73,7 @@ def _variances() -> Phase:
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         squares = by_view(messages)
         scales = {
-            v: state.scales[v]._replace(
-                variance=jnp.sum(squares[v]) / jnp.maximum(state.counts[v], 1.0)
-            )
+            v: state.scales[v]._replace(variance=squares[v] / jnp.maximum(state.counts[v], 1.0))
             for v in squares
         }
         return state._replace(scales=scales), ()
@@ -115,9 +115,10 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
     """Where to start: k-means over the clients' own centres, weighted by their counts.
 
     Every client with all views clusters its samples, views concatenated and each divided by its
-    total standard deviation, into 2c clusters and sends their centres and sizes. The paper runs
-    k-means on pooled samples, view by view, which no client may send and whose clusters of
-    different views do not belong together.
+    total standard deviation, into at most 2c clusters of five samples on average, and sends their
+    centres and sizes; clusters of a single sample are left out. The paper runs k-means on pooled
+    samples, view by view, whose clusters of different views do not belong together. What is sent
+    here still tells of few samples each, and is no sum over clients: `private` starts without it.
     """
     n_summaries = 2 * config.n_clusters
 
@@ -143,9 +144,11 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
             axis=1,
         )
         # One start does: twice as many clusters as are wanted need not be the best ones.
-        found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1)
+        limit = jnp.sum(client.mask) // _SAMPLES_OF_A_SUMMARY
+        found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
         counts = jnp.sum(jax.nn.one_hot(found.labels, n_summaries) * client.mask[:, None], axis=0)
-        return state, (found.centroids, counts), ()
+        kept = counts > 1
+        return state, (jnp.where(kept[:, None], found.centroids, 0.0), counts * kept), ()
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         (message, weight), *_ = [
