@@ -127,10 +127,18 @@ def write(path: Path, text: str) -> None:
 
 
 def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Appends rows to a .csv; the first ones bring the header."""
+    """Appends rows to a .csv under its header; the first ones bring it.
+
+    Raises:
+      ValueError: The rows have other columns.
+    """
     fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
+    with path.open("a+", newline="") as file:
+        file.seek(0)
+        columns = list(rows[0]) if fresh else next(csv.reader(file))
+        if any(row.keys() != set(columns) for row in rows):
+            raise ValueError(f"{path}: has the columns {columns}, got {list(rows[0])}")
+        table = csv.DictWriter(file, columns)
         if fresh:
             table.writeheader()
         table.writerows(rows)

@@ -154,7 +154,14 @@ def test_the_study_runs_its_parts(toy, tmp_path):
     assert float(rows["k-means of each client", "alike"]["kilobytes"]) == 0
     assert "| E-FKMVC | skewed |" in out and (folder / "methods.png").stat().st_size > 10_000
     with (folder / "methods.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 5 * 2
+        runs = list(csv.DictReader(file))
+    assert len(runs) == 5 * 2
+    # Every run stands under its own heading, and the summary is made of the same numbers.
+    for (method, clients), row in rows.items():
+        own = [r for r in runs if (r["method"], r["clients"]) == (method, clients)]
+        for name in ("pooled/ari", "per_client/acc"):
+            mean = np.mean([float(r[name]) for r in own])
+            assert mean == pytest.approx(float(row[f"{name}/mean"]))
 
 
 def test_numbers_too_large_for_masked_sums_end_the_run(toy, tmp_path):

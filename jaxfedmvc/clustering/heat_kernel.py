@@ -175,9 +175,10 @@ def view_cost(distances: Array, powers: Array) -> Array:
 def view_weights(costs: Array, alpha: ArrayLike) -> Array:
     """(31) = (59): v_h = C_h^(-1/(alpha-1)) / sum_h' C_h'^(-1/(alpha-1)), [s].
 
-    alpha > 1: at alpha near 1 the cheapest view takes all, at infinity all weigh the same (the
-    paper has it the other way round). Cheap means compact, which favours views of few features. A
-    view that does not vary costs nothing and tells nothing: it gets next to no weight, not all.
+    alpha > 1: near 1 the cheapest view takes all, towards infinity v becomes equal (the paper has
+    it the other way round). What counts is v_h^alpha, though, which tends to 1 / C_h; an infinite
+    alpha stands for views of equal weight, which no finite one gives. Cheap means compact, which
+    favours views of few features. A view that does not vary costs nothing and tells nothing: it gets next to no weight, not all.
     """
     costs = jnp.where(costs > _TINY, costs, 1 / _TINY)
     return jax.nn.softmax(-jnp.log(costs) / (alpha - 1))
