@@ -95,7 +95,7 @@ def ranks(k: int, dataset: Dataset) -> dict[str, dict[str, Make]]:
         "Tucker, R2": {
             str(r): functools.partial(fedhk_tucker, plain, None, (None, r, None))
             for r in (k // 2, k, 2 * k, 4 * k)
-            if r <= max(widths)
+            if r <= min(max(widths), k * len(widths))
         },
         "Tucker, (c-2, R2, s-1)": {
             str(r): functools.partial(fedhk_tucker, plain, None, (k - 2, r, len(widths) - 1))

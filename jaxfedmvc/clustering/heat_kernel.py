@@ -178,8 +178,8 @@ def view_weights(costs: Array, alpha: ArrayLike) -> Array:
     alpha > 1: near 1 the cheapest view takes all, towards infinity v becomes equal (the paper has
     it the other way round). What counts is v_h^alpha, though, which tends to 1 / C_h; an infinite
     alpha stands for views of equal weight, which no finite one gives. Cheap means compact, which
-    favours views of few features. A view that does not vary costs nothing and tells nothing: it gets
-    next to no weight, not all.
+    favours views of few features. A view that does not vary costs nothing and tells nothing: it
+    gets next to no weight, not all.
     """
     costs = jnp.where(costs > _TINY, costs, 1 / _TINY)
     return jax.nn.softmax(-jnp.log(costs) / (alpha - 1))
