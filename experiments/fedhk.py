@@ -77,8 +77,8 @@ flags.DEFINE_enum(
     "What protects the clients: nothing, sums that hide messages, or noise that protects samples"
     " (e_fkmvc only, exactly --rounds rounds).",
 )  # fmt: skip
-flags.DEFINE_float("epsilon", 8.0, "Of the whole run, for dp; inf: no noise.")
-flags.DEFINE_float("delta", 1e-5, "Of the whole run, for dp.")
+flags.DEFINE_float("dp_epsilon", 8.0, "Of the whole run, for dp; inf: no noise.")
+flags.DEFINE_float("dp_delta", 1e-5, "Of the whole run, for dp.")
 flags.DEFINE_enum(
     "noise", "central", ["central", "local"],
     "For dp: one noise in the sum of all clients, under secure aggregation, or a full one of each.",
@@ -142,8 +142,8 @@ _USED: dict[str, Callable[[], bool]] = {
     "mix": lambda: FLAGS.method.startswith("person_") and FLAGS.personal == "mix",
     "view_mix": lambda: FLAGS.method.startswith("person_"),
     "step_size": lambda: FLAGS.method.startswith("person_") and FLAGS.personal == "gradient",
-    "epsilon": lambda: FLAGS.privacy == "dp",
-    "delta": lambda: FLAGS.privacy == "dp",
+    "dp_epsilon": lambda: FLAGS.privacy == "dp",
+    "dp_delta": lambda: FLAGS.privacy == "dp",
     "noise": lambda: FLAGS.privacy == "dp",
     "clip": lambda: FLAGS.privacy == "dp",
     "fraction_bits": lambda: is_masked(),
@@ -225,14 +225,14 @@ def settings() -> PrivacySettings:
       ValueError: A flag's value is not allowed.
     """
     shape = PrivacySettings(0.0, shared_by=FLAGS.n_clients if FLAGS.noise == "central" else 1)
-    if not FLAGS.epsilon > 0:
-        raise ValueError(f"epsilon: got {FLAGS.epsilon}; allowed is more than 0, or inf")
-    if not 0 < FLAGS.delta < 1:
-        raise ValueError(f"delta: got {FLAGS.delta}; allowed is a number between 0 and 1")
+    if not FLAGS.dp_epsilon > 0:
+        raise ValueError(f"dp_epsilon: got {FLAGS.dp_epsilon}; allowed is more than 0, or inf")
+    if not 0 < FLAGS.dp_delta < 1:
+        raise ValueError(f"dp_delta: got {FLAGS.dp_delta}; allowed is a number between 0 and 1")
     n = releases(shape, FLAGS.rounds)
     z = 0.0
-    if np.isfinite(FLAGS.epsilon):
-        z = gaussian_noise_multiplier(FLAGS.epsilon, FLAGS.delta, n)
+    if np.isfinite(FLAGS.dp_epsilon):
+        z = gaussian_noise_multiplier(FLAGS.dp_epsilon, FLAGS.dp_delta, n)
         # Every release's Delta is 1 at least. What is rounded is one client's share of the noise.
         if FLAGS.noise == "central" and 2.0**-FLAGS.fraction_bits > 0.01 * z / FLAGS.n_clients**0.5:
             raise ValueError(
@@ -282,7 +282,7 @@ def facts() -> dict[str, Any]:
                 ],
             }
         }
-    epsilon, delta, notes = spent(settings(), FLAGS.rounds, FLAGS.delta)
+    epsilon, delta, notes = spent(settings(), FLAGS.rounds, FLAGS.dp_delta)
     told = {"kind": f"differential privacy, {FLAGS.noise} noise"} | notes
     told["not covered"] = [
         told["not covered"],

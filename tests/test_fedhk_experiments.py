@@ -90,7 +90,7 @@ def test_private_runs_say_what_they_spent(toy, tmp_path):
     folder = tmp_path / "out"
     code, _, err = launch(
         fedhk, f"--dataset={toy}", "--n_clients=4", "--ratio=1:0", "--rounds=2", "--privacy=dp",
-        "--epsilon=2", f"--output_dir={folder}",
+        "--dp_epsilon=2", f"--output_dir={folder}",
     )  # fmt: skip
     assert code == 0, err
     summary = json.loads((folder / "summary.json").read_text())
@@ -116,9 +116,12 @@ def test_private_runs_say_what_they_spent(toy, tmp_path):
         (["--method=parafac2", "--aggregation=average"], "aggregation: got 'average'"),
         (["--method=tucker", "--hkc=minmax"], "got 'minmax' with compressed sums"),
         (["--privacy=dp", "--method=tucker"], "method: got tucker with --privacy=dp"),
-        (["--privacy=dp", "--epsilon=0"], "epsilon: got 0.0; allowed is more than 0"),
-        (["--privacy=dp", "--delta=2"], "delta: got 2.0; allowed is a number between 0 and 1"),
-        (["--privacy=dp", "--fraction_bits=1", "--epsilon=100"], "fraction_bits: got 1, which"),
+        (["--privacy=dp", "--dp_epsilon=0"], "dp_epsilon: got 0.0; allowed is more than 0"),
+        (
+            ["--privacy=dp", "--dp_delta=2"],
+            "dp_delta: got 2.0; allowed is a number between 0 and 1",
+        ),
+        (["--privacy=dp", "--fraction_bits=1", "--dp_epsilon=100"], "fraction_bits: got 1, which"),
         (["--privacy=secagg", "--participation=0.5"], "participation: got 0.5 with masked sums"),
         (["--privacy=secagg", "--n_clients=1"], "n_clients: one client alone holds"),
         (["--privacy=secagg", "--hkc=minmax"], "hkc: got minmax with masked sums"),
