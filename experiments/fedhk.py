@@ -274,8 +274,8 @@ def facts() -> dict[str, Any]:
                 "kind": "secure aggregation",
                 "covered": "in the rounds, the server sees sums over a cohort and no message",
                 "not_covered": [
-                    "the clients' summaries before the rounds, centres of about five samples and"
-                    " more, which are read one by one",
+                    "the clients' summaries before the rounds, centres of five samples on"
+                    " average and two at least, which are read one by one",
                     "what a sum itself tells; nothing is noised",
                     "malicious clients or a malicious server, key agreement, dropout",
                     _SIMULATED,

@@ -66,6 +66,11 @@ def distances(
     return phis, keds, jnp.asarray(combined)
 
 
+def powers_of(hyper: FedHKHyperparams, samples: Samples, combined: Array) -> Array:
+    """mu_ik^m of (29), zero on padding, [n, c]."""
+    return hk.powered(hk.memberships(combined, hyper.fuzzifier), hyper.fuzzifier, samples.mask)
+
+
 def local_sums(
     config: FedHKConfig, hyper: FedHKHyperparams, samples: Samples, centres: Centres, weights: Array
 ) -> Sums:
@@ -79,7 +84,7 @@ def local_sums(
       weights: v of the held views, [views].
     """
     phis, keds, combined = distances(hyper, samples, centres, weights)
-    powers = hk.powered(hk.memberships(combined, hyper.fuzzifier), hyper.fuzzifier, samples.mask)
+    powers = powers_of(hyper, samples, combined)
     printed = config.centre_rule == "printed"
     sums = {
         v: hk.centre_sums(x, phis[v], samples.deltas[v], powers, printed)
@@ -118,7 +123,7 @@ def local_step(
             v: hk.proximal_centres(sums.numerators[v], sums.weights[v], anchor[v], hyper.tau)
             for v in centres
         }
-    powers = hk.powered(hk.memberships(combined, hyper.fuzzifier), hyper.fuzzifier, samples.mask)
+    powers = powers_of(hyper, samples, combined)
     _, keds, _ = distances(hyper, samples, moved, weights)
     costs = jnp.stack([hk.view_cost(ked, powers) for ked in keds.values()])
     return moved, jnp.sum(weights) * hk.view_weights(costs, hyper.alpha)

@@ -116,9 +116,10 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
 
     Every client with all views clusters its samples, views concatenated and each divided by its
     total standard deviation, into at most 2c clusters of five samples on average, and sends their
-    centres and sizes; clusters of a single sample are left out. The paper runs k-means on pooled
-    samples, view by view, whose clusters of different views do not belong together. What is sent
-    here still tells of few samples each, and is no sum over clients: `private` starts without it.
+    centres and sizes; clusters of a single sample are left out: two is the least. The paper runs
+    k-means on pooled samples, view by view, whose clusters of different views do not belong
+    together. What is sent here still tells of few samples each, and is no sum over clients:
+    `private` starts without it.
     """
     n_summaries = 2 * config.n_clusters
 
