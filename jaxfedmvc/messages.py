@@ -1,10 +1,12 @@
 """What travels: sizes of messages, and changes made to them on the way.
 
 A transformation is a function `(key, message, sent) -> message` of the same shapes and types, where
-`sent` is what the client was sent. `transformed` puts one between a client and the wire, and the
-results chain, the last applied being the last before the wire:
+`sent` is what the client was sent. A codec changes shapes and types, and the server undoes it
+before it uses the messages; `jaxfedmvc.codecs` has some. `transformed` and `coded` put one or the
+other between a client and the wire, and the results chain, the last applied being the last before
+the wire:
 
-    transformed(transformed(phase, clipped(1.0)), gaussian_noise(0.3))
+    coded(transformed(transformed(phase, clipped(1.0)), gaussian_noise(0.3)), quantised(8))
 
 Noise is drawn in floating point, which leaks where an adversary sees all its bits (Mironov, "On
 significance of the least significant bits for differential privacy", 2012); nothing is done against
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,22 @@ from jaxfedmvc.federation import Cohort
 
 PyTree = Any
 Transform = Callable[[Array, PyTree, PyTree], PyTree]
+
+
+class Codec(NamedTuple):
+    """A form of messages for the wire, of other shapes and types than the message has.
+
+    Attributes:
+      encode: `(key, message, sent) -> wire`, on the client; `sent` is what the client was sent.
+        The wire is a pytree of arrays, which are what is counted as bytes, and what decoding needs
+        beside them is public: static in the structure of the wire, or known to both ends.
+      decode: `wire -> message`, on the server, for the wire of one client: the message or an
+        estimate of it, of its structure and shapes.
+    """
+
+    encode: Callable[[Array, PyTree, PyTree], PyTree]
+    decode: Callable[[PyTree], PyTree]
+
 
 # A client draws from its key by small numbers.
 _TRANSFORM = 2**30
@@ -54,7 +72,10 @@ def check_floating(message: PyTree, what: str, selected: Sequence[bool] | None =
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed as a function is
 class _Transformed:
-    """A client function with a transformation behind it; `depth` counts those before this one."""
+    """A client function with a transformation, or the encoding of a codec, behind it.
+
+    `depth` counts those before this one.
+    """
 
     inner: Callable[..., tuple[PyTree, PyTree, PyTree]]
     transform: Transform
@@ -87,6 +108,40 @@ def transformed(phase: Phase, transform: Transform, clients: Sequence[int] | Non
       clients: Ids of the clients whose messages are changed; everybody's if None.
     """
     chosen = None if clients is None else jnp.asarray(clients, jnp.int32)
+    return _followed_by(phase, transform, chosen)
+
+
+def coded(phase: Phase, codec: Codec) -> Phase:
+    """The same exchange with messages in the form of a codec while they travel.
+
+    Clients send `encode(message)`; the server is given the decoded messages of every client, so
+    that its own memory is that of plain ones. The client's randomness, state and info are what
+    they were. Calls chain as those of `transformed` do, and with them: what was encoded last is
+    decoded first.
+
+    Args:
+      phase: An exchange with `reduce="stack"`, a coded or transformed one too.
+      codec: Of everybody's messages.
+
+    Raises:
+      ValueError: `phase.reduce` is "sum": the sum of encoded messages encodes no sum.
+    """
+    if phase.reduce != "stack":
+        raise ValueError(
+            f'reduce: got "{phase.reduce}"; allowed is "stack", since encoded messages do not add'
+            " up to an encoded sum"
+        )
+
+    def server(
+        key: Array, state: PyTree, wires: tuple[PyTree, ...], weights: tuple[Array, ...]
+    ) -> tuple[PyTree, PyTree]:
+        messages = tuple(jax.vmap(codec.decode)(wire) for wire in wires)
+        return phase.server(key, state, messages, weights)
+
+    return _followed_by(phase, codec.encode, None)._replace(server=server)
+
+
+def _followed_by(phase: Phase, transform: Transform, chosen: Array | None) -> Phase:
     depth = phase.client.depth + 1 if isinstance(phase.client, _Transformed) else 0
     return phase._replace(client=_Transformed(phase.client, transform, chosen, depth))
 

@@ -1,4 +1,4 @@
-"""Transformations of messages: clipping, noise, and how they chain."""
+"""Transformations of messages: clipping, noise, how they chain, and what codecs do to a phase."""
 
 import functools
 
@@ -10,7 +10,15 @@ from scipy.stats import kstest, pearsonr
 
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.federation import single_client
-from jaxfedmvc.messages import clipped, gaussian_noise, laplace_noise, nbytes, transformed
+from jaxfedmvc.messages import (
+    Codec,
+    clipped,
+    coded,
+    gaussian_noise,
+    laplace_noise,
+    nbytes,
+    transformed,
+)
 
 KEY = jax.random.key(0)
 N = 20_000
@@ -151,3 +159,50 @@ def test_noise_in_an_integer_leaf_is_refused(noise):
 def test_bad_numbers_are_named(make, value):
     with pytest.raises(ValueError, match=r"^(max_norm|scale): got"):
         make(value)
+
+
+# --- Codecs ---------------------------------------------------------------------------------------
+
+
+# Names and shapes change, and the two do not commute.
+doubled = Codec(lambda key, m, sent: {"twice": 2 * m}, lambda wire: wire["twice"] / 2)
+padded = Codec(
+    lambda key, m, sent: jax.tree.map(lambda x: jnp.append(x, sent), m),
+    lambda wire: jax.tree.map(lambda x: x[:-1], wire),
+)
+noisy = Codec(lambda key, m, sent: m + jax.random.normal(key, m.shape), lambda wire: wire)
+
+
+def reporting(message):
+    """As `sending`, with a server that reports what it was given."""
+    phase = sending(message)._replace(reduce="stack")
+    return phase._replace(server=lambda key, server, m, w: (server, {"messages": m, "weights": w}))
+
+
+def test_the_server_is_given_what_the_wire_decodes_to():
+    phase = coded(coded(reporting(jnp.array([1.0, 2.0])), doubled), padded)
+    state, wire, info = phase.client(KEY, 7.0, "state", CLIENT)
+    assert state == "state" and info == jax.random.normal(KEY)  # as without a codec
+    assert wire.keys() == {"twice"}
+    np.testing.assert_array_equal(wire["twice"], [2, 4, 7])
+    wires = ({"twice": jnp.array([[2.0, 4.0, 7.0], [6.0, 8.0, 7.0]])}, {"twice": jnp.ones((1, 3))})
+    weights = (jnp.ones(2), jnp.zeros(1))
+    server, given = phase.server(KEY, "server", wires, weights)
+    assert server == "server" and given["weights"] is weights
+    np.testing.assert_array_equal(given["messages"][0], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(given["messages"][1], [[0.5, 0.5]])
+
+
+def test_codecs_and_transformations_of_a_chain_draw_for_themselves():
+    zero = reporting(jnp.zeros(N))
+    once = transformed(zero, gaussian_noise(1.0))
+    twice = coded(once, noisy)
+    thrice = coded(twice, noisy)
+    last = transformed(thrice, gaussian_noise(1.0))
+    draws = np.diff([np.zeros(N), *(sent_by(p) for p in (once, twice, thrice, last))], axis=0)
+    assert np.abs(np.corrcoef(draws) - np.eye(4)).max() < 0.03
+
+
+def test_sums_of_encoded_messages_are_refused():
+    with pytest.raises(ValueError, match=r'^reduce: got "sum"; allowed is "stack"'):
+        coded(sending(jnp.ones(2)), doubled)

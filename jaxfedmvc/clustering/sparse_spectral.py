@@ -1,0 +1,359 @@
+"""Spectral clustering of large graphs that are kept as the strongest edges of each vertex.
+
+Ng, Jordan & Weiss, "On spectral clustering: analysis and an algorithm", NIPS 2001, on a graph of k
+edges a vertex, so that n = 50 000 vertices need no [n, n] array. Rows outside `where` are padding:
+their values are never read, and appending them changes results by rounding at most.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import ArrayLike
+from scipy import sparse
+from scipy.sparse import csgraph
+from scipy.sparse import linalg as sparse_linalg
+
+from jaxfedmvc.clustering.kmeans import kmeans
+from jaxfedmvc.clustering.spectral import _fix_signs
+
+# Up to here a dense eigendecomposition is the quicker one.
+_SMALL = 60
+# Up to here (seconds and 100 MB) it stands in where the iteration does not converge.
+_MEDIUM = 3000
+# Residual of the eigenvectors, far below what float32 can tell.
+_TOLERANCE = 1e-9
+# When a start is used up, as on graphs of few distinct eigenvalues, ARPACK draws another. SciPy
+# from 1.17 on lets us seed the draw; without, it differs from call to call.
+_SEEDED = {"rng": 0} if "rng" in inspect.signature(sparse_linalg.eigsh).parameters else {}
+
+
+class Neighbours(NamedTuple):
+    """A directed graph of at most k edges from each of n vertices.
+
+    Attributes:
+        index: Vertices that the edges of each row lead to, int32 [n, k], each in [0, n).
+        weight: Weights of these edges, finite and non-negative, float32 [n, k]; 0 means no edge.
+    """
+
+    index: Array  # type: ignore[assignment]  # a tuple has a method of this name
+    weight: Array
+
+
+class Embedding(NamedTuple):
+    """The leading eigenvectors of a normalised graph.
+
+    Attributes:
+        vectors: Eigenvectors, float32 [n, c], columns of unit length; see `sparse_embedding`.
+        values: Their eigenvalues in [-1, 1], descending, float32 [c].
+    """
+
+    vectors: Array
+    values: Array
+
+
+def top_k_rows(
+    rows: Callable[[Array], Array],
+    n: int,
+    k: int,
+    *,
+    absolute: bool = False,
+    where: ArrayLike | None = None,
+    block: int = 256,
+) -> Neighbours:
+    """The k heaviest edges of every vertex of a graph whose rows are made as they are needed.
+
+    An edge weighs max(g, 0) for an entry g of the graph, which may be signed and asymmetric. Of
+    equal entries those of lowest index are taken. Memory is O(block * n + n * k).
+
+    Args:
+        rows: Maps row numbers, int32 [b], to these rows of the graph, finite, [b, n]; traced, with
+            b no larger than `block`.
+        n: Number of vertices, static.
+        k: Number of edges of a vertex, static, in [1, n - 1].
+        absolute: Whether an edge weighs |g| instead, static.
+        where: Vertices of the graph, bool [n]; all of them if None. No edge leaves or enters the
+            others.
+        block: Number of rows made at a time, static.
+
+    Returns:
+        The edges, heaviest first. The diagonal is not among them. Where a row has fewer than k
+        entries of positive weight, the rest are of weight 0 and lead from the vertex to itself.
+
+    Raises:
+        ValueError: If `k` is not in [1, n - 1], `block` is below 1, or `where` or the result of
+            `rows` has the wrong shape.
+    """
+    if not 1 <= k <= n - 1:
+        raise ValueError(f"k must be in [1, n - 1] = [1, {n - 1}], got {k}")
+    if block < 1:
+        raise ValueError(f"block must be at least 1, got {block}")
+    where, block = _check_where(where, n), min(block, n)
+
+    def strongest(ids: Array) -> Neighbours:
+        values = jnp.asarray(rows(ids), jnp.float32)
+        if values.shape != (block, n):
+            raise ValueError(f"rows must return shape {(block, n)}, got {values.shape}")
+        values = jnp.abs(values) if absolute else values
+        edges = where[ids][:, None] & where[None] & (ids[:, None] != jnp.arange(n)[None])
+        weight, index = lax.top_k(jnp.where(edges, values, 0.0), k)
+        return Neighbours(jnp.where(weight > 0, index, ids[:, None]), jnp.maximum(weight, 0.0))
+
+    # The last block is filled up with the last row, made again and cut off.
+    ids = jnp.minimum(jnp.arange(-(-n // block) * block, dtype=jnp.int32), n - 1)
+    found = lax.map(strongest, ids.reshape(-1, block))
+    return Neighbours(*(leaf.reshape(-1, k)[:n] for leaf in found))
+
+
+def to_sparse(affinity: Neighbours) -> sparse.csr_array:
+    """The symmetric affinity A = (S + S^T) / 2 of a directed graph S, on the host.
+
+    Args:
+        affinity: The graph S, as arrays that are not traced. Edges of a vertex to itself are left
+            out, and edges written twice add up.
+
+    Returns:
+        A, float64 [n, n] in compressed rows, with a diagonal of zeros that are not stored.
+
+    Raises:
+        ValueError: If the arrays of `affinity` differ in shape or are no matrices, an index is not
+            in [0, n), or a weight is negative or not finite.
+    """
+    index, weight = np.asarray(affinity.index), np.asarray(affinity.weight, np.float64)
+    n, k = _check_shapes(index, weight)
+    _check_values(index, weight)
+    source = np.repeat(np.arange(n, dtype=np.int32), k)
+    target, weight = index.ravel(), weight.ravel()
+    kept = (weight > 0) & (source != target)
+    directed = sparse.coo_array((weight[kept], (source[kept], target[kept])), (n, n)).tocsr()
+    return sparse.csr_array((directed + directed.T) / 2)
+
+
+def sparse_embedding(
+    affinity: Neighbours | ArrayLike, n_components: int, *, where: ArrayLike | None = None
+) -> Embedding:
+    """Eigenvectors of the largest eigenvalues of D^-1/2 A D^-1/2 (Ng, Jordan & Weiss, 2001).
+
+    A = (S + S^T) / 2 without its diagonal for the given graph S, and D holds the degrees of A.
+    Found on the host, in float64, by ARPACK (Lehoucq, Sorensen & Yang, 1998) from a fixed start:
+    same graph, same bits. May be jitted and vmapped; a batch is worked off one after the other.
+
+    The eigenvalue 1 comes once for each connected component that has edges, with a vector that is
+    zero on all others. With more of these than `n_components`, the largest ones are given; the
+    rows of the others are zero. A vertex without edges is a component of eigenvalue 0.
+
+    Args:
+        affinity: Graph S, or a matrix of non-negative and finite edge weights, float32 [n, n].
+        n_components: Number of eigenvectors c, static, at most n.
+        where: Vertices of the graph, bool [n]; all of them if None.
+
+    Returns:
+        Vectors, zero in rows outside `where` and in columns beyond the number of selected
+        vertices, and values, -1 for such columns. In each column the first entry of at least half
+        the largest magnitude is positive. Rows are not normalised.
+
+    Raises:
+        ValueError: If `affinity` or `where` has the wrong shape, `n_components` is not in [1, n],
+            or `affinity` is concrete and, in selected rows, has a weight that is negative or not
+            finite, or an index out of range.
+        RuntimeError: If the iteration does not converge, or a traced weight is not allowed. By way
+            of jax, which quotes it in an error of its own: some releases and some calls make that
+            a ValueError.
+    """
+    neighbours, where = _check_graph(affinity, where)
+    n = len(where)
+    if not 1 <= n_components <= n:
+        raise ValueError(f"n_components must be in [1, {n}], got {n_components}")
+
+    def on_host(index: Array, weight: Array, where: Array) -> tuple[np.ndarray, np.ndarray]:
+        selected = np.asarray(where)
+        matrix = to_sparse(Neighbours(index, weight))[selected][:, selected]
+        vectors = np.zeros((n, n_components), np.float32)
+        values = np.full(n_components, -1, np.float32)
+        found, largest = _leading(matrix, min(n_components, selected.sum()))
+        vectors[selected, : len(largest)], values[: len(largest)] = found, largest
+        return vectors, values
+
+    shapes = (
+        jax.ShapeDtypeStruct((n, n_components), jnp.float32),
+        jax.ShapeDtypeStruct((n_components,), jnp.float32),
+    )
+    vectors, values = jax.pure_callback(
+        on_host, shapes, *neighbours, where, vmap_method="sequential"
+    )
+    return Embedding(_fix_signs(vectors), values)
+
+
+def sparse_spectral(
+    key: Array,
+    affinity: Neighbours | ArrayLike,
+    n_clusters: int,
+    *,
+    where: ArrayLike | None = None,
+    n_init: int = 20,
+) -> Array:
+    """k-means on the rows of the spectral embedding, scaled to unit length (Ng et al., 2001).
+
+    Args:
+        key: PRNG key of the k-means starts.
+        affinity: Graph, see `sparse_embedding`.
+        n_clusters: Number of clusters and of eigenvectors, static.
+        where: Vertices to cluster, bool [n]; all of them if None.
+        n_init: Number of k-means++ starts, static.
+
+    Returns:
+        Labels below `n_clusters`, int32 [n]; -1 outside `where`.
+
+    Raises:
+        ValueError: If `n_clusters` or `n_init` is below 1, or as of `sparse_embedding`.
+        RuntimeError: As of `sparse_embedding`.
+    """
+    if n_clusters < 1:
+        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
+    affinity, where = _check_graph(affinity, where)
+    vectors = sparse_embedding(affinity, min(n_clusters, len(where)), where=where).vectors
+    lengths = jnp.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = vectors / jnp.where(lengths > 0, lengths, 1.0)
+    return kmeans(key, rows, n_clusters, where=where, n_init=n_init).labels
+
+
+def modularity(
+    affinity: Neighbours, labels: ArrayLike, n_clusters: int, *, where: ArrayLike | None = None
+) -> Array:
+    """Share of edge weight within clusters, less what random edges of these degrees would have.
+
+    Q = sum_c e_cc - a_c^2 with e_cd the share of weight between clusters c and d, and a its row
+    sums (Newman & Girvan, "Finding and evaluating community structure in networks", Phys. Rev. E
+    2004), on the weighted graph A of `sparse_embedding`.
+
+    Args:
+        affinity: Graph of n vertices.
+        labels: Clusters, int [n]. A vertex of negative label is left out together with its edges.
+        n_clusters: Number of clusters, static; all labels are below it.
+        where: Vertices of the graph, bool [n]; all of them if None.
+
+    Returns:
+        Q in [-1/2, 1), scalar float32; 0 for a graph without edges.
+
+    Raises:
+        ValueError: If `n_clusters` is below 1, an array has the wrong shape, a concrete label of a
+            selected vertex is not below `n_clusters`, or as of `sparse_embedding` about weights.
+    """
+    (index, weight), where = _check_graph(affinity, where)
+    labels = jnp.asarray(labels, jnp.int32)
+    if n_clusters < 1:
+        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
+    if labels.shape != where.shape:
+        raise ValueError(f"labels must have shape {where.shape}, got {labels.shape}")
+    labels = jnp.where(where, labels, -1)
+    if not isinstance(labels, jax.core.Tracer) and labels.max() >= n_clusters:
+        raise ValueError(f"labels must be below n_clusters = {n_clusters}, got {labels.max()}")
+    clusters = jnp.arange(n_clusters)
+    # Weight from every vertex to every cluster first: short sums, in an order that is fixed.
+    hits = labels[index][:, :, None] == clusters[None, None]
+    reached = jnp.sum(jnp.where(hits, weight[:, :, None], 0.0), axis=1)
+    member = (labels[:, None] == clusters[None]).astype(jnp.float32)
+    between = jnp.matmul(member.T, reached, precision=lax.Precision.HIGHEST)
+    total = between.sum()
+    between = between / jnp.where(total > 0, total, 1.0)
+    shares = (between.sum(axis=0) + between.sum(axis=1)) / 2
+    return jnp.trace(between) - jnp.sum(jnp.square(shares))
+
+
+def _leading(matrix: sparse.csr_array, n_components: int) -> tuple[np.ndarray, np.ndarray]:
+    """Leading eigenvectors [n, c] and -values of a symmetric affinity, normalised by its degrees.
+
+    Component by component, for ARPACK may miss copies of a repeated eigenvalue, and the largest
+    one of a connected graph is simple (Perron and Frobenius). As every component with edges has an
+    eigenvalue of 1, the c largest components have the c largest eigenvalues.
+    """
+    degrees = matrix.sum(axis=1)
+    scale = sparse.diags_array(1 / np.sqrt(np.where(degrees > 0, degrees, 1.0)))
+    matrix = sparse.csr_array(scale @ matrix @ scale)
+    component = csgraph.connected_components(matrix, directed=False)[1]
+    largest = np.argsort(-np.bincount(component), kind="stable")[:n_components]
+    vectors, values = [np.zeros((len(component), 0))], [np.zeros(0)]
+    for number in largest:
+        rows = np.flatnonzero(component == number)
+        found, value = _eigenvectors(matrix[rows][:, rows], min(n_components, len(rows)))
+        vectors.append(np.zeros((len(component), len(value))))
+        vectors[-1][rows] = found
+        values.append(value)
+    # By float32 numbers, so that the ones of several components are equal and the larger leads.
+    order = np.argsort(-np.concatenate(values).astype(np.float32), kind="stable")[:n_components]
+    return np.concatenate(vectors, axis=1)[:, order], np.concatenate(values)[order]
+
+
+def _eigenvectors(matrix: sparse.csr_array, n_components: int) -> tuple[np.ndarray, np.ndarray]:
+    """Leading eigenvectors [n, c] and eigenvalues [c] of a symmetric matrix, descending."""
+    n = matrix.shape[0]
+    if n > max(_SMALL, n_components + 1):
+        start = np.random.default_rng(0).normal(size=n)
+        for size in (2 * n_components + 20, 8 * n_components + 80):
+            try:
+                values, vectors = sparse_linalg.eigsh(
+                    matrix,
+                    n_components,
+                    which="LA",
+                    v0=start,
+                    ncv=min(size, n),
+                    maxiter=500,
+                    tol=_TOLERANCE,
+                    **_SEEDED,
+                )
+                return vectors[:, ::-1], values[::-1]
+            except sparse_linalg.ArpackNoConvergence:
+                continue
+        if n > _MEDIUM:
+            raise RuntimeError(f"ARPACK found no {n_components} eigenvectors of {n} vertices")
+    values, vectors = np.linalg.eigh(matrix.toarray())
+    return vectors[:, : -n_components - 1 : -1], values[: -n_components - 1 : -1]
+
+
+def _check_graph(
+    affinity: Neighbours | ArrayLike, where: ArrayLike | None
+) -> tuple[Neighbours, Array]:
+    """Checked edges, of weight 0 where they touch padding or the diagonal, and `where`."""
+    if not isinstance(affinity, Neighbours):
+        weight = jnp.asarray(affinity, jnp.float32)
+        if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
+            raise ValueError(f"affinity must be Neighbours or [n, n], got {weight.shape}")
+        columns = jnp.arange(len(weight), dtype=jnp.int32)[None]
+        affinity = Neighbours(jnp.broadcast_to(columns, weight.shape), weight)
+    index, weight = jnp.asarray(affinity.index), jnp.asarray(affinity.weight, jnp.float32)
+    n, _ = _check_shapes(index, weight)
+    where = _check_where(where, n)
+    index = jnp.where(where[:, None], index, 0)
+    edges = where[:, None] & where[index] & (index != jnp.arange(n)[:, None])
+    weight = jnp.where(edges, weight, 0.0)
+    if not isinstance(index, jax.core.Tracer) and not isinstance(weight, jax.core.Tracer):
+        _check_values(np.asarray(index), np.asarray(weight))
+    return Neighbours(index.astype(jnp.int32), weight), where
+
+
+def _check_shapes(index: ArrayLike, weight: ArrayLike) -> tuple[int, int]:
+    """The sizes (n, k) of a graph."""
+    shapes = np.shape(index), np.shape(weight)
+    if shapes[0] != shapes[1] or len(shapes[0]) != 2 or 0 in shapes[0]:
+        raise ValueError(f"affinity must have index and weight of one shape [n, k], got {shapes}")
+    return shapes[0]
+
+
+def _check_values(index: np.ndarray, weight: np.ndarray) -> None:
+    bad = index[(index < 0) | (index >= len(index))]
+    if len(bad):
+        raise ValueError(f"affinity must have indices in [0, {len(index)}), got {bad[0]}")
+    bad = weight[~(np.isfinite(weight) & (weight >= 0))]
+    if len(bad):
+        raise ValueError(f"affinity must have finite non-negative weights, got {bad[0]}")
+
+
+def _check_where(where: ArrayLike | None, n: int) -> Array:
+    where = jnp.ones(n, bool) if where is None else jnp.asarray(where, bool)
+    if where.shape != (n,):
+        raise ValueError(f"where must have shape {(n,)}, got {where.shape}")
+    return where

@@ -1,0 +1,134 @@
+"""Graphs over N samples, whole or as two factors: what vertical graph methods exchange.
+
+A graph G is a real [N, N] matrix with a zero diagonal, signed and not symmetric: row i says how
+sample i is made up of the others. It is held as an array [N, N], or as `Factored`, whose 2 N r
+numbers stand for N^2. Every function takes either, and gives the same for both but for rounding.
+Products run in full float32: `precision` matters on accelerators whose default is less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+_EXACT = lax.Precision.HIGHEST
+
+
+class Factored(NamedTuple):
+    """The graph `left @ right` without its diagonal.
+
+    Attributes:
+      left: float32 [N, r].
+      right: float32 [r, N].
+    """
+
+    left: Array
+    right: Array
+
+
+Graph = Array | Factored
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """`a @ b` in full float32."""
+    return jnp.matmul(a, b, precision=_EXACT)
+
+
+def n_samples(graph: Graph) -> int:
+    """N."""
+    return graph.left.shape[0] if isinstance(graph, Factored) else graph.shape[0]
+
+
+def without_diagonal(matrix: Array) -> Array:
+    """[N, N] with zeros on the diagonal."""
+    return jnp.where(jnp.eye(matrix.shape[0], dtype=bool), 0.0, matrix)
+
+
+def rows(graph: Graph, index: Array) -> Array:
+    """The rows `index` [b] of the graph, [b, N]."""
+    if not isinstance(graph, Factored):
+        return graph[index]
+    block = matmul(graph.left[index], graph.right)
+    return jnp.where(index[:, None] == jnp.arange(n_samples(graph)), 0.0, block)
+
+
+def diagonal(graph: Factored) -> Array:
+    """What is left out of the product of the factors, [N]."""
+    return jnp.sum(graph.left * graph.right.T, axis=1)
+
+
+def times(graph: Graph, x: Array) -> Array:
+    """`G @ x` for x [N, m], without ever forming a factored G."""
+    if not isinstance(graph, Factored):
+        return matmul(graph, x)
+    through = matmul(graph.left, matmul(graph.right, x))
+    return through - diagonal(graph)[:, None] * x
+
+
+def dense(graph: Graph) -> Array:
+    """The graph as an array [N, N]."""
+    if not isinstance(graph, Factored):
+        return graph
+    return without_diagonal(matmul(graph.left, graph.right))
+
+
+def scaled(graph: Graph, factor: Array | float) -> Graph:
+    """`factor * G`."""
+    if not isinstance(graph, Factored):
+        return factor * graph
+    return Factored(factor * graph.left, graph.right)
+
+
+def total(graphs: Sequence[Graph]) -> Graph:
+    """The sum of graphs; of factored ones the factors lie side by side, so that ranks add up.
+
+    Whole graphs among factored ones make the sum whole.
+    """
+    if all(isinstance(g, Factored) for g in graphs):
+        left = jnp.concatenate([g.left for g in graphs], axis=1)  # type: ignore[union-attr]
+        return Factored(left, jnp.concatenate([g.right for g in graphs]))  # type: ignore[union-attr]
+    return sum((dense(g) for g in graphs[1:]), start=dense(graphs[0]))
+
+
+def squared_norm(graph: Graph) -> Array:
+    """||G||_F^2."""
+    if not isinstance(graph, Factored):
+        return jnp.sum(graph * graph)
+    grams = matmul(graph.left.T, graph.left) * matmul(graph.right, graph.right.T)
+    return jnp.sum(grams) - jnp.sum(diagonal(graph) ** 2)
+
+
+def of_rank(graph: Graph, rank: int) -> Graph:
+    """A factored graph in factors of exactly this rank; a whole graph as it is.
+
+    Of a higher rank the best approximation of `left @ right` in the Frobenius norm is kept (the
+    truncated singular value decomposition; Eckart & Young, 1936), of a lower one nothing is lost.
+    O(N r^2).
+    """
+    if not isinstance(graph, Factored):
+        return graph
+    n, r = graph.left.shape
+    if r <= rank:
+        more = rank - r
+        return Factored(
+            jnp.pad(graph.left, ((0, 0), (0, more))), jnp.pad(graph.right, ((0, more), (0, 0)))
+        )
+    q_left, r_left = jnp.linalg.qr(graph.left)
+    q_right, r_right = jnp.linalg.qr(graph.right.T)
+    u, s, vt = jnp.linalg.svd(matmul(r_left, r_right.T), full_matrices=False)
+    kept = min(rank, s.shape[0])
+    factored = Factored(
+        matmul(q_left, u[:, :kept] * s[:kept]), matmul(vt[:kept], q_right.T)
+    )
+    return of_rank(factored, rank)
+
+
+def zeros(n: int, rank: int | None) -> Graph:
+    """The graph without edges: [n, n], or factors of this rank."""
+    if rank is None:
+        return jnp.zeros((n, n))
+    return Factored(jnp.zeros((n, rank)), jnp.zeros((rank, n)))
