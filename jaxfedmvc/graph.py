@@ -132,3 +132,11 @@ def zeros(n: int, rank: int | None) -> Graph:
     if rank is None:
         return jnp.zeros((n, n))
     return Factored(jnp.zeros((n, rank)), jnp.zeros((rank, n)))
+
+
+def choose(condition: Array, first: Graph, second: Graph) -> Graph:
+    """The first graph where the condition holds, else the second; ranks may differ."""
+    if isinstance(first, Factored) and isinstance(second, Factored):
+        rank = max(first.left.shape[1], second.left.shape[1])
+        first, second = of_rank(first, rank), of_rank(second, rank)
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), first, second)

@@ -35,7 +35,7 @@ def mean_squared_error(x: jax.Array, target: jax.Array, mask: jax.Array) -> jax.
     return masked_mean(jnp.mean((x - target) ** 2, axis=-1), mask)
 
 
-def _log_sum_exp(logits: jax.Array, allowed: jax.Array) -> jax.Array:
+def log_sum_exp(logits: jax.Array, allowed: jax.Array) -> jax.Array:
     """Log-sum-exp over the last axis of the allowed entries; 0 where none is allowed."""
     some = jnp.any(allowed, axis=-1)
     top = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, logits, -jnp.inf), axis=-1))
@@ -62,7 +62,7 @@ def feature_contrast(
     """
     similarity = l2_normalize(h) @ l2_normalize(h_view).T / tau
     negatives = mask[None, :] & mask[:, None] & ~jnp.eye(mask.shape[0], dtype=bool)
-    per_row = _log_sum_exp(similarity, negatives) - jnp.diagonal(similarity)
+    per_row = log_sum_exp(similarity, negatives) - jnp.diagonal(similarity)
     return masked_mean(jnp.where(jnp.any(negatives, axis=-1), per_row, 0.0), mask)
 
 
@@ -84,7 +84,7 @@ def ntxent(h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | fl
     similarity = both @ both.T / tau
     others = both_mask[None, :] & both_mask[:, None] & ~jnp.eye(2 * n, dtype=bool)
     positive = jnp.sum(h * h_view, axis=-1) / tau
-    per_row = _log_sum_exp(similarity, others) - jnp.concatenate([positive, positive])
+    per_row = log_sum_exp(similarity, others) - jnp.concatenate([positive, positive])
     return masked_mean(per_row, both_mask)
 
 

@@ -58,7 +58,32 @@ def fit(
     batch_size: int,
     learning_rate: jax.Array | float,
 ) -> tuple[PyTree, jax.Array]:
-    """Minimises `loss` with one Adam over the rows of one client.
+    """Minimises `loss` with a fresh Adam; see `fit_on`.
+
+    Returns:
+      The trained parameters and the mean loss of each epoch, [epochs].
+    """
+    opt_state = optax.adam(learning_rate).init(params)
+    params, _, losses = fit_on(
+        key, params, opt_state, loss, rows, mask,
+        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
+    )  # fmt: skip
+    return params, losses
+
+
+def fit_on(
+    key: jax.Array,
+    params: PyTree,
+    opt_state: PyTree,
+    loss: Callable[[PyTree, PyTree, jax.Array], jax.Array],
+    rows: PyTree,
+    mask: jax.Array,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: jax.Array | float,
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """Minimises `loss` with Adam over the rows of one client, from where Adam was left before.
 
     Rows are shuffled every epoch when they do not fit one batch. Masked rows sort behind the real
     ones and a batch without a real row makes no step, so padding changes nothing beyond rounding.
@@ -66,6 +91,7 @@ def fit(
     Args:
       key: Shuffles; consumed.
       params: Where to start.
+      opt_state: State of `optax.adam`; `optax.adam(learning_rate).init(params)` to begin with.
       loss: `(params, rows of the batch, mask of the batch) -> scalar`.
       rows: Pytree of arrays with leading axis [rows].
       mask: bool [rows].
@@ -74,7 +100,7 @@ def fit(
       learning_rate: Adam's step size, traced: it may be swept.
 
     Returns:
-      The trained parameters and the mean loss of each epoch, [epochs].
+      The trained parameters, Adam's state, and the mean loss of each epoch, [epochs].
     """
     optimizer = optax.adam(learning_rate)
     n_rows = mask.shape[0]
@@ -114,7 +140,7 @@ def fit(
         return carry, jnp.sum(sums) / jnp.maximum(jnp.sum(mask), 1)
 
     epoch_fn = one_batch_epoch if n_batches == 1 else shuffled_epoch
-    (params, _), losses = jax.lax.scan(
-        epoch_fn, (params, optimizer.init(params)), jnp.arange(epochs)
+    (params, opt_state), losses = jax.lax.scan(
+        epoch_fn, (params, opt_state), jnp.arange(epochs)
     )
-    return params, losses
+    return params, opt_state, losses

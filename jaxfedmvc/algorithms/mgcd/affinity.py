@@ -1,0 +1,83 @@
+"""From signed, asymmetric consistency graphs to clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxfedmvc import graph as graphs_lib
+from jaxfedmvc.algorithms.mgcd.model import Clusters, MGCDConfig
+from jaxfedmvc.clustering.kmeans import kmeans
+from jaxfedmvc.clustering.sparse_spectral import Neighbours, sparse_embedding, top_k_rows
+from jaxfedmvc.graph import Graph
+from jaxfedmvc.losses import l2_normalize
+
+# Eigenvalues are known to about this.
+_EPS = 1e-6
+
+
+def clusters(
+    key: Array, refined: Sequence[Graph], mean: Graph, where: Array, config: MGCDConfig
+) -> Clusters:
+    """Spectral clustering (Ng, Jordan & Weiss, 2001) on an affinity made of consistency graphs.
+
+    Two affinities are sound for different data. Where views agree on which samples are alike, the
+    largest entries of the views' MEAN graph are those that all support. Where each view links a
+    sample to others of its cluster than the next view does, the mean of EACH view's own largest
+    entries keeps all these links, and the views bridge each other's gaps. "auto" takes the one
+    whose spectrum has the larger separation, (1 - e_{K+1}) / (1 - e_K) for the eigenvalues e of the
+    normalised affinity: the ratio by which theory says that spectral clustering works (Peng, Sun &
+    Zanetti, 2017, there with the K-way expansion for 1 - e_K). No label is needed for it.
+
+    Args:
+      key: Of k-means.
+      refined: The views' refined consistency graphs G_{c_v}.
+      mean: Their mean G_c.
+      where: Real samples, bool [N].
+      config: The settings.
+    """
+    rule = config.affinity
+    if rule == "absolute":
+        whole = jnp.abs(graphs_lib.dense(mean))
+        return _cut(key, (whole + whole.T) / 2, where, config, of_each=False)
+    if rule == "mean":
+        return _cut(key, _strongest(mean, where, config), where, config, of_each=False)
+    joined = of_each_view(refined, where, config)
+    if rule == "each":
+        return _cut(key, joined, where, config, of_each=True)
+    each = _cut(key, joined, where, config, of_each=True)
+    together = _cut(key, _strongest(mean, where, config), where, config, of_each=False)
+    return better(each, together)
+
+
+def better(first: Clusters, second: Clusters) -> Clusters:
+    """The clusters of the larger separation, the first ones where they are equal."""
+    chosen = second.separation > first.separation
+    return jax.tree.map(lambda a, b: jnp.where(chosen, b, a), first, second)
+
+
+def of_each_view(refined: Sequence[Graph], where: Array, config: MGCDConfig) -> Neighbours:
+    """The mean of the views' own affinities, which has up to V k edges a row."""
+    strongest = [_strongest(graph, where, config) for graph in refined]
+    index = jnp.concatenate([s.index for s in strongest], axis=1)
+    return Neighbours(index, jnp.concatenate([s.weight for s in strongest], axis=1) / len(refined))
+
+
+def _strongest(graph: Graph, where: Array, config: MGCDConfig) -> Neighbours:
+    n = graphs_lib.n_samples(graph)
+    k = min(config.n_neighbours, n - 1)
+    return top_k_rows(lambda index: graphs_lib.rows(graph, index), n, k, where=where)
+
+
+def _cut(
+    key: Array, affinity: Neighbours | Array, where: Array, config: MGCDConfig, *, of_each: bool
+) -> Clusters:
+    k = config.n_clusters
+    found = sparse_embedding(affinity, k + 1, where=where)
+    rows = l2_normalize(found.vectors[:, :k])
+    labels = kmeans(key, rows, k, where=where, n_init=config.n_init).labels
+    separation = (1 - found.values[k] + _EPS) / (1 - found.values[k - 1] + _EPS)
+    return Clusters(labels, rows, separation, jnp.bool_(of_each))

@@ -1,0 +1,163 @@
+"""MGCD's client: autoencoder and self-representation, eq. (1) to (3) of the paper.
+
+Source: Sun et al., "Graph consistency and diversity measurement for federated multi-view
+clustering", AAAI 2025. Sums over samples are means here, both terms of eq. (3) alike.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxfedmvc.algorithms.mgcd.model import (
+    ClientState,
+    MGCDConfig,
+    MGCDHyperparams,
+    PyTree,
+    decode,
+    encode,
+)
+from jaxfedmvc.graph import Factored, Graph, matmul, rows, times
+from jaxfedmvc.losses import masked_mean
+from jaxfedmvc.nn import fit, fit_on
+
+
+def reconstruction_loss(x: Array, x_decoded: Array, mask: Array) -> Array:
+    """Eq. (1): mean over samples of ||x - D(E_c(x) + E_d(x))||^2."""
+    return masked_mean(jnp.sum((x - x_decoded) ** 2, axis=-1), mask)
+
+
+def self_representation_loss(z: Array, graph_rows: Array, z_all: Array, mask: Array) -> Array:
+    """Eq. (2): mean over samples of ||z_i - sum_j G_ij z_j||^2, G = G_c + G_d.
+
+    Args:
+      z: [b, d], of the samples whose rows these are.
+      graph_rows: [b, N], zero at the sample itself.
+      z_all: [N, d], of all samples.
+      mask: bool [b].
+    """
+    return masked_mean(jnp.sum((z - matmul(graph_rows, z_all)) ** 2, axis=-1), mask)
+
+
+def pretrain(
+    key: Array, params: PyTree, x: Array, mask: Array, config: MGCDConfig, hp: MGCDHyperparams
+) -> tuple[PyTree, Array]:
+    """Minimises eq. (1); returns the parameters and the loss of each epoch."""
+
+    def loss(params: PyTree, x: Array, mask: Array) -> Array:
+        z, _ = encode(params, config, x)
+        return reconstruction_loss(x, decode(params, config, z, x.shape[1]), mask)
+
+    return fit(
+        key, params, loss, x, mask, epochs=config.pretrain_epochs, batch_size=config.batch_size,
+        learning_rate=hp.pretrain_rate,
+    )  # fmt: skip
+
+
+# Literal mode: gradients of eq. (3).
+
+
+def local_training(
+    key: Array,
+    state: ClientState,
+    consistency: Graph,
+    x: Array,
+    mask: Array,
+    config: MGCDConfig,
+    hp: MGCDHyperparams,
+) -> tuple[ClientState, Array]:
+    """Epochs of L_r + gamma L_s; returns the state and the loss of each epoch.
+
+    The paper says nothing of how minibatches go with a graph of all samples. The rows of the batch
+    meet ALL latent vectors, which are computed at the start of an epoch and held fixed in it;
+    gradients flow through the batch's own vectors and its rows of the diversity graph.
+    """
+    samples = jnp.arange(x.shape[0])
+
+    def epoch(carry: PyTree, number: Array) -> tuple[PyTree, Array]:
+        params, opt_state = carry
+        z_all = jnp.where(mask[:, None], encode(params, config, x)[0], 0.0)
+
+        def loss(params: PyTree, batch: tuple[Array, Array], batch_mask: Array) -> Array:
+            x, index = batch
+            z, z_d = encode(params, config, x)
+            value = jnp.float32(0)
+            if "r" in config.losses:
+                x_decoded = decode(params, config, z, x.shape[1])
+                value += reconstruction_loss(x, x_decoded, batch_mask)
+            if "s" in config.losses:
+                of_others = index[:, None] != samples
+                diversity = jnp.where(of_others, matmul(z_d, params["graph"]), 0.0)
+                graph_rows = rows(consistency, index) + diversity
+                value += hp.gamma * self_representation_loss(z, graph_rows, z_all, batch_mask)
+            return value
+
+        params, opt_state, losses = fit_on(
+            jax.random.fold_in(key, number), params, opt_state, loss, (x, samples), mask, epochs=1,
+            batch_size=config.batch_size, learning_rate=hp.local_rate,
+        )  # fmt: skip
+        return (params, opt_state), losses[0]
+
+    carry = (state.params, state.opt_state)
+    (params, opt_state), losses = jax.lax.scan(epoch, carry, jnp.arange(config.local_epochs))
+    return state._replace(params=params, opt_state=opt_state), losses
+
+
+def diversity_graph(params: PyTree, x: Array, mask: Array, config: MGCDConfig) -> Factored:
+    """G_d = f_d(E_d(X)) with f_d one linear layer, so of rank d: the factors Z_d and W."""
+    _, z_d = encode(params, config, x)
+    return Factored(
+        jnp.where(mask[:, None], z_d, 0.0), jnp.where(mask[None], params["graph"], 0.0)
+    )
+
+
+# Robust mode: both problems in closed form.
+
+
+def principal_axes(x: Array, mask: Array, width: int) -> Array:
+    """The encoder of the best linear autoencoder, [D_v, width]: eq. (1) in closed form.
+
+    The leading eigenvectors of the covariance (Baldi & Hornik, 1989).
+    """
+    x = centred(x, mask)
+    return jnp.linalg.eigh(matmul(x.T, x))[1][:, ::-1][:, :width]
+
+
+def centred(x: Array, mask: Array) -> Array:
+    """[N, D] less its mean over the real rows; zero in the others."""
+    mean = jnp.sum(jnp.where(mask[:, None], x, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
+    return jnp.where(mask[:, None], x - mean[None], 0.0)
+
+
+def on_sphere(z: Array, mask: Array) -> Array:
+    """Centred latent vectors scaled to length sqrt(d), so that columns have unit size on average.
+
+    Without it long vectors dominate every row of the graph.
+    """
+    z = centred(z, mask)
+    norm = jnp.sqrt(jnp.sum(z * z, axis=1, keepdims=True))
+    return jnp.where(norm > 1e-6, z / jnp.maximum(norm, 1e-6), 0.0) * z.shape[1] ** 0.5
+
+
+def ridge_graph(
+    z: Array, consistency: Graph, n_real: Array, ridge: Array | float, *, solve: bool
+) -> Factored:
+    """The diversity graph that solves eq. (2) with a penalty, `Factored`.
+
+    min over M of ||Z - (G_c + Z M Z^T ...)Z||^2 has no unique solution where N > d; of the form
+    G_d = (I - G_c) Z (Z^T Z + ridge N I)^-1 Z^T it is the one that ridge regression of the part of
+    Z that G_c does not explain, on Z, gives. Its diagonal is left out.
+
+    Args:
+      z: [N, d], zero in rows of padding.
+      consistency: G_c.
+      n_real: Number of samples.
+      ridge: lambda_g, relative to the number of samples.
+      solve: Without, the limit of a large penalty, but for its scale: (I - G_c) Z Z^T / N.
+    """
+    unexplained = z - times(consistency, z)
+    if not solve:
+        return Factored(unexplained, z.T / n_real)
+    gram = matmul(z.T, z) + ridge * n_real * jnp.eye(z.shape[1])
+    return Factored(unexplained, jax.scipy.linalg.solve(gram, z.T, assume_a="pos"))

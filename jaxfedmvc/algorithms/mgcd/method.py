@@ -1,0 +1,297 @@
+"""MGCD: vertical clustering by graphs: clients send diversity graphs, the server keeps what agrees.
+
+    setup: every client trains its autoencoder, eq. (1)
+    round: the server sends the consistency graph G_c; every client finds the diversity graph G_d
+        that explains what G_c does not, eq. (2) and (3), and sends it; the server refines G_c,
+        eq. (4) to (6), and clusters it
+    finish: the server sends the clusters
+
+What leaves a client is a graph over the samples. It is no secret keeper: the graph of a linear
+layer spans the latent space that it is made of, and its factors are that space.
+
+Source: Sun et al., "Graph consistency and diversity measurement for federated multi-view
+clustering", AAAI 2025. What its text leaves open or misprints is named where it is decided.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxfedmvc import graph as graphs_lib
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.mgcd import client as client_lib
+from jaxfedmvc.algorithms.mgcd import server as server_lib
+from jaxfedmvc.algorithms.mgcd.affinity import better, clusters
+from jaxfedmvc.algorithms.mgcd.model import (
+    ClientState,
+    Clusters,
+    MGCDConfig,
+    MGCDHyperparams,
+    ServerState,
+    adam,
+    graph_rank,
+    init_autoencoder,
+    latent_dims,
+    predicted_bytes,
+    uniform_by_row,
+)
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.graph import Factored, Graph
+
+# What graphs a round is reported for; see `mgcd`.
+REPORTED = ("consistency", "diversity", "average")
+
+
+def mgcd(
+    config: MGCDConfig, hyperparams: MGCDHyperparams | None = None, *, report: bool = False
+) -> FederatedAlgorithm:
+    """The method for a vertical federation, one client for each view.
+
+    The robust mode keeps the clusters of the round whose affinity separates them best, and is
+    `done` after a round that separates them no better; a trained server falls back on the average
+    of a round wherever that separates better. The literal mode runs all rounds and takes the last.
+
+    Args:
+      config: Static settings.
+      hyperparams: Traced settings; the defaults if None.
+      report: Whether the server's info of a round holds the clusters of each of `REPORTED`: of the
+        new consistency graph, of the mean diversity graph, and of the old consistency graph plus
+        the mean diversity graph. For simulations; costs two more spectral clusterings a round.
+
+    Returns:
+      The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, for a single
+      view, fewer samples than clusters, and more memory than the configuration allows.
+    """
+    hp = MGCDHyperparams() if hyperparams is None else hyperparams
+    robust = config.mode == "robust"
+
+    def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
+        _check(federation, config)
+        where = federation.cohorts[0].mask[0]
+        n = where.shape[0]
+        dims = [sum(view.shape[-1] for view in c.views) for c in federation.cohorts]
+        networks: Any = ()
+        if config.server_trains:
+            networks = server_lib.init_networks(key, config, n, jnp.maximum(jnp.sum(where), 1))
+        rank = None if config.dense else graph_rank(config, n, dims)
+        none_yet = Clusters(
+            jnp.full(n, -1, jnp.int32), jnp.zeros((n, config.n_clusters)), jnp.float32(0),
+            jnp.bool_(False),
+        )  # fmt: skip
+        server = ServerState(
+            networks, adam(hp.server_rate).init(networks), where, graphs_lib.zeros(n, rank),
+            none_yet, jnp.bool_(False),
+        )  # fmt: skip
+        states = []
+        for cohort, dim, d in zip(
+            federation.cohorts, dims, latent_dims(config, dims), strict=True
+        ):
+            of_client = jax.random.fold_in(key, cohort.client_ids[0])
+            state = _init_client(of_client, config, hp, n, dim, d)
+            states.append(jax.tree.map(lambda x: jnp.asarray(x)[None], state))
+        return server, tuple(states)
+
+    # Setup: pre-training.
+
+    def send_nothing(state: ServerState, view_ids: tuple[int, ...]) -> tuple[()]:
+        return ()
+
+    def prepare(key: Array, _: tuple[()], state: ClientState, client: Cohort) -> Any:
+        x = _features(client)
+        if not robust:
+            if "r" not in config.losses:
+                return state, (), {"loss": jnp.float32(0)}
+            network = {name: p for name, p in state.params.items() if name != "graph"}
+            network, losses = client_lib.pretrain(key, network, x, client.mask, config, hp)
+            return state._replace(params=state.params | network), (), {"loss": _last(losses)}
+        latent, loss = _latent(key, x, client.mask, state.latent.shape[1])
+        return state._replace(latent=latent), (), {"loss": loss}
+
+    def _latent(key: Array, x: Array, mask: Array, d: int) -> tuple[Array, Array]:
+        """The robust mode's Z and its reconstruction loss; random without that loss."""
+        init_key, fit_key = jax.random.split(key)
+        if config.encoder == "deep":
+            params, losses = init_autoencoder(init_key, config, x.shape[1]), jnp.zeros(1)
+            if "r" in config.losses:
+                params, losses = client_lib.pretrain(fit_key, params, x, mask, config, hp)
+            z, _ = client_lib.encode(params, config, x)
+            return client_lib.on_sphere(z, mask), _last(losses)
+        axes = uniform_by_row(init_key, x.shape[1], d, 1.0)
+        if "r" in config.losses:
+            axes = client_lib.principal_axes(x, mask, d)
+        z = graphs_lib.matmul(x, axes)
+        x = client_lib.centred(x, mask)
+        loss = client_lib.reconstruction_loss(
+            x, graphs_lib.matmul(graphs_lib.matmul(x, axes), axes.T), mask
+        )
+        return client_lib.on_sphere(z, mask), loss
+
+    def keep(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
+        return state, {}
+
+    # Round.
+
+    def send_graph(state: ServerState, view_ids: tuple[int, ...]) -> Graph:
+        return state.graph
+
+    def find_diversity(key: Array, graph: Graph, state: ClientState, client: Cohort) -> Any:
+        mask, n_real = client.mask, jnp.maximum(jnp.sum(client.mask), 1)
+        if robust:
+            found = client_lib.ridge_graph(
+                state.latent, graph, n_real, hp.ridge, solve="s" in config.losses
+            )
+            left_over = state.latent - graphs_lib.times(
+                graphs_lib.total([graph, found]), state.latent
+            )
+            loss = client_lib.masked_mean(jnp.sum(left_over**2, axis=1), mask)
+        else:
+            x = _features(client)
+            state, losses = client_lib.local_training(key, state, graph, x, mask, config, hp)
+            found = client_lib.diversity_graph(state.params, x, mask, config)
+            loss = _last(losses)
+        message = graphs_lib.dense(found) if config.dense else found
+        return state, message, {"loss": loss}
+
+    def refine(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
+        where, old = state.where, state.graph
+        uploads = [_cleaned(jax.tree.map(lambda x: x[0], m), where) for m in messages]
+        share = 1 / len(uploads)
+        train_key, cut_key = jax.random.split(key)
+        diversity = graphs_lib.scaled(graphs_lib.total(uploads), share)
+        average = graphs_lib.total([old, diversity])
+        guided = [graphs_lib.total([old, upload]) for upload in uploads]
+        networks, opt_state, info = state.networks, state.opt_state, {}
+        of_average = clusters(cut_key, guided, average, where, config) if needs_average else None
+        if not config.server_trains:
+            new, found = average, of_average
+        else:
+            networks, opt_state, losses = server_lib.server_training(
+                train_key, networks, opt_state, uploads, old, where, config, hp
+            )
+            parts = server_lib.learned_parts(networks, config, uploads, old, where)
+            learned = Factored(share * sum(part.left for part in parts), parts[0].right)
+            if robust:
+                new = _of_norm(graphs_lib.total([average, learned]), average)
+                refined = [
+                    graphs_lib.total([g, part]) for g, part in zip(guided, parts, strict=True)
+                ]
+            else:
+                new = graphs_lib.dense(learned) if config.dense else learned
+                refined = list(parts)
+            found = clusters(cut_key, refined, new, where, config)
+            info = {"server_loss": _last(losses), "server_separation": found.separation}
+            if robust:
+                # Without labels the spectrum must tell whether training helped.
+                kept = found.separation > of_average.separation
+                found = better(of_average, found)
+                new = graphs_lib.choose(kept, new, average)
+                info |= {"server_kept": kept}
+        if needs_average:
+            info |= {"average_separation": of_average.separation}
+        info |= {
+            "separation": found.separation, "of_each": found.of_each,
+            "norm": jnp.sqrt(graphs_lib.squared_norm(new)),
+        }  # fmt: skip
+        if report:
+            of_diversity = clusters(cut_key, uploads, diversity, where, config)
+            info["labels"] = dict(
+                zip(
+                    REPORTED,
+                    (found.labels, of_diversity.labels, of_average.labels),
+                    strict=True,
+                )
+            )
+        rank = None if config.dense else state.graph.left.shape[1]
+        new = new if rank is None else graphs_lib.of_rank(new, rank)
+        best = better(state.clusters, found) if robust else found
+        finished = jnp.bool_(robust) & (found.separation <= state.clusters.separation)
+        return ServerState(networks, opt_state, where, new, best, finished), info
+
+    needs_average = robust or report or not config.server_trains
+
+    # Finish.
+
+    def send_labels(state: ServerState, view_ids: tuple[int, ...]) -> Array:
+        return state.clusters.labels
+
+    def receive(key: Array, labels: Array, state: ClientState, client: Cohort) -> Any:
+        return state._replace(labels=labels), (), {}
+
+    def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
+        return jnp.where(client.mask, state.labels, -1)
+
+    def embed(server: ServerState, state: ClientState, client: Cohort) -> Array:
+        return server.clusters.embedding
+
+    return FederatedAlgorithm(
+        init=init,
+        setup=(Phase(send_nothing, prepare, keep),),
+        round=(Phase(send_graph, find_diversity, refine),),
+        finish=(Phase(send_labels, receive, keep),),
+        assign=assign,
+        embed=embed,
+        done=(lambda state: state.finished) if robust else None,
+    )
+
+
+def _check(federation: Federation, config: MGCDConfig) -> None:
+    """Raises ValueError as `mgcd` says."""
+    federation.check_vertical()
+    if len(federation.cohorts) < 2:
+        raise ValueError("federation: got one view; MGCD needs two clients or more, a view each")
+    federation.check_rows(config.n_clusters + 1, f"more than the {config.n_clusters} clusters")
+    n = federation.cohorts[0].mask.shape[1]
+    dims = [sum(view.shape[-1] for view in c.views) for c in federation.cohorts]
+    needed = predicted_bytes(config, n, dims)
+    if needed > config.memory_limit:
+        if config.dense:
+            way_out = "dense=False, which keeps graphs as factors,"
+        elif config.affinity == "absolute":
+            way_out = "another affinity, which needs no N x N numbers,"
+        else:
+            way_out = "server='average', a smaller batch_size, latent_dim or server_hidden"
+        raise ValueError(
+            f"memory_limit: {n} samples in {len(dims)} views need about {needed / 1e9:.1f} GB;"
+            f" allowed is {config.memory_limit / 1e9:.1f} GB: take {way_out} or a higher limit"
+        )
+
+
+def _init_client(
+    key: Array, config: MGCDConfig, hp: MGCDHyperparams, n: int, n_features: int, d: int
+) -> ClientState:
+    labels = jnp.full(n, -1, jnp.int32)
+    if config.mode == "robust":
+        return ClientState((), (), jnp.zeros((n, d)), labels)
+    network_key, graph_key = jax.random.split(key)
+    params = init_autoencoder(network_key, config, n_features)
+    # f_d has no bias: it would add one and the same row to every sample's.
+    params["graph"] = uniform_by_row(graph_key, n, d, d**-0.5).T
+    return ClientState(params, adam(hp.local_rate).init(params), (), labels)
+
+
+def _features(client: Cohort) -> Array:
+    return jnp.where(client.mask[:, None], jnp.concatenate(client.views, axis=-1), 0.0)
+
+
+def _last(losses: Array) -> Array:
+    """The last epoch's loss; 0 where there was no epoch."""
+    return losses[-1] if losses.shape[0] else jnp.float32(0)
+
+
+def _cleaned(graph: Graph, where: Array) -> Graph:
+    """An upload, whatever happened to it on the way: no diagonal, and nothing of padding."""
+    if isinstance(graph, Factored):
+        return Factored(
+            jnp.where(where[:, None], graph.left, 0.0), jnp.where(where[None], graph.right, 0.0)
+        )
+    return graphs_lib.without_diagonal(jnp.where(where[:, None] & where[None], graph, 0.0))
+
+
+def _of_norm(graph: Graph, other: Graph) -> Graph:
+    """The graph scaled to the Frobenius norm of the other: trained ones else grow by the round."""
+    ratio = graphs_lib.squared_norm(other) / jnp.maximum(graphs_lib.squared_norm(graph), 1e-30)
+    return graphs_lib.scaled(graph, jnp.sqrt(ratio))
