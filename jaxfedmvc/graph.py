@@ -111,7 +111,7 @@ def of_rank(graph: Graph, rank: int) -> Graph:
     """
     if not isinstance(graph, Factored):
         return graph
-    n, r = graph.left.shape
+    r = graph.left.shape[1]
     if r <= rank:
         more = rank - r
         return Factored(
@@ -121,9 +121,7 @@ def of_rank(graph: Graph, rank: int) -> Graph:
     q_right, r_right = jnp.linalg.qr(graph.right.T)
     u, s, vt = jnp.linalg.svd(matmul(r_left, r_right.T), full_matrices=False)
     kept = min(rank, s.shape[0])
-    factored = Factored(
-        matmul(q_left, u[:, :kept] * s[:kept]), matmul(vt[:kept], q_right.T)
-    )
+    factored = Factored(matmul(q_left, u[:, :kept] * s[:kept]), matmul(vt[:kept], q_right.T))
     return of_rank(factored, rank)
 
 

@@ -140,7 +140,5 @@ def fit_on(
         return carry, jnp.sum(sums) / jnp.maximum(jnp.sum(mask), 1)
 
     epoch_fn = one_batch_epoch if n_batches == 1 else shuffled_epoch
-    (params, opt_state), losses = jax.lax.scan(
-        epoch_fn, (params, opt_state), jnp.arange(epochs)
-    )
+    (params, opt_state), losses = jax.lax.scan(epoch_fn, (params, opt_state), jnp.arange(epochs))
     return params, opt_state, losses

@@ -15,6 +15,7 @@ from jaxfedmvc.algorithms.fedhk import (
 )
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.local_kmeans import local_kmeans
+from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
 
 # Name -> constructor. A new method is one file and one line here.
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
     "fedhk_tucker": fedhk_tucker,
     "fmcsc": fmcsc,
     "local_kmeans": local_kmeans,
+    "mgcd": mgcd,
     "vertcohirf": vertcohirf,
 }
 
@@ -38,6 +40,8 @@ __all__ = [
     "FedHKConfig",
     "FedHKHyperparams",
     "LocalStep",
+    "MGCDConfig",
+    "MGCDHyperparams",
     "coreset_kmeans",
     "distr_kmeans",
     "dpfmps",
@@ -47,5 +51,6 @@ __all__ = [
     "fedhk_tucker",
     "fmcsc",
     "local_kmeans",
+    "mgcd",
     "vertcohirf",
 ]

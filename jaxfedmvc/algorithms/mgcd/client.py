@@ -107,9 +107,7 @@ def local_training(
 def diversity_graph(params: PyTree, x: Array, mask: Array, config: MGCDConfig) -> Factored:
     """G_d = f_d(E_d(X)) with f_d one linear layer, so of rank d: the factors Z_d and W."""
     _, z_d = encode(params, config, x)
-    return Factored(
-        jnp.where(mask[:, None], z_d, 0.0), jnp.where(mask[None], params["graph"], 0.0)
-    )
+    return Factored(jnp.where(mask[:, None], z_d, 0.0), jnp.where(mask[None], params["graph"], 0.0))
 
 
 # Robust mode: both problems in closed form.

@@ -87,9 +87,7 @@ def mgcd(
             none_yet, jnp.bool_(False),
         )  # fmt: skip
         states = []
-        for cohort, dim, d in zip(
-            federation.cohorts, dims, latent_dims(config, dims), strict=True
-        ):
+        for cohort, dim, d in zip(federation.cohorts, dims, latent_dims(config, dims), strict=True):
             of_client = jax.random.fold_in(key, cohort.client_ids[0])
             state = _init_client(of_client, config, hp, n, dim, d)
             states.append(jax.tree.map(lambda x: jnp.asarray(x)[None], state))
@@ -159,59 +157,40 @@ def mgcd(
     def refine(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
         where, old = state.where, state.graph
         uploads = [_cleaned(jax.tree.map(lambda x: x[0], m), where) for m in messages]
-        share = 1 / len(uploads)
         train_key, cut_key = jax.random.split(key)
-        diversity = graphs_lib.scaled(graphs_lib.total(uploads), share)
+
+        def cut(refined: list[Graph], mean: Graph) -> Clusters:
+            return clusters(cut_key, refined, mean, where, config)
+
+        diversity = graphs_lib.scaled(graphs_lib.total(uploads), 1 / len(uploads))
         average = graphs_lib.total([old, diversity])
-        guided = [graphs_lib.total([old, upload]) for upload in uploads]
-        networks, opt_state, info = state.networks, state.opt_state, {}
-        of_average = clusters(cut_key, guided, average, where, config) if needs_average else None
-        if not config.server_trains:
-            new, found = average, of_average
-        else:
+        of_average = cut([graphs_lib.total([old, upload]) for upload in uploads], average)
+        networks, opt_state, new, found = state.networks, state.opt_state, average, of_average
+        info: dict[str, Any] = {"average_separation": of_average.separation}
+        if config.server_trains:
             networks, opt_state, losses = server_lib.server_training(
                 train_key, networks, opt_state, uploads, old, where, config, hp
             )
-            parts = server_lib.learned_parts(networks, config, uploads, old, where)
-            learned = Factored(share * sum(part.left for part in parts), parts[0].right)
-            if robust:
-                new = _of_norm(graphs_lib.total([average, learned]), average)
-                refined = [
-                    graphs_lib.total([g, part]) for g, part in zip(guided, parts, strict=True)
-                ]
-            else:
-                new = graphs_lib.dense(learned) if config.dense else learned
-                refined = list(parts)
-            found = clusters(cut_key, refined, new, where, config)
-            info = {"server_loss": _last(losses), "server_separation": found.separation}
-            if robust:
-                # Without labels the spectrum must tell whether training helped.
-                kept = found.separation > of_average.separation
-                found = better(of_average, found)
-                new = graphs_lib.choose(kept, new, average)
-                info |= {"server_kept": kept}
-        if needs_average:
-            info |= {"average_separation": of_average.separation}
+            refined, new = server_lib.refined_graphs(networks, config, uploads, old, average, where)
+            found = cut(refined, new)
+            info |= {"server_loss": _last(losses), "server_separation": found.separation}
+        if config.server_trains and robust:
+            # Without labels the spectrum must tell whether training helped.
+            kept = found.separation > of_average.separation
+            new, found = graphs_lib.choose(kept, new, average), better(of_average, found)
+            info["server_kept"] = kept
         info |= {
             "separation": found.separation, "of_each": found.of_each,
             "norm": jnp.sqrt(graphs_lib.squared_norm(new)),
         }  # fmt: skip
         if report:
-            of_diversity = clusters(cut_key, uploads, diversity, where, config)
-            info["labels"] = dict(
-                zip(
-                    REPORTED,
-                    (found.labels, of_diversity.labels, of_average.labels),
-                    strict=True,
-                )
-            )
-        rank = None if config.dense else state.graph.left.shape[1]
-        new = new if rank is None else graphs_lib.of_rank(new, rank)
+            reported = (found, cut(uploads, diversity), of_average)
+            info["labels"] = {name: c.labels for name, c in zip(REPORTED, reported, strict=True)}
+        if isinstance(old, Factored):
+            new = graphs_lib.of_rank(new, old.left.shape[1])
         best = better(state.clusters, found) if robust else found
         finished = jnp.bool_(robust) & (found.separation <= state.clusters.separation)
         return ServerState(networks, opt_state, where, new, best, finished), info
-
-    needs_average = robust or report or not config.server_trains
 
     # Finish.
 
@@ -289,9 +268,3 @@ def _cleaned(graph: Graph, where: Array) -> Graph:
             jnp.where(where[:, None], graph.left, 0.0), jnp.where(where[None], graph.right, 0.0)
         )
     return graphs_lib.without_diagonal(jnp.where(where[:, None] & where[None], graph, 0.0))
-
-
-def _of_norm(graph: Graph, other: Graph) -> Graph:
-    """The graph scaled to the Frobenius norm of the other: trained ones else grow by the round."""
-    ratio = graphs_lib.squared_norm(other) / jnp.maximum(graphs_lib.squared_norm(graph), 1e-30)
-    return graphs_lib.scaled(graph, jnp.sqrt(ratio))

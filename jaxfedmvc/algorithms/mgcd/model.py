@@ -51,8 +51,8 @@ class MGCDConfig:
       contrast: Eq. (4) as "printed", or with the positive in the denominator, "infonce".
       affinity: How spectral clustering reads the consistency graphs. "each": the k largest positive
         entries of every row of each view's graph, averaged; "mean": those of the views' mean graph;
-        "auto": of the two the one that separates clusters better; "absolute": (|G| + |G^T|) / 2 of the
-        mean graph, which needs N x N numbers.
+        "auto": of the two the one that separates clusters better; "absolute": (|G| + |G^T|) / 2 of
+        the mean graph, which needs N x N numbers.
       n_neighbours: k of the affinity.
       dense: Graphs as N x N arrays, or as factors.
       rank: Of the factored consistency graph; None for what loses nothing in the first rounds.

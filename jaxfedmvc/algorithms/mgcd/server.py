@@ -150,6 +150,41 @@ def learned_parts(
     return parts  # type: ignore[return-value]
 
 
+def refined_graphs(
+    networks: Networks,
+    config: MGCDConfig,
+    diversity: Sequence[Graph],
+    consistency: Graph,
+    average: Graph,
+    where: Array,
+) -> tuple[list[Graph], Graph]:
+    """Each view's refined consistency graph G_{c_v}, and their mean, the new G_c.
+
+    The mean's diagonal is zero. In the robust mode it is scaled to the Frobenius norm of the
+    average, for it would else grow from round to round until it outweighs all that clients send.
+
+    Args:
+      networks: f_pre and f_post.
+      config: Which form.
+      diversity: The clients' graphs.
+      consistency: The old G_c.
+      average: The old G_c plus the mean of the diversity graphs.
+      where: Real samples, bool [N].
+    """
+    parts = learned_parts(networks, config, diversity, consistency, where)
+    left = sum((part.left for part in parts[1:]), start=parts[0].left) / len(parts)
+    learned = Factored(left, parts[0].right)
+    if config.mode == "literal":
+        return list(parts), graphs_lib.dense(learned) if config.dense else learned
+    refined = [
+        graphs_lib.total([graph, consistency, part])
+        for graph, part in zip(diversity, parts, strict=True)
+    ]
+    new = graphs_lib.total([average, learned])
+    ratio = graphs_lib.squared_norm(average) / jnp.maximum(graphs_lib.squared_norm(new), 1e-30)
+    return refined, graphs_lib.scaled(new, jnp.sqrt(ratio))
+
+
 def _output(hidden: Array, layer: Layer, where: Array) -> Factored:
     """`hidden c + d` as factors."""
     left = jnp.concatenate([hidden, jnp.ones((hidden.shape[0], 1))], axis=1)
