@@ -1,4 +1,4 @@
-"""Plots of studies: grouped bars, and lines with error bars."""
+"""Plots of studies: grouped bars, lines with error bars, colours that match."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics.cluster import contingency_matrix
 
 from jaxfedmvc import plots
 
 # x, mean and standard deviation of each point of a line.
 Line = Sequence[tuple[float, float, float]]
+
+
+def coloured_as(classes: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Clusters [n] renumbered as the classes [n] that they are matched to, for the eye's sake only.
+
+    Clusters beyond the number of classes get numbers of their own.
+    """
+    table = contingency_matrix(classes, clusters)
+    found = np.unique(clusters)
+    matched = dict(zip(*linear_sum_assignment(-table.T), strict=True))
+    spare = iter(range(table.shape[0], table.shape[0] + len(found)))
+    colour = {c: matched[i] if i in matched else next(spare) for i, c in enumerate(found)}
+    return np.asarray([colour[c] for c in clusters])
 
 
 def bars(

@@ -10,10 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics.cluster import contingency_matrix
 
-from experiments import base
+from experiments import base, charts
 from jaxfedmvc import plots
 from jaxfedmvc.exchange import Traffic
 from jaxfedmvc.federation import Federation
@@ -203,13 +201,7 @@ class Report:
         if federation.labels is not None:
             truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
             classes = np.concatenate(truth)
-            # A cluster takes the colour of the class it is matched to, for the eye's sake only.
-            table = contingency_matrix(classes, clusters)
-            found = np.unique(clusters)
-            matched = dict(zip(*linear_sum_assignment(-table.T), strict=True))
-            spare = iter(range(table.shape[0], table.shape[0] + len(found)))
-            colour = {c: matched[i] if i in matched else next(spare) for i, c in enumerate(found)}
-            clusters = np.asarray([colour[c] for c in clusters])
+            clusters = charts.coloured_as(classes, clusters)
             colourings = {"by true class": classes, "by cluster": clusters}
         partial = np.concatenate(
             [

@@ -53,7 +53,7 @@ def rows(graph: Graph, index: Array) -> Array:
     if not isinstance(graph, Factored):
         return graph[index]
     block = matmul(graph.left[index], graph.right)
-    return jnp.where(index[:, None] == jnp.arange(n_samples(graph)), 0.0, block)
+    return jnp.where(index[:, None] == jnp.arange(n_samples(graph))[None], 0.0, block)
 
 
 def diagonal(graph: Factored) -> Array:
@@ -121,7 +121,7 @@ def of_rank(graph: Graph, rank: int) -> Graph:
     q_right, r_right = jnp.linalg.qr(graph.right.T)
     u, s, vt = jnp.linalg.svd(matmul(r_left, r_right.T), full_matrices=False)
     kept = min(rank, s.shape[0])
-    factored = Factored(matmul(q_left, u[:, :kept] * s[:kept]), matmul(vt[:kept], q_right.T))
+    factored = Factored(matmul(q_left, u[:, :kept] * s[None, :kept]), matmul(vt[:kept], q_right.T))
     return of_rank(factored, rank)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import sparse, stats
 from scipy.optimize import isotonic_regression
 from sklearn.manifold import TSNE
 
@@ -147,6 +147,64 @@ def embedding(
 
 # How curves differ where colours do not: in print, and for the colour-blind.
 _STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"), ("X", "-."))
+
+
+def graph(
+    path: Path, affinity: sparse.csr_array, labels: np.ndarray, title: str, cells: int = 400
+) -> None:
+    """A graph's edge weights as a picture, its vertices ordered by cluster.
+
+    Clusters that hold together are dark blocks on the diagonal; beside the picture stands the share
+    of each cluster's edge weight that stays inside.
+
+    Args:
+      path: Where to write, .png.
+      affinity: Symmetric non-negative weights [n, n].
+      labels: Clusters [n], -1 for vertices that are left out.
+      title: Of the whole picture.
+      cells: Most cells a side; with more vertices a cell holds the sum of its edges' weights.
+    """
+    plt = require_matplotlib()
+    order = np.argsort(labels, kind="stable")[np.sum(labels < 0) :]
+    n = len(order)
+    place = np.full(len(labels), -1)
+    place[order] = np.arange(n)
+    edges = affinity.tocoo()
+    rows, columns = (place[edges.coords[i]] for i in (0, 1))
+    kept = (rows >= 0) & (columns >= 0)
+    bins = min(cells, n)
+    picture = np.histogram2d(
+        rows[kept], columns[kept], bins=bins, range=((0, n), (0, n)), weights=edges.data[kept]
+    )[0]
+    found, sizes = np.unique(labels[order], return_counts=True)
+    ends = np.cumsum(sizes)
+    figure, (axis, beside) = plt.subplots(
+        1, 2, figsize=(9.5, 7), layout="constrained", width_ratios=(5, 1), sharey=True
+    )
+    # A few heavy edges would leave the rest white.
+    top = np.quantile(picture[picture > 0], 0.95) if (picture > 0).any() else 1.0
+    image = axis.imshow(
+        picture, cmap="Greys", vmin=0, vmax=top, extent=(0, n, n, 0), interpolation="nearest"
+    )
+    for end in ends[:-1]:
+        axis.axhline(end, color="C0", linewidth=0.4)
+        axis.axvline(end, color="C0", linewidth=0.4)
+    middles = ends - sizes / 2
+    axis.set_yticks(middles, [str(c) for c in found], fontsize=7)
+    axis.set_xlabel(f"{n} samples, ordered by cluster")
+    axis.set_ylabel("cluster")
+    same = labels[edges.coords[0]] == labels[edges.coords[1]]
+    inside = []
+    for cluster in found:
+        mine = labels[edges.coords[0]] == cluster
+        inside.append(edges.data[mine & same].sum() / max(edges.data[mine].sum(), 1e-30))
+    beside.barh(middles, inside, height=0.8 * sizes, color="C0")
+    beside.set_xlim(0, 1)
+    beside.set_xlabel("edge weight\nwithin the cluster")
+    beside.grid(axis="x", alpha=0.3)
+    figure.colorbar(image, ax=beside, label="edge weight of a cell", extend="max", shrink=0.6)
+    figure.suptitle(title)
+    save(figure, path)
 
 
 def attack_bands(

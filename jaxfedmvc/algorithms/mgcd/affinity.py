@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,17 +41,17 @@ def clusters(
       config: The settings.
     """
     rule = config.affinity
+    if rule in ("each", "auto"):
+        each = _cut(key, of_each_view(refined, where, config), where, config, of_each=True)
+        if rule == "each":
+            return each
+    strongest = _widened(_strongest(mean, where, config), len(refined) * _k(mean, config))
     if rule == "absolute":
         whole = jnp.abs(graphs_lib.dense(mean))
-        return _cut(key, (whole + whole.T) / 2, where, config, of_each=False)
-    if rule == "mean":
-        return _cut(key, _strongest(mean, where, config), where, config, of_each=False)
-    joined = of_each_view(refined, where, config)
-    if rule == "each":
-        return _cut(key, joined, where, config, of_each=True)
-    each = _cut(key, joined, where, config, of_each=True)
-    together = _cut(key, _strongest(mean, where, config), where, config, of_each=False)
-    return better(each, together)
+        found = _cut(key, (whole + whole.T) / 2, where, config, of_each=False)
+        return found._replace(affinity=strongest)
+    together = _cut(key, strongest, where, config, of_each=False)
+    return together if rule == "mean" else better(each, together)
 
 
 def better(first: Clusters, second: Clusters) -> Clusters:
@@ -67,17 +68,30 @@ def of_each_view(refined: Sequence[Graph], where: Array, config: MGCDConfig) -> 
 
 
 def _strongest(graph: Graph, where: Array, config: MGCDConfig) -> Neighbours:
-    n = graphs_lib.n_samples(graph)
-    k = min(config.n_neighbours, n - 1)
-    return top_k_rows(lambda index: graphs_lib.rows(graph, index), n, k, where=where)
+    return top_k_rows(
+        lambda index: graphs_lib.rows(graph, index), graphs_lib.n_samples(graph),
+        _k(graph, config), absolute=config.affinity == "absolute", where=where,
+    )  # fmt: skip
 
 
-def _cut(
-    key: Array, affinity: Neighbours | Array, where: Array, config: MGCDConfig, *, of_each: bool
-) -> Clusters:
+def _k(graph: Graph, config: MGCDConfig) -> int:
+    return min(config.n_neighbours, graphs_lib.n_samples(graph) - 1)
+
+
+def _widened(affinity: Neighbours, width: int) -> Neighbours:
+    """The same edges with room for `width` a row."""
+    n, k = affinity.index.shape
+    own = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None], (n, width - k))
+    return Neighbours(
+        jnp.concatenate([affinity.index, own], axis=1),
+        jnp.pad(affinity.weight, ((0, 0), (0, width - k))),
+    )
+
+
+def _cut(key: Array, affinity: Any, where: Array, config: MGCDConfig, *, of_each: bool) -> Clusters:
     k = config.n_clusters
     found = sparse_embedding(affinity, k + 1, where=where)
     rows = l2_normalize(found.vectors[:, :k])
     labels = kmeans(key, rows, k, where=where, n_init=config.n_init).labels
     separation = (1 - found.values[k] + _EPS) / (1 - found.values[k - 1] + _EPS)
-    return Clusters(labels, rows, separation, jnp.bool_(of_each))
+    return Clusters(labels, rows, separation, jnp.bool_(of_each), affinity)

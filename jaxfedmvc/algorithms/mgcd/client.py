@@ -17,6 +17,9 @@ from jaxfedmvc.algorithms.mgcd.model import (
     PyTree,
     decode,
     encode,
+    init_autoencoder,
+    last,
+    uniform_by_row,
 )
 from jaxfedmvc.graph import Factored, Graph, matmul, rows, times
 from jaxfedmvc.losses import masked_mean
@@ -43,16 +46,22 @@ def self_representation_loss(z: Array, graph_rows: Array, z_all: Array, mask: Ar
 def pretrain(
     key: Array, params: PyTree, x: Array, mask: Array, config: MGCDConfig, hp: MGCDHyperparams
 ) -> tuple[PyTree, Array]:
-    """Minimises eq. (1); returns the parameters and the loss of each epoch."""
+    """Minimises eq. (1); returns the parameters and the last epoch's loss.
+
+    Without the reconstruction loss the parameters stay as they are.
+    """
+    if "r" not in config.losses:
+        return params, jnp.float32(0)
 
     def loss(params: PyTree, x: Array, mask: Array) -> Array:
         z, _ = encode(params, config, x)
         return reconstruction_loss(x, decode(params, config, z, x.shape[1]), mask)
 
-    return fit(
+    params, losses = fit(
         key, params, loss, x, mask, epochs=config.pretrain_epochs, batch_size=config.batch_size,
         learning_rate=hp.pretrain_rate,
     )  # fmt: skip
+    return params, last(losses)
 
 
 # Literal mode: gradients of eq. (3).
@@ -87,7 +96,7 @@ def local_training(
                 x_decoded = decode(params, config, z, x.shape[1])
                 value += reconstruction_loss(x, x_decoded, batch_mask)
             if "s" in config.losses:
-                of_others = index[:, None] != samples
+                of_others = index[:, None] != samples[None]
                 diversity = jnp.where(of_others, matmul(z_d, params["graph"]), 0.0)
                 graph_rows = rows(consistency, index) + diversity
                 value += hp.gamma * self_representation_loss(z, graph_rows, z_all, batch_mask)
@@ -113,12 +122,38 @@ def diversity_graph(params: PyTree, x: Array, mask: Array, config: MGCDConfig) -
 # Robust mode: both problems in closed form.
 
 
-def principal_axes(x: Array, mask: Array, width: int) -> Array:
+def latent(
+    key: Array,
+    x: Array,
+    mask: Array,
+    width: int,
+    config: MGCDConfig,
+    hp: MGCDHyperparams,
+) -> tuple[Array, Array]:
+    """Z [N, width] on the sphere, and the reconstruction loss.
+
+    Without that loss the encoder is a random one.
+    """
+    init_key, fit_key = jax.random.split(key)
+    if config.encoder == "deep":
+        params = init_autoencoder(init_key, config, x.shape[1])
+        params, loss = pretrain(fit_key, params, x, mask, config, hp)
+        return on_sphere(encode(params, config, x)[0], mask), loss
+    x = centred(x, mask)
+    if "r" in config.losses:
+        axes = principal_axes(x, width)
+        z = matmul(x, axes)
+        return on_sphere(z, mask), reconstruction_loss(x, matmul(z, axes.T), mask)
+    return on_sphere(matmul(x, uniform_by_row(init_key, x.shape[1], width, 1.0)), mask), jnp.zeros(
+        ()
+    )
+
+
+def principal_axes(x: Array, width: int) -> Array:
     """The encoder of the best linear autoencoder, [D_v, width]: eq. (1) in closed form.
 
-    The leading eigenvectors of the covariance (Baldi & Hornik, 1989).
+    The leading eigenvectors of the covariance (Baldi & Hornik, 1989) of centred x [N, D_v].
     """
-    x = centred(x, mask)
     return jnp.linalg.eigh(matmul(x.T, x))[1][:, ::-1][:, :width]
 
 

@@ -35,12 +35,15 @@ from jaxfedmvc.algorithms.mgcd.model import (
     adam,
     graph_rank,
     init_autoencoder,
+    last,
     latent_dims,
     predicted_bytes,
     uniform_by_row,
 )
+from jaxfedmvc.clustering.sparse_spectral import Neighbours
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.graph import Factored, Graph
+from jaxfedmvc.losses import masked_mean
 
 # What graphs a round is reported for; see `mgcd`.
 REPORTED = ("consistency", "diversity", "average")
@@ -78,9 +81,11 @@ def mgcd(
         if config.server_trains:
             networks = server_lib.init_networks(key, config, n, jnp.maximum(jnp.sum(where), 1))
         rank = None if config.dense else graph_rank(config, n, dims)
+        n_edges = len(dims) * min(config.n_neighbours, n - 1)
         none_yet = Clusters(
             jnp.full(n, -1, jnp.int32), jnp.zeros((n, config.n_clusters)), jnp.float32(0),
             jnp.bool_(False),
+            Neighbours(jnp.zeros((n, n_edges), jnp.int32), jnp.zeros((n, n_edges))),
         )  # fmt: skip
         server = ServerState(
             networks, adam(hp.server_rate).init(networks), where, graphs_lib.zeros(n, rank),
@@ -99,34 +104,13 @@ def mgcd(
         return ()
 
     def prepare(key: Array, _: tuple[()], state: ClientState, client: Cohort) -> Any:
-        x = _features(client)
-        if not robust:
-            if "r" not in config.losses:
-                return state, (), {"loss": jnp.float32(0)}
-            network = {name: p for name, p in state.params.items() if name != "graph"}
-            network, losses = client_lib.pretrain(key, network, x, client.mask, config, hp)
-            return state._replace(params=state.params | network), (), {"loss": _last(losses)}
-        latent, loss = _latent(key, x, client.mask, state.latent.shape[1])
-        return state._replace(latent=latent), (), {"loss": loss}
-
-    def _latent(key: Array, x: Array, mask: Array, d: int) -> tuple[Array, Array]:
-        """The robust mode's Z and its reconstruction loss; random without that loss."""
-        init_key, fit_key = jax.random.split(key)
-        if config.encoder == "deep":
-            params, losses = init_autoencoder(init_key, config, x.shape[1]), jnp.zeros(1)
-            if "r" in config.losses:
-                params, losses = client_lib.pretrain(fit_key, params, x, mask, config, hp)
-            z, _ = client_lib.encode(params, config, x)
-            return client_lib.on_sphere(z, mask), _last(losses)
-        axes = uniform_by_row(init_key, x.shape[1], d, 1.0)
-        if "r" in config.losses:
-            axes = client_lib.principal_axes(x, mask, d)
-        z = graphs_lib.matmul(x, axes)
-        x = client_lib.centred(x, mask)
-        loss = client_lib.reconstruction_loss(
-            x, graphs_lib.matmul(graphs_lib.matmul(x, axes), axes.T), mask
-        )
-        return client_lib.on_sphere(z, mask), loss
+        x, mask = _features(client), client.mask
+        if robust:
+            latent, loss = client_lib.latent(key, x, mask, state.latent.shape[1], config, hp)
+            return state._replace(latent=latent), (), {"loss": loss}
+        networks = {name: p for name, p in state.params.items() if name != "graph"}
+        networks, loss = client_lib.pretrain(key, networks, x, mask, config, hp)
+        return state._replace(params=state.params | networks), (), {"loss": loss}
 
     def keep(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
         return state, {}
@@ -145,12 +129,12 @@ def mgcd(
             left_over = state.latent - graphs_lib.times(
                 graphs_lib.total([graph, found]), state.latent
             )
-            loss = client_lib.masked_mean(jnp.sum(left_over**2, axis=1), mask)
+            loss = masked_mean(jnp.sum(left_over**2, axis=1), mask)
         else:
             x = _features(client)
             state, losses = client_lib.local_training(key, state, graph, x, mask, config, hp)
             found = client_lib.diversity_graph(state.params, x, mask, config)
-            loss = _last(losses)
+            loss = last(losses)
         message = graphs_lib.dense(found) if config.dense else found
         return state, message, {"loss": loss}
 
@@ -173,7 +157,7 @@ def mgcd(
             )
             refined, new = server_lib.refined_graphs(networks, config, uploads, old, average, where)
             found = cut(refined, new)
-            info |= {"server_loss": _last(losses), "server_separation": found.separation}
+            info |= {"server_loss": last(losses), "server_separation": found.separation}
         if config.server_trains and robust:
             # Without labels the spectrum must tell whether training helped.
             kept = found.separation > of_average.separation
@@ -254,11 +238,6 @@ def _init_client(
 
 def _features(client: Cohort) -> Array:
     return jnp.where(client.mask[:, None], jnp.concatenate(client.views, axis=-1), 0.0)
-
-
-def _last(losses: Array) -> Array:
-    """The last epoch's loss; 0 where there was no epoch."""
-    return losses[-1] if losses.shape[0] else jnp.float32(0)
 
 
 def _cleaned(graph: Graph, where: Array) -> Graph:

@@ -12,6 +12,7 @@ import optax
 from flax import struct
 from jax import Array
 
+from jaxfedmvc.clustering.sparse_spectral import Neighbours
 from jaxfedmvc.graph import Graph
 from jaxfedmvc.nn import apply_mlp, init_mlp
 
@@ -174,12 +175,14 @@ class Clusters(NamedTuple):
       separation: (1 - e_{K+1}) / (1 - e_K) of its eigenvalues, 1 or more: how well K clusters are
         cut apart compared with K + 1. See `affinity.clusters`.
       of_each: Whether the affinity is the mean of the views' own.
+      affinity: What was cut, at most V k edges a sample; of "absolute" the k heaviest of each.
     """
 
     labels: Array
     embedding: Array
     separation: Array
     of_each: Array
+    affinity: Neighbours
 
 
 class ServerState(NamedTuple):
@@ -270,6 +273,11 @@ def init_layer(key: Array, n: int, n_real: Array, width: int, *, residual: bool)
 def adam(rate: Array | float) -> optax.GradientTransformation:
     """The optimiser of every phase."""
     return optax.adam(rate)
+
+
+def last(losses: Array) -> Array:
+    """The last epoch's loss; 0 where there was no epoch."""
+    return losses[-1] if losses.shape[0] else jnp.float32(0)
 
 
 # Sizes.

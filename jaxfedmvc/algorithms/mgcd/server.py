@@ -92,7 +92,8 @@ def init_networks(key: Array, config: MGCDConfig, n: int, n_real: Array) -> Netw
 
 
 def _apply(layer: Layer, x: Array) -> Array:
-    return matmul(jax.nn.relu(matmul(x, layer.a) + layer.b), layer.c) + layer.d
+    hidden = jax.nn.relu(matmul(x, layer.a) + layer.b[None, None])
+    return matmul(hidden, layer.c) + layer.d[None, None]
 
 
 def refined_rows(
@@ -112,11 +113,11 @@ def refined_rows(
     """
     distilled = diversity
     if isinstance(networks.pre, Layer):
-        distilled = _apply(networks.pre, diversity) * where
+        distilled = _apply(networks.pre, diversity) * where[None, None]
         if config.mode == "robust":
             distilled += diversity
-    fused = distilled + consistency
-    refined = _apply(networks.post, fused) * where
+    fused = distilled + consistency[None]
+    refined = _apply(networks.post, fused) * where[None, None]
     return fused + refined if config.mode == "robust" else refined
 
 
@@ -140,11 +141,11 @@ def learned_parts(
         # What f_post's first layer makes of its input, without that input.
         at_post, of_pre = consistency_at_post, []
         if isinstance(pre, Layer):
-            of_pre = [_output(jax.nn.relu(times(graph, pre.a) + pre.b), pre, where)]
+            of_pre = [_output(jax.nn.relu(times(graph, pre.a) + pre.b[None]), pre, where)]
             at_post = at_post + matmul(of_pre[0].left, matmul(of_pre[0].right, post.a))
         if config.mode == "robust" or not of_pre:
             at_post = at_post + times(graph, post.a)
-        of_post = _output(jax.nn.relu(at_post + post.b), post, where)
+        of_post = _output(jax.nn.relu(at_post + post.b[None]), post, where)
         kept = [*of_pre, of_post] if config.mode == "robust" else [of_post]
         parts.append(graphs_lib.total(kept))
     return parts  # type: ignore[return-value]
@@ -233,7 +234,7 @@ def server_losses(
     of_all = rows(consistency, index)
     refined = refined_rows(networks, config, of_views, of_all, where)
     contrast = graph_contrast(refined, mask, hp.tau, infonce=config.contrast == "infonce")
-    return contrast, diversity_loss(of_all + of_views - refined, mask)
+    return contrast, diversity_loss(of_all[None] + of_views - refined, mask)
 
 
 def weighted(
