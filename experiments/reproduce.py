@@ -1,4 +1,4 @@
-"""Tables and figures of the papers: `python -m experiments.reproduce --paper=vertcohirf --table=5`.
+"""Tables and figures of the papers: `python -m experiments.reproduce --paper=... --table=...`.
 
 Every trial is appended to trials.csv as it is made; give an unfinished job's file as --trials_file
 and what it holds is not run again.
@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 from sklearn.metrics import adjusted_rand_score
 
-from experiments import base, vertcohirf_attack, vertical
+from experiments import base, mgcd_tables, vertcohirf_attack, vertical
 from experiments import vertcohirf_tables as tables
 from experiments.base import checked, seeds
 from experiments.progress import ProgressBar, require_tqdm
@@ -37,9 +37,13 @@ from jaxfedmvc.clustering.local import dbscan_method, kmeans_method
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(vertcohirf_attack)
 
-flags.DEFINE_enum("paper", "vertcohirf", ["vertcohirf"], "Whose tables.")
-flags.DEFINE_list("table", [], "Tables: 1, or any of 5 to 16.")
-flags.DEFINE_integer("figure", None, "Figure: 1 (attack), 4 (number of agents) or 5 (box plots).")
+flags.DEFINE_enum("paper", "vertcohirf", ["vertcohirf", "mgcd"], "Whose tables.")
+flags.DEFINE_list("table", [], "Tables; vertcohirf: 1, or any of 5 to 16; mgcd: 2, 3, 4.")
+flags.DEFINE_integer(
+    "figure", None,
+    "Figure; vertcohirf: 1 (attack), 4 (number of agents), 5 (box plots); mgcd: 3 (maps), 4 (graphs"
+    " by round), 5 (convergence, weights).",
+)  # fmt: skip
 flags.DEFINE_integer("search_trials", 50, "Settings tried for each method and seed.", 1)
 flags.DEFINE_integer("search_batch", 10, "Settings of one compiled program.", 1)
 flags.DEFINE_enum("search", "random", ["random", "tpe"], "How settings are proposed.")
@@ -47,9 +51,11 @@ flags.DEFINE_integer(
     "max_local_clusters", 30,
     "Largest C tried for VertCoHiRF's base clusterers: 30 in the paper's tables, 5 in its runs.", 2,
 )  # fmt: skip
-flags.DEFINE_list("methods", [], "Rows that are run; empty: all.")
-flags.DEFINE_list("sets", [], "Sets of figure 5; empty: all six.")
-flags.DEFINE_string("trials_file", None, "Trials to begin with; new ones are appended to it.")
+flags.DEFINE_list("methods", [], "Rows that are run; empty: all. For mgcd's, with ; for commas.")
+flags.DEFINE_list("sets", [], "Sets of vertcohirf's figure 5, or of mgcd's table 2; empty: all.")
+flags.DEFINE_string(
+    "trials_file", None, "Trials (mgcd: runs) to begin with; new ones are appended to it."
+)
 
 _FIGURE_4 = ("alizadeh-2000-v2", range(2, 7))
 # k of the methods that are given one in table 1: the number of classes.
@@ -135,6 +141,48 @@ def check_trials_file() -> None:
 
 def main() -> None:
     """Runs what the flags ask for."""
+    if FLAGS.paper == "mgcd":
+        mgcd()
+    else:
+        vertcohirf_paper()
+
+
+def mgcd() -> None:
+    """Tables 2 to 4 and figures 3 to 5 of MGCD."""
+    table, figure = checked(what_of_mgcd)
+    base.use_compilation_cache()
+    chosen = seeds() if FLAGS["seeds"].present else list(range(FLAGS.seed, FLAGS.seed + 5))
+    cells = checked(lambda: mgcd_tables.cells(table, figure, FLAGS.sets, FLAGS.methods))
+    for name in cells:
+        checked(lambda name=name: mgcd_tables.load(name))
+    checked(require_tqdm)
+    checked(plots.require_matplotlib)
+    label = f"figure{figure}" if figure else f"table{table}"
+    folder = checked(lambda: base.make_folder(f"reproduce-mgcd-{label}"))
+    path = Path(FLAGS.trials_file or folder / "runs.csv")
+    found = mgcd_tables.report(table, figure, cells, chosen, path, folder)
+    vertical.write_summary(folder, {"paper": "mgcd", "what": label, "seeds": chosen} | found)
+    print(f"\nwritten: {folder}/")
+
+
+def what_of_mgcd() -> tuple[int | None, int | None]:
+    """MGCD's table or figure, from flags.
+
+    Raises:
+      ValueError: None is asked for, or one that there is not.
+    """
+    if FLAGS.figure is not None and not FLAGS.table and FLAGS.figure in (3, 4, 5):
+        return None, FLAGS.figure
+    if FLAGS.figure is None and FLAGS.table in (["2"], ["3"], ["4"]):
+        return int(FLAGS.table[0]), None
+    raise ValueError(
+        f"table: got {','.join(FLAGS.table)!r} and figure {FLAGS.figure}; allowed for mgcd is one"
+        " of the tables 2, 3 and 4, or one of the figures 3, 4 and 5"
+    )
+
+
+def vertcohirf_paper() -> None:
+    """What the flags ask for of VertCoHiRF."""
     wanted, figure = checked(what)
     if figure == 1:
         vertcohirf_attack.main()

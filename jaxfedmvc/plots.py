@@ -116,11 +116,7 @@ def embedding(
         kept = np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))
         points, markers = points[kept], markers[kept]
         colourings = {name: values[kept] for name, values in colourings.items()}
-    if points.shape[1] > 2 and len(points) > 6:
-        perplexity = min(30.0, (len(points) - 1) / 3)
-        flat = TSNE(random_state=0, init="pca", perplexity=perplexity).fit_transform(points)
-    else:  # nothing to flatten
-        flat = np.pad(points, ((0, 0), (0, 1)))[:, :2]
+    flat = _flattened(points)
     figure, axes = plt.subplots(
         1, len(colourings), figsize=(5.6 * len(colourings), 5.6), squeeze=False,
         layout="constrained",
@@ -147,6 +143,51 @@ def embedding(
 
 # How curves differ where colours do not: in print, and for the colour-blind.
 _STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"), ("X", "-."))
+
+
+def _flattened(points: np.ndarray) -> np.ndarray:
+    """t-SNE of points [n, d], [n, 2]."""
+    if points.shape[1] > 2 and len(points) > 6:
+        perplexity = min(30.0, (len(points) - 1) / 3)
+        return TSNE(random_state=0, init="pca", perplexity=perplexity).fit_transform(points)
+    return np.pad(points, ((0, 0), (0, 1)))[:, :2]  # nothing to flatten
+
+
+def maps(
+    path: Path,
+    points: Mapping[str, np.ndarray],
+    classes: np.ndarray,
+    title: str,
+    max_points: int = 2000,
+) -> None:
+    """t-SNE maps of several representations of the same samples, side by side.
+
+    Args:
+      path: Where to write, .png.
+      points: For each panel its title and points [n, d].
+      classes: [n] integers from 0, which samples are coloured by.
+      title: Of the whole picture.
+      max_points: More are thinned out, with a fixed seed.
+    """
+    plt = require_matplotlib()
+    kept = np.arange(len(classes))
+    if len(kept) > max_points:
+        kept = np.sort(np.random.default_rng(0).choice(len(kept), max_points, replace=False))
+    figure, axes = plt.subplots(
+        1, len(points), figsize=(5.2 * len(points), 5.6), squeeze=False, layout="constrained"
+    )
+    palette = plt.get_cmap("tab10" if classes.max() < 10 else "tab20")
+    for axis, (name, values) in zip(axes[0], points.items(), strict=True):
+        flat = _flattened(values[kept])
+        axis.scatter(
+            flat[:, 0], flat[:, 1], s=12, linewidths=0.3,
+            c=[palette(c % palette.N) for c in classes[kept]],
+        )  # fmt: skip
+        axis.set_title(name)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    figure.suptitle(title)
+    save(figure, path)
 
 
 def graph(

@@ -1,7 +1,9 @@
-"""Runs a binary inside the tests' process."""
+"""Runs a binary inside the tests' process, or in one of its own."""
 
 import contextlib
 import io
+import os
+import subprocess
 import sys
 from unittest import mock
 
@@ -26,3 +28,16 @@ def launch(module, *arguments):
     finally:
         flagsaver.restore_flag_values(saved)
     return left.value.code or 0, out.getvalue(), err.getvalue()
+
+
+def alone(module, *arguments):
+    """As `launch`, in a process of its own: binaries may have flags of the same name.
+
+    Programs are compiled without most optimisations, for they run for milliseconds here.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True, text=True, timeout=300,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "MPLBACKEND": "agg"},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
