@@ -17,6 +17,7 @@ from jaxfedmvc.messages import (
     gaussian_noise,
     laplace_noise,
     nbytes,
+    nearest_only,
     transformed,
 )
 
@@ -206,3 +207,28 @@ def test_codecs_and_transformations_of_a_chain_draw_for_themselves():
 def test_sums_of_encoded_messages_are_refused():
     with pytest.raises(ValueError, match=r'^reduce: got "sum"; allowed is "stack"'):
         coded(sending(jnp.ones(2)), doubled)
+
+
+# --- Graphs of neighbours -------------------------------------------------------------------------
+
+
+def test_only_the_nearest_stay_a_hand_worked_case():
+    graph = jnp.array([[3.0, -9.0, 1.0, 2.0], [0.0, -1.0, 5.0, -2.0], [jnp.nan, 4.0, 4.0, 4.0]])
+    phase = transformed(sending({"graph": graph}), nearest_only(2))
+    kept = sent_by(phase)["graph"]
+    np.testing.assert_array_equal(kept, [[3, 0, 0, 2], [0, 0, 5, 0], [0, 4, 4, 0]])
+    twice = sent_by(transformed(phase, nearest_only(2)))["graph"]
+    np.testing.assert_array_equal(twice, kept)
+
+
+def test_neighbours_of_the_smallest_graph_are_all_and_others_are_refused():
+    graph = jnp.array([[1.0, -1.0]])
+    np.testing.assert_array_equal(nearest_only(2)(KEY, graph, ()), [[1, 0]])
+    with pytest.raises(ValueError, match=r"leaf of shape \(1, 2\); allowed are matrices"):
+        nearest_only(3)(KEY, graph, ())
+    with pytest.raises(ValueError, match=r"leaf of shape \(2,\)"):
+        nearest_only(1)(KEY, graph[0], ())
+    with pytest.raises(ValueError, match="int32"):
+        nearest_only(1)(KEY, graph.astype(jnp.int32), ())
+    with pytest.raises(ValueError, match="k: got 0; allowed is 1 or more"):
+        nearest_only(0)

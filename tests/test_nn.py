@@ -6,6 +6,7 @@ from itertools import chain
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jaxfedmvc import nn
@@ -153,6 +154,28 @@ def test_no_epochs_leave_the_parameters(data):
     trained, values = fit(jax.random.key(1), w, *data, np.ones(N, bool), RATE, 0, 3)
     np.testing.assert_array_equal(trained, w)
     assert values.shape == (0,)
+
+
+def test_adam_is_kept_between_calls(data):
+    x, y = data
+    w = np.array([0.3, 0.0, -0.1], np.float32)
+    loss, mask = regression_loss, np.ones(N, bool)
+
+    @functools.partial(jax.jit, static_argnames="epochs")
+    def on(w, opt_state, epochs):
+        return nn.fit_on(
+            jax.random.key(0), w, opt_state, loss, {"x": x, "y": y}, mask,
+            epochs=epochs, batch_size=N, learning_rate=RATE,
+        )  # fmt: skip
+
+    fresh = optax.adam(RATE).init(w)
+    first, kept, first_value = on(w, fresh, 1)
+    second, _, second_value = on(first, kept, 1)
+    together, _, values = on(w, fresh, 2)
+    np.testing.assert_allclose(second, together, rtol=1e-6)
+    np.testing.assert_allclose([*first_value, *second_value], values, rtol=1e-6)
+    # A fresh Adam makes another step.
+    assert np.abs(on(first, fresh, 1)[0] - together).max() > 1e-4
 
 
 def test_learning_rate_may_be_swept(data):

@@ -19,6 +19,7 @@ from jaxfedmvc.algorithms import (
     FMCSCConfig,
     FMCSCHyperparams,
     LocalStep,
+    MGCDConfig,
 )
 from jaxfedmvc.clustering.local import kmeans_method
 from jaxfedmvc.data.partition import Part
@@ -56,11 +57,17 @@ TINY = {
         FMCSCHyperparams(learning_rate=0.01),
     ),
     "local_kmeans": (K, 2),
+    "mgcd": (
+        MGCDConfig(
+            K, latent_dim=3, server_hidden=4, server_epochs=1, batch_size=8, affinity="each",
+            n_neighbours=3, n_init=2,
+        ),
+    ),
     "vertcohirf": (LocalStep(kmeans_method(K), 0.7, 2),),
 }  # fmt: skip
 
 # Agents of vertical methods hold the same samples; clients of the others have samples of their own.
-VERTICAL = {"coreset_kmeans", "distr_kmeans", "dpfmps", "dpfmps_p2est", "vertcohirf"}
+VERTICAL = {"coreset_kmeans", "distr_kmeans", "dpfmps", "dpfmps_p2est", "mgcd", "vertcohirf"}
 # Views, and for each client its id and number of samples. Client 0 does not come first.
 CLIENTS = {
     False: (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}), ((0,), {2: 8})),
@@ -352,7 +359,8 @@ def test_a_client_with_fewer_samples_than_clusters_is_named(lab):
             engine.start(lab.algorithm, federation(False, lone), lab.key)
         return
     named = "client 1" if lab.vertical else "client 4"
-    with pytest.raises(ValueError, match=rf"{named} .*1 samples; allowed is 2"):
+    least = K + 1 if lab.name == "mgcd" else K  # its criterion asks for one eigenvector more
+    with pytest.raises(ValueError, match=rf"{named} .*1 samples; allowed is {least}"):
         engine.start(lab.algorithm, federation(lab.vertical, few), lab.key)
 
 
