@@ -67,7 +67,7 @@ def mgcd(
 
     Returns:
       The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, for a single
-      view, fewer samples than clusters, and more memory than the configuration allows.
+      view, no more samples than clusters, and more memory than the configuration allows.
     """
     hp = MGCDHyperparams() if hyperparams is None else hyperparams
     robust = config.mode == "robust"

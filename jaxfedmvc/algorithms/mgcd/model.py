@@ -314,8 +314,8 @@ def predicted_bytes(config: MGCDConfig, n: int, view_dims: Sequence[int]) -> flo
     """
     views = len(view_dims)
     if config.dense:
-        # The consistency graph old and new, what is sent of it, the uploads, the refined graphs.
-        graphs = n * n * (3.0 + 2 * views)
+        # Each upload and its guided form; a trained server has two consistency graphs more.
+        graphs = n * n * 2.0 * (views + config.server_trains)
     else:
         rank = graph_rank(config, n, view_dims)
         widest = rank + sum(latent_dims(config, view_dims)) + 2 * (config.server_hidden + 1)
