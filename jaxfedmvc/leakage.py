@@ -15,7 +15,7 @@ by rounding at most.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,15 @@ from jax.typing import ArrayLike
 from jaxfedmvc.graph import Factored, Graph, matmul, n_samples
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlp
 
+PyTree = Any
+
 # Singular values below this share of the largest are rounding.
 _NOTHING = 1e-5
 # Of the subspace iteration: columns beside those that are asked for, and passes over the graph.
 _OVERSAMPLING = 10
-_PASSES = 8
+_PASSES = 4
+# How many deviations from the mean a point may lie where it is learned from or applied.
+_REACH = 4.0
 
 
 class Singular(NamedTuple):
@@ -64,7 +68,7 @@ class InverterConfig:
     hidden: tuple[int, ...] = (128,)
     epochs: int = 60
     snapshots: int = 3
-    batch_size: int = 256
+    batch_size: int = 1024
     learning_rate: float = 3e-3
     penalties: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     held_out: float = 0.2
@@ -153,7 +157,9 @@ def _of_array(x: Array, rank: int, where: Array) -> Singular:
         return jnp.linalg.qr(matmul(x, jnp.linalg.qr(matmul(x.T, basis))[0]))[0]
 
     basis = lax.fori_loop(0, _PASSES, better, jnp.linalg.qr(matmul(x, start))[0])
-    u, values, _ = jnp.linalg.svd(matmul(basis.T, x), full_matrices=False)
+    # basis^T x = r^T q^T: the decomposition of a small matrix remains.
+    _, r = jnp.linalg.qr(matmul(x.T, basis))
+    u, values, _ = jnp.linalg.svd(r.T)
     return Singular(matmul(basis, u), values)
 
 
@@ -205,8 +211,9 @@ def linear_r2(target: ArrayLike, basis: ArrayLike, where: ArrayLike | None = Non
     where = _mask(where, target.shape[0])
     target, basis = _centred(target, where), _centred(basis, where)
     # Directions of the span that are rounding alone must not count as directions.
-    u, values, _ = jnp.linalg.svd(basis, full_matrices=False)
-    u = jnp.where((values > _NOTHING * values[0])[None], u, 0.0)
+    q, r = jnp.linalg.qr(basis)
+    u, values, _ = jnp.linalg.svd(r, full_matrices=False)
+    u = jnp.where((values > _NOTHING * values[0])[None], matmul(q, u), 0.0)
     return r2(target, matmul(u, matmul(u.T, target)), where)
 
 
@@ -275,23 +282,34 @@ def invert(
     y_scale = jnp.sqrt(jnp.mean(jnp.sum(_centred(features, trained) ** 2, axis=0) / count))
     inverse = jnp.where(x_scale > 0, 1 / jnp.where(x_scale > 0, x_scale, 1.0), 0.0)
     y_scale = jnp.where(y_scale > 0, y_scale, 1.0)
-    x = jnp.where(where[:, None], (points - x_mean[None]) * inverse[None], 0.0)
+
+    def standardised(a: Array) -> Array:
+        # Of a sample far outside what was trained on nothing is known: it must not blow up.
+        return jnp.clip((a - x_mean[None]) * inverse[None], -_REACH, _REACH)
+
+    x = jnp.where(where[:, None], standardised(points), 0.0)
     y = jnp.where(where[:, None], (features - y_mean[None]) / y_scale, 0.0)
     # The known samples' rows first: they choose, the others are what is asked for.
-    everyone = jnp.concatenate([x, (unknown - x_mean[None]) * inverse[None]])
+    everyone = jnp.concatenate([x, standardised(unknown)])
 
-    candidates = [_ridge(x, y, everyone, trained, penalty) for penalty in config.penalties]
-    candidates += _network(init_key, fit_key, x, y, everyone, trained, config)
-    validation = jnp.stack([r2(y, guess[:n], held_out) for guess in candidates])
-    best = jnp.stack([guess[n:] for guess in candidates])[jnp.argmax(validation)]
+    guesses = jnp.concatenate(
+        [
+            _ridges(x, y, everyone, trained, jnp.asarray(config.penalties)),
+            _network(init_key, fit_key, x, y, everyone, trained, config),
+        ]
+    )
+    validation = jax.vmap(r2, (None, 0, None))(y, guesses[:, :n], held_out)
+    best = guesses[jnp.argmax(validation), n:]
     return Inverted(best * y_scale + y_mean[None], validation)
 
 
-def _ridge(x: Array, y: Array, everyone: Array, trained: Array, penalty: float) -> Array:
+def _ridges(x: Array, y: Array, everyone: Array, trained: Array, penalties: Array) -> Array:
+    """What ridge regression with each penalty says of everyone, [penalties, n + m, D]."""
     x = jnp.where(trained[:, None], x, 0.0)
-    gram = matmul(x.T, x) + penalty * jnp.sum(trained) * jnp.eye(x.shape[1])
-    weights = jax.scipy.linalg.solve(gram, matmul(x.T, y), assume_a="pos")
-    return matmul(everyone, weights)
+    values, axes = jnp.linalg.eigh(matmul(x.T, x) / jnp.sum(trained))
+    target = matmul(axes.T, matmul(x.T, y)) / jnp.sum(trained)
+    weights = target[None] / (jnp.maximum(values, 0.0)[None] + penalties[:, None])[..., None]
+    return matmul(matmul(everyone, axes)[None], weights)
 
 
 def _network(
@@ -302,25 +320,25 @@ def _network(
     everyone: Array,
     trained: Array,
     config: InverterConfig,
-) -> list[Array]:
-    """What each snapshot says of everyone."""
+) -> Array:
+    """What each snapshot says of everyone, [snapshots, n + m, D]."""
     widths = (*config.hidden, y.shape[1])
     params = init_mlp(init_key, x.shape[1], widths)
     state = optax.adam(config.learning_rate).init(params)
 
-    def loss(params: dict, rows: tuple[Array, Array], mask: Array) -> Array:
+    def loss(params: PyTree, rows: tuple[Array, Array], mask: Array) -> Array:
         errors = jnp.mean((apply_mlp(params, widths, rows[0]) - rows[1]) ** 2, axis=-1)
         return jnp.sum(jnp.where(mask, errors, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
-    guesses = []
-    for i in range(config.snapshots):
+    def snapshot(carry: PyTree, i: Array) -> tuple[PyTree, Array]:
         params, state, _ = fit_on(
-            jax.random.fold_in(fit_key, i), params, state, loss, (x, y), trained,
+            jax.random.fold_in(fit_key, i), *carry, loss, (x, y), trained,
             epochs=config.epochs, batch_size=config.batch_size,
             learning_rate=config.learning_rate,
         )  # fmt: skip
-        guesses.append(apply_mlp(params, widths, everyone))
-    return guesses
+        return (params, state), apply_mlp(params, widths, everyone)
+
+    return lax.scan(snapshot, (params, state), jnp.arange(config.snapshots))[1]
 
 
 # --- Rows -----------------------------------------------------------------------------------------

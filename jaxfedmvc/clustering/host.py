@@ -1,16 +1,51 @@
-"""scikit-learn's clusterers inside compiled code, as calls back to the host."""
+"""Calls from compiled code back to the host, and scikit-learn's clusterers by way of them."""
 
 from collections.abc import Callable
 from numbers import Integral
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
+from jax.experimental.buffer_callback import buffer_callback
 from jax.typing import ArrayLike
 from sklearn.base import ClusterMixin
 
 from jaxfedmvc.clustering.kmeans import check_data
+
+
+def on_host(function: Callable[..., Any], shapes: Any, *arguments: Array) -> Any:
+    """`function(*arguments)` computed in NumPy, inside compiled code.
+
+    May be jitted and vmapped; a batch is worked off one item after the other. On CPU the function
+    reads and writes the program's own memory: `jax.pure_callback` copies its arguments by the very
+    threads that may all be waiting in callbacks, and then the program stands still for ever, always
+    with a single core (https://github.com/jax-ml/jax/issues/24255).
+
+    Args:
+        function: Of NumPy arrays, without side effects; it may not call jax.
+        shapes: Pytree of `jax.ShapeDtypeStruct`, of what it returns.
+        arguments: Arrays.
+
+    Raises:
+        Exception: What the function raises arrives in an error of jax that quotes it; some calls
+            make that a `RuntimeError`, some a `ValueError`.
+    """
+
+    def in_place(_: Any, out: Any, *buffers: Any) -> None:
+        result = function(*(np.asarray(buffer) for buffer in buffers))
+        for target, value in zip(jax.tree.leaves(out), jax.tree.leaves(result), strict=True):
+            np.asarray(target)[...] = value
+
+    def copied(*arrays: Array) -> Any:
+        return jax.pure_callback(function, shapes, *arrays, vmap_method="sequential")
+
+    return lax.platform_dependent(
+        *arguments,
+        cpu=buffer_callback(in_place, shapes, vmap_method="sequential"),
+        default=copied,
+    )
 
 
 def host_method(
@@ -32,11 +67,11 @@ def host_method(
         The method, of a PRNG key, rows float32 [n, d] and the mask of the selected rows, bool [n]
         or None for all. Its labels are int32 [n]: 0, 1, .. in the order of the clusterer's own
         labels, and -1 for what it calls noise and for rows that are not selected. The method raises
-        `ValueError` if an array has the wrong shape, and whatever the clusterer raises arrives as a
-        `RuntimeError` that names it (jax wraps it in its own, a subclass of `RuntimeError`).
+        `ValueError` if an array has the wrong shape; whatever the clusterer raises arrives as
+        `on_host` says, in words that name the clusterer.
     """
 
-    def on_host(seed: ArrayLike, x: ArrayLike, where: ArrayLike) -> np.ndarray:
+    def fit(seed: np.ndarray, x: np.ndarray, where: np.ndarray) -> np.ndarray:
         selected = np.asarray(where)
         labels = np.full(len(selected), -1, np.int32)
         labels[selected] = _fit(make, int(np.asarray(seed)), np.asarray(x)[selected])
@@ -46,7 +81,7 @@ def host_method(
         x, where = check_data(x, where)
         seed = jax.random.bits(key, dtype=jnp.uint32) >> 1
         shape = jax.ShapeDtypeStruct(where.shape, jnp.int32)
-        return jax.pure_callback(on_host, shape, seed, x, where, vmap_method="sequential")
+        return on_host(fit, shape, seed, x, where)
 
     return method
 

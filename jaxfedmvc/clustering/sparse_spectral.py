@@ -18,6 +18,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
+from jaxfedmvc.clustering.host import on_host
 from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.clustering.spectral import _fix_signs
 
@@ -169,7 +170,7 @@ def sparse_embedding(
     if not 1 <= n_components <= n:
         raise ValueError(f"n_components must be in [1, {n}], got {n_components}")
 
-    def on_host(index: Array, weight: Array, where: Array) -> tuple[np.ndarray, np.ndarray]:
+    def solve(index: Array, weight: Array, where: Array) -> tuple[np.ndarray, np.ndarray]:
         selected = np.asarray(where)
         matrix = to_sparse(Neighbours(index, weight))[selected][:, selected]
         vectors = np.zeros((n, n_components), np.float32)
@@ -182,9 +183,7 @@ def sparse_embedding(
         jax.ShapeDtypeStruct((n, n_components), jnp.float32),
         jax.ShapeDtypeStruct((n_components,), jnp.float32),
     )
-    vectors, values = jax.pure_callback(
-        on_host, shapes, *neighbours, where, vmap_method="sequential"
-    )
+    vectors, values = on_host(solve, shapes, *neighbours, where)
     return Embedding(_fix_signs(vectors), values)
 
 

@@ -59,7 +59,8 @@ TINY = {
     "local_kmeans": (K, 2),
     "mgcd": (
         MGCDConfig(
-            K, latent_dim=3, server_hidden=4, server_epochs=1, batch_size=8, affinity="each",
+            K, server="trained", latent_dim=3, server_hidden=4, server_epochs=1, batch_size=8,
+            affinity="each",
             n_neighbours=3, n_init=2,
         ),
     ),

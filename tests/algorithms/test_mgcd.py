@@ -32,8 +32,8 @@ K, N, ROUNDS = 3, 24, 4
 KEY = jax.random.key(3)
 HYPER = MGCDHyperparams(server_rate=1e-3, local_rate=1e-3)
 BASE = MGCDConfig(
-    K, latent_dim=3, hidden=(8,), server_hidden=6, pretrain_epochs=2, local_epochs=1,
-    server_epochs=2, batch_size=10, n_neighbours=4, n_init=2,
+    K, server="trained", latent_dim=3, hidden=(8,), server_hidden=6, pretrain_epochs=2,
+    local_epochs=1, server_epochs=2, batch_size=10, n_neighbours=4, n_init=2,
 )  # fmt: skip
 # What whole runs are made of: settings, and the widths of the views.
 RUNS = {
@@ -689,8 +689,8 @@ def test_too_much_memory_is_refused_before_it_is_taken():
         config = dataclasses.replace(BASE, batch_size=256, **changes)
         return jax.eval_shape(mgcd(config).init, KEY, shapes_of(50_000, (5, 4)))
 
-    # Seven graphs of 10 GB, and blocks of 4 * 256 rows.
-    with pytest.raises(ValueError, match=r"50000 samples in 2 views .* 70\.2 GB; .* 8\.0 GB: .*"
+    # Four graphs of 10 GB, and blocks of 4 * 256 rows.
+    with pytest.raises(ValueError, match=r"50000 samples in 2 views .* 40\.2 GB; .* 8\.0 GB: .*"
                        r"dense=False"):  # fmt: skip
         start(server="average", dense=True)
     with pytest.raises(ValueError, match="another affinity"):

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import numpy as np
 import pytest
@@ -108,3 +112,21 @@ def test_wrong_shapes_are_named():
         method(KEY, np.ones(4))
     with pytest.raises(ValueError, match=r"^where must"):
         method(KEY, np.ones((4, 2)), np.ones(3, bool))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_a_single_core_does_not_wait_for_itself():
+    """Large arguments, two calls that may run at once, on one core: `pure_callback` hangs here."""
+    program = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import jax, jax.numpy as jnp, numpy as np
+from jaxfedmvc.clustering.host import on_host
+one = jax.ShapeDtypeStruct((), jnp.float32)
+total = lambda x: on_host(lambda x: np.float32(x.sum()), one, x)
+print(jax.jit(lambda x: total(x) + total(x @ x))(jnp.ones((1500, 1500))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert float(done.stdout) == 1500**2 + 1500**3, done.stderr

@@ -63,7 +63,7 @@ class MGCDConfig:
 
     n_clusters: int
     mode: Mode = "robust"
-    server: Server = "trained"
+    server: Server = "average"
     losses: tuple[str, ...] = LOSSES
     dual: bool = True
     distillation: bool = True
