@@ -31,8 +31,8 @@ FLAGS = flags.FLAGS
 SETS = {
     "Mfeat": "mfeat",
     "Scene": "scene15",
-    "Aloi": "aloi10_standin",
-    "NoisyMNIST": "noisymnist10k_rebuilt",
+    "Aloi": "aloi10",
+    "NoisyMNIST": "noisymnist10k",
     "MNIST-USPS": "mnist_usps",
 }
 _ABLATION_SET = "Aloi"

@@ -22,6 +22,11 @@ def test_vertical_example_finds_the_six_clusters():
     assert adjusted_rand_score(truth, names["result"].labels[0][0]) == 1.0
 
 
+def test_graph_example_clusters_quantised_factors():
+    names = run_example(2)
+    assert adjusted_rand_score(names["digits"].labels, names["labels"]) > 0.6
+
+
 def test_library_example_runs_and_sweeps(capsys):
     names = run_example(0)
     accuracies = names["jax"].numpy.asarray(
@@ -33,7 +38,7 @@ def test_library_example_runs_and_sweeps(capsys):
 
 
 def test_messages_example_clusters_under_masks_and_noise(capsys):
-    names = run_example(2)
+    names = run_example(3)
     (labels,), (truth,) = names["labels"], names["clients"].labels
     real = np.asarray(truth) >= 0
     assert adjusted_rand_score(np.asarray(truth)[real], np.asarray(labels)[real]) > 0.5
