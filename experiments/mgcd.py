@@ -14,7 +14,7 @@ from experiments.base import checked, seeds
 from experiments.mgcd_runs import METRICS, Program, Run
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.vertical import Agents
-from jaxfedmvc import data, plots
+from jaxfedmvc import plots
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd, model
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
 
@@ -111,18 +111,9 @@ def hyperparams() -> MGCDHyperparams:
     return MGCDHyperparams(**values)
 
 
-def default_set() -> str:
-    """Mfeat where it is found, else the digits that ship with scikit-learn."""
-    try:
-        data.load("mfeat", FLAGS.data_dir, "none")
-    except (OSError, ValueError):
-        return "digits"
-    return "mfeat"
-
-
 def main() -> None:
     """Runs the job that the flags describe."""
-    FLAGS.dataset = FLAGS.dataset or default_set()
+    FLAGS.dataset = FLAGS.dataset or vertical.default_set()
     base.use_compilation_cache()
     # The seed is of the run: all agents' samples are the same for all seeds, but for split sets.
     everyone = checked(lambda: [vertical.agents_of_flags(seed) for seed in seeds()])
@@ -145,7 +136,11 @@ def main() -> None:
         bar.write(everyone[0].federation.describe())
         bar.write(header())
         for seed, agents in zip(seeds(), everyone, strict=True):
-            runs.append(one_seed(program, agents, seed, rounds, numbers, traffic, folder, bar))
+            if runs:  # only the last one's graphs are drawn
+                runs[-1] = runs[-1]._replace(state=None)
+            runs.append(checked(lambda seed=seed, agents=agents: one_seed(
+                program, agents, seed, rounds, numbers, traffic, folder, bar
+            )))  # fmt: skip
             last = runs[-1].rounds[-1]
             bar.advance(rounds - len(runs[-1].rounds))
             final = {"mgcd": mgcd_runs.scores(agents.labels, runs[-1].labels)}
@@ -172,7 +167,7 @@ def main() -> None:
         "seconds": [run.seconds for run in runs],
     })  # fmt: skip
     print(f"\nmean over {len(seeds())} seed{'s' * (len(seeds()) > 1)}")
-    for line in mgcd_runs.table(rows):
+    for line in vertical.table(rows, METRICS, margin=38):
         print(line)
     of_round = f"{traffic['round'].up / 1e6:.2f} MB up, {traffic['round'].down / 1e6:.2f} MB down"
     print(f"\na round, all clients: {of_round}")
@@ -222,8 +217,8 @@ def one_seed(
     return program.run(agents.federation, agents.labels, seed, rounds, numbers, tell)
 
 
-def _number(value: float, width: int = 6) -> str:
-    return f"{'-' if np.isnan(value) else format(value, '.3f'):>{width}s}"
+def _number(value: float | None, width: int = 6) -> str:
+    return f"{'-' if value is None else format(value, '.3f'):>{width}s}"
 
 
 if __name__ == "__main__":

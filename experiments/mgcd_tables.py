@@ -1,8 +1,9 @@
-"""MGCD's tables 2 to 4 and figures 3 to 5, measured beside the paper's numbers. No flags.
+"""MGCD's tables 2 to 4 and figures 3 to 5, measured beside the paper's numbers.
 
 The paper's code is not public, four of its six sets are not at hand as they were used, and it says
 neither how many rounds and epochs it ran nor over how many seeds; see BUILD_NOTES.md. Every run is
-appended to runs.csv as it ends; what that file holds already is not run again.
+appended to runs.csv as it ends; what that file holds already is not run again, so after a change of
+a preset begin with a new file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from absl import flags
 
 from experiments import base, charts, mgcd_runs
-from experiments.mgcd_runs import METRICS, PRESETS, Program, Run
+from experiments.mgcd_runs import METRICS, PRESETS, Program
 from experiments.progress import ProgressBar
 from experiments.vertical import Agents, SplitOptions, load_agents
 from jaxfedmvc import plots
@@ -145,7 +146,7 @@ def report(
 ) -> dict[str, Any]:
     """Runs, prints, writes and draws a table or a figure; returns what summary.json shall hold."""
     if figure == 3:
-        return {"acc": figure_3(folder, seeds[0])}
+        return {"seeds": [seeds[0]], "acc": figure_3(folder, seeds[0])}
     rows = run_cells(wanted, seeds, path)
     found = summarise(rows, list(published(table)) if table else ())
     print()
@@ -189,13 +190,14 @@ def run_cells(
                     found = mgcd_runs.references(
                         agents.views, agents.labels, n_classes(agents), seed
                     )
-                    for row, scored in found.items():
-                        base.append_rows(path, [_flat(name, row, seed, 1, scored, {})])
+                    rows = [_flat(name, row, seed, 1, scored, {}) for row, scored in found.items()]
+                    base.append_rows(path, rows)
     return [
         row
         for row in read(path)
         if int(row["seed"]) in seeds
-        and (row["row"] in cells.get(row["set"], ()) or row["row"] in mgcd_runs.REFERENCES)
+        and row["set"] in cells
+        and (row["row"] in cells[row["set"]] or row["row"] in mgcd_runs.REFERENCES)
     ]
 
 
@@ -206,7 +208,7 @@ def _run_one(
     cell: tuple[str, str, int],
     path: Path,
     bar: ProgressBar,
-) -> Run:
+) -> None:
     run = program.run(
         agents.federation, agents.labels, cell[2], setting.most_rounds(), setting.numbers(),
         lambda _: bar.advance(1),
@@ -219,7 +221,6 @@ def _run_one(
         rows.append(_flat(*cell, r + 1, final if is_last else {}, told | {"seconds": run.seconds}))
     base.append_rows(path, rows)
     bar.write(f"{cell[0]}, {cell[1]}, seed {cell[2]}: ACC {final['acc']:.3f}, {run.seconds:.0f} s")
-    return run
 
 
 _TOLD = (
@@ -362,7 +363,7 @@ def figure_3(folder: Path, seed: int) -> dict[str, float]:
 
 
 def figure_4_settings() -> dict[str, Setting]:
-    """Both modes, the robust one with all its rounds."""
+    """Both modes; robust runs stay where they ended."""
     return {
         "literal: all": ablation(3)["literal: all"],
         "robust: all": ablation(3)["robust: all"],
@@ -373,18 +374,18 @@ def figure_4_settings() -> dict[str, Setting]:
 def draw_figure_4(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
     """ACC and NMI of the consistency graph and of the mean diversity graph by round."""
     panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
+    last = max(int(row["round"]) for row in rows)
     for title in figure_4_settings():
         for graph in ("consistency", "diversity", "average"):
             for metric in ("acc", "nmi"):
-                points: dict[int, list[float]] = {}
+                runs: dict[str, list[float]] = {}
                 for row in rows:
-                    if row["row"] == title and row[f"{graph}/{metric}"]:
-                        points.setdefault(int(row["round"]), []).append(
-                            float(row[f"{graph}/{metric}"])
-                        )
+                    if row["row"] == title:
+                        runs.setdefault(row["seed"], []).append(float(row[f"{graph}/{metric}"]))
+                even = np.asarray([v + [v[-1]] * (last - len(v)) for v in runs.values()])
                 panel = panels.setdefault(f"{title}: {metric.upper()}", {})
                 panel[f"{graph} graph"] = [
-                    (r, float(np.mean(v)), float(np.std(v))) for r, v in sorted(points.items())
+                    (r + 1, float(even[:, r].mean()), float(even[:, r].std())) for r in range(last)
                 ]
     charts.lines(path, panels, "round", "score", f"figure 4 on {SETS[_ABLATION_SET]}")
 

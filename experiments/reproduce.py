@@ -121,8 +121,8 @@ def searched(sets: Iterable[str], given: tables.Budget, path: Path) -> list[dict
     ]
 
 
-def check_trials_file() -> None:
-    """Checks that trials can be read from the flag's file, and written to it.
+def check_trials_file(columns: set[str]) -> None:
+    """Checks that trials with these columns can be read from the flag's file, and written to it.
 
     Raises:
       ValueError, OSError: They cannot.
@@ -133,7 +133,7 @@ def check_trials_file() -> None:
     with path.open("a", newline=""):
         pass
     rows = tables.read_trials(path)
-    if rows and not {"dataset", "method", "seed", "search", "params"} <= set(rows[0]):
+    if rows and not columns <= set(rows[0]):
         raise ValueError(f"trials_file: {path} holds something else")
     if path.stat().st_size == 0:
         path.unlink()
@@ -153,6 +153,7 @@ def mgcd() -> None:
     base.use_compilation_cache()
     chosen = seeds() if FLAGS["seeds"].present else list(range(FLAGS.seed, FLAGS.seed + 5))
     cells = checked(lambda: mgcd_tables.cells(table, figure, FLAGS.sets, FLAGS.methods))
+    checked(lambda: check_trials_file({"set", "row", "seed", "round"}))
     for name in cells:
         checked(lambda name=name: mgcd_tables.load(name))
     checked(require_tqdm)
@@ -195,7 +196,7 @@ def vertcohirf_paper() -> None:
     for t in wanted:
         if t != 1:
             sets[tables.TABLES[t][0]].append(tables.TABLES[t][1])
-    checked(check_trials_file)
+    checked(lambda: check_trials_file({"dataset", "method", "seed", "search", "params"}))
     for dataset in sets or ([_FIGURE_4[0]] if figure == 4 else []):
         checked(lambda name=dataset: load_agents(
             tables.STEMS[name], given.seeds[0], given.split, data_dir=given.data_dir

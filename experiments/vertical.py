@@ -110,6 +110,15 @@ def load_agents(
     return _agents([x[:, chosen] for chosen in columns], labels, rows)
 
 
+def default_set() -> str:
+    """Mfeat where it is found, else the digits that ship with scikit-learn."""
+    try:
+        data.load("mfeat", FLAGS.data_dir, "none")
+    except (OSError, ValueError):
+        return "digits"
+    return "mfeat"
+
+
 def is_multimodal(name: str) -> bool:
     """Whether a set is one of the two generated ones, which every seed draws anew."""
     return name.lower() in ("multimodal", "multimodal_table1")
@@ -156,21 +165,23 @@ def rate(agents: Agents, predicted: Sequence[Any]) -> dict[str, float]:
     rows = []
     for view, labels in zip(agents.views, predicted, strict=True):
         if id(labels) not in seen:
-            seen[id(labels)] = _external(agents.labels, np.asarray(labels))
+            seen[id(labels)] = external(agents.labels, np.asarray(labels))
         rows.append(seen[id(labels)] | {"silhouette": silhouette(view, np.asarray(labels))})
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
-def _external(truth: np.ndarray | None, labels: np.ndarray) -> dict[str, float]:
+def external(truth: np.ndarray | None, labels: np.ndarray) -> dict[str, float]:
+    """ARI, NMI, ACC and purity, NaN without labels, and the number of clusters."""
     clusters = {"clusters": float(len(np.unique(labels)))}
     if truth is None:
-        return {"ari": np.nan, "nmi": np.nan, "acc": np.nan} | clusters
+        return dict.fromkeys(("ari", "nmi", "acc", "purity"), np.nan) | clusters
     table = contingency_matrix(truth, labels)
     matched = linear_sum_assignment(-table)
     return {
         "ari": float(adjusted_rand_score(truth, labels)),
         "nmi": float(normalized_mutual_info_score(truth, labels)),
         "acc": float(table[matched].sum() / len(labels)),
+        "purity": float(table.max(axis=0).sum() / len(labels)),
     } | clusters
 
 
@@ -188,24 +199,36 @@ def silhouette(view: np.ndarray, labels: np.ndarray) -> float:
 # What a job leaves behind.
 
 
-def table(rows: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
+def table(
+    rows: Mapping[str, Sequence[Mapping[str, float]]],
+    names: Sequence[str] = (*METRICS, "clusters"),
+    margin: int = 24,
+) -> list[str]:
     """Lines for the terminal: for each row the mean over seeds, with its spread if there are two.
 
     Args:
       rows: Name -> one `rate` for each seed.
+      names: Of the columns.
+      margin: Width of the rows' names.
     """
     n_seeds = len(next(iter(rows.values())))
     width = 16 if n_seeds > 1 else 10
-    names = (*METRICS, "clusters")
-    head = f"{'':24s}" + "".join(f"{_TITLES[name]:>{width}s}" for name in names)
+    head = f"{'':{margin}s}" + "".join(f"{_TITLES[name]:>{width}s}" for name in names)
     lines = [head]
     for name, scores in rows.items():
         cells = "".join(_cell([s[metric] for s in scores], metric, width) for metric in names)
-        lines.append(f"{name:24s}{cells}")
+        lines.append(f"{name:{margin}s}{cells}")
     return lines
 
 
-_TITLES = {"ari": "ARI", "nmi": "NMI", "acc": "ACC", "silhouette": "silh.", "clusters": "clusters"}
+_TITLES = {
+    "ari": "ARI",
+    "nmi": "NMI",
+    "acc": "ACC",
+    "silhouette": "silh.",
+    "clusters": "clusters",
+    "purity": "PUR",
+}
 
 
 def _cell(values: Sequence[float], metric: str, width: int) -> str:

@@ -99,7 +99,8 @@ def squared_norm(graph: Graph) -> Array:
     if not isinstance(graph, Factored):
         return jnp.sum(graph * graph)
     grams = matmul(graph.left.T, graph.left) * matmul(graph.right, graph.right.T)
-    return jnp.sum(grams) - jnp.sum(diagonal(graph) ** 2)
+    # Of two near sums; rounding must not make it negative.
+    return jnp.maximum(jnp.sum(grams) - jnp.sum(diagonal(graph) ** 2), 0.0)
 
 
 def of_rank(graph: Graph, rank: int) -> Graph:

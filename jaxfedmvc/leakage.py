@@ -332,7 +332,7 @@ def _network(
 
     def snapshot(carry: PyTree, i: Array) -> tuple[PyTree, Array]:
         params, state, _ = fit_on(
-            jax.random.fold_in(fit_key, i), *carry, loss, (x, y), trained,
+            jax.random.fold_in(fit_key, i), carry[0], carry[1], loss, (x, y), trained,
             epochs=config.epochs, batch_size=config.batch_size,
             learning_rate=config.learning_rate,
         )  # fmt: skip

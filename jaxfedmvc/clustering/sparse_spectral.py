@@ -57,7 +57,7 @@ class Embedding(NamedTuple):
     values: Array
 
 
-def top_k_rows(
+def heaviest_edges(
     rows: Callable[[Array], Array],
     n: int,
     k: int,
@@ -102,7 +102,8 @@ def top_k_rows(
         values = jnp.abs(values) if absolute else values
         edges = where[ids][:, None] & where[None] & (ids[:, None] != jnp.arange(n)[None])
         weight, index = lax.top_k(jnp.where(edges, values, 0.0), k)
-        return Neighbours(jnp.where(weight > 0, index, ids[:, None]), jnp.maximum(weight, 0.0))
+        # A NaN counts as largest and stays an edge, for whoever uses the graph to refuse it.
+        return Neighbours(jnp.where(weight <= 0, ids[:, None], index), jnp.maximum(weight, 0.0))
 
     # The last block is filled up with the last row, made again and cut off.
     ids = jnp.minimum(jnp.arange(-(-n // block) * block, dtype=jnp.int32), n - 1)

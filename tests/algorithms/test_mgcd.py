@@ -556,7 +556,9 @@ def test_factors_and_padded_whole_graphs_make_the_same_run(name):
     found, dense = result(name, False), result(name, True)
     assert found.n_rounds == dense.n_rounds
     for labels, expected in zip(dense.labels, found.labels, strict=True):
-        np.testing.assert_array_equal(labels[0], np.append(expected[0], [-1, -1, -1]))
+        # Clusters may be numbered otherwise: rounding decides between equal starts of k-means.
+        assert adjusted_rand_score(labels[0][:N], expected[0]) == 1
+        assert (np.asarray(labels[0][N:]) == -1).all()
     one, other = whole(found.state.server.graph), dense.state.server.graph
     close(other[:N, :N], one, rtol=1e-3, atol=1e-4)
     assert np.abs(other).max() > 0.01

@@ -12,11 +12,11 @@ from sklearn.metrics import adjusted_rand_score
 from jaxfedmvc.clustering import sparse_spectral as module
 from jaxfedmvc.clustering.sparse_spectral import (
     Neighbours,
+    heaviest_edges,
     modularity,
     sparse_embedding,
     sparse_spectral,
     to_sparse,
-    top_k_rows,
 )
 
 N = 90  # more than is decomposed densely
@@ -36,7 +36,7 @@ def compiled(key, graph, where):
 @functools.partial(jax.jit, static_argnames=("k", "absolute", "block"))
 def strongest(graph, k=6, **options):
     graph = jnp.asarray(graph)
-    return top_k_rows(lambda ids: graph[ids], len(graph), k, **options)
+    return heaviest_edges(lambda ids: graph[ids], len(graph), k, **options)
 
 
 def signed_graph(n=N, seed=0):
@@ -76,7 +76,7 @@ def pad(neighbours, extra):
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_top_k_rows_matches_numpy(absolute):
+def test_heaviest_edges_matches_numpy(absolute):
     graph = signed_graph(23)
     graph[4, 5:9] = 7.0  # ties
     found = strongest(graph, 4, absolute=absolute, block=8)
@@ -97,7 +97,7 @@ def test_missing_edges_have_no_weight_and_stay_at_home():
     np.testing.assert_array_equal(found.weight, [[0, 0], [2, 0], [0, 0], [0, 0]])
 
 
-def test_top_k_rows_never_reads_padding():
+def test_heaviest_edges_never_reads_padding():
     graph, where = signed_graph(23), np.arange(31) % 31 < 23
     padded = np.full((31, 31), np.nan, np.float32)
     padded[:23, :23] = graph
@@ -107,9 +107,9 @@ def test_top_k_rows_never_reads_padding():
     np.testing.assert_array_equal(masked.weight[23:], 0)
 
 
-def test_top_k_rows_is_made_in_blocks():
+def test_heaviest_edges_is_made_in_blocks():
     left, right = jnp.ones((1000, 2)), jnp.ones((2, 1000))
-    run = jax.jit(lambda a, b: top_k_rows(lambda i: a[i] @ b, 1000, 3, block=16))
+    run = jax.jit(lambda a, b: heaviest_edges(lambda i: a[i] @ b, 1000, 3, block=16))
     memory = run.lower(left, right).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 1000 * 1000 * 4 / 4
 
@@ -314,7 +314,7 @@ GRAPH = Neighbours(np.ones((3, 2), np.int32), np.ones((3, 2), np.float32))
         ("k must be", lambda: strongest(np.ones((3, 3)), 0)),
         ("block must be", lambda: strongest(np.ones((3, 3)), 1, block=0)),
         ("where must have", lambda: strongest(np.ones((3, 3)), 1, where=np.ones(2, bool))),
-        ("rows must return", lambda: top_k_rows(lambda ids: jnp.ones((2, 3)), 3, 1)),
+        ("rows must return", lambda: heaviest_edges(lambda ids: jnp.ones((2, 3)), 3, 1)),
         ("n_components must be", lambda: sparse_embedding(GRAPH, 4)),
         ("n_components must be", lambda: sparse_embedding(GRAPH, 0)),
         ("where must have", lambda: sparse_embedding(GRAPH, 1, where=np.ones(2, bool))),

@@ -12,7 +12,7 @@ from jax import Array
 from jaxfedmvc import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd.model import Clusters, MGCDConfig
 from jaxfedmvc.clustering.kmeans import kmeans
-from jaxfedmvc.clustering.sparse_spectral import Neighbours, sparse_embedding, top_k_rows
+from jaxfedmvc.clustering.sparse_spectral import Neighbours, heaviest_edges, sparse_embedding
 from jaxfedmvc.graph import Graph
 from jaxfedmvc.losses import l2_normalize
 
@@ -68,7 +68,7 @@ def of_each_view(refined: Sequence[Graph], where: Array, config: MGCDConfig) -> 
 
 
 def _strongest(graph: Graph, where: Array, config: MGCDConfig) -> Neighbours:
-    return top_k_rows(
+    return heaviest_edges(
         lambda index: graphs_lib.rows(graph, index), graphs_lib.n_samples(graph),
         _k(graph, config), absolute=config.affinity == "absolute", where=where,
     )  # fmt: skip

@@ -178,9 +178,10 @@ def ridge_graph(
 ) -> Factored:
     """The diversity graph that solves eq. (2) with a penalty, `Factored`.
 
-    min over M of ||Z - (G_c + Z M Z^T ...)Z||^2 has no unique solution where N > d; of the form
-    G_d = (I - G_c) Z (Z^T Z + ridge N I)^-1 Z^T it is the one that ridge regression of the part of
-    Z that G_c does not explain, on Z, gives. Its diagonal is left out.
+    min over G of ||(I - G_c) Z - G Z||_F^2 + ridge N ||G||_F^2, which is
+    G_d = (I - G_c) Z (Z^T Z + ridge N I)^-1 Z^T: ridge regression, on Z, of the part of Z that G_c
+    does not explain. Without the penalty there are many solutions where N > d. Its diagonal is
+    left out afterwards.
 
     Args:
       z: [N, d], zero in rows of padding.

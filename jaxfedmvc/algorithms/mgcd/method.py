@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from jaxfedmvc import graph as graphs_lib
@@ -32,7 +33,6 @@ from jaxfedmvc.algorithms.mgcd.model import (
     MGCDConfig,
     MGCDHyperparams,
     ServerState,
-    adam,
     graph_rank,
     init_autoencoder,
     last,
@@ -45,6 +45,8 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.graph import Factored, Graph
 from jaxfedmvc.losses import masked_mean
 
+# Client ids are int32 and not negative: no client shares the server's key.
+_SERVER = 2**31
 # What graphs a round is reported for; see `mgcd`.
 REPORTED = ("consistency", "diversity", "average")
 
@@ -67,7 +69,8 @@ def mgcd(
 
     Returns:
       The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, for a single
-      view, no more samples than clusters, and more memory than the configuration allows.
+      view, no more samples than clusters, and more memory on the server's side than the
+      configuration allows.
     """
     hp = MGCDHyperparams() if hyperparams is None else hyperparams
     robust = config.mode == "robust"
@@ -79,7 +82,9 @@ def mgcd(
         dims = [sum(view.shape[-1] for view in c.views) for c in federation.cohorts]
         networks: Any = ()
         if config.server_trains:
-            networks = server_lib.init_networks(key, config, n, jnp.maximum(jnp.sum(where), 1))
+            of_server = jax.random.fold_in(key, _SERVER)
+            n_real = jnp.maximum(jnp.sum(where), 1)
+            networks = server_lib.init_networks(of_server, config, n, n_real)
         rank = None if config.dense else graph_rank(config, n, dims)
         n_edges = len(dims) * min(config.n_neighbours, n - 1)
         none_yet = Clusters(
@@ -88,7 +93,7 @@ def mgcd(
             Neighbours(jnp.zeros((n, n_edges), jnp.int32), jnp.zeros((n, n_edges))),
         )  # fmt: skip
         server = ServerState(
-            networks, adam(hp.server_rate).init(networks), where, graphs_lib.zeros(n, rank),
+            networks, optax.adam(hp.server_rate).init(networks), where, graphs_lib.zeros(n, rank),
             none_yet, jnp.bool_(False),
         )  # fmt: skip
         states = []
@@ -233,7 +238,7 @@ def _init_client(
     params = init_autoencoder(network_key, config, n_features)
     # f_d has no bias: it would add one and the same row to every sample's.
     params["graph"] = uniform_by_row(graph_key, n, d, d**-0.5).T
-    return ClientState(params, adam(hp.local_rate).init(params), (), labels)
+    return ClientState(params, optax.adam(hp.local_rate).init(params), (), labels)
 
 
 def _features(client: Cohort) -> Array:

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 from jax import Array
 
@@ -58,7 +57,8 @@ class MGCDConfig:
       dense: Graphs as N x N arrays, or as factors.
       rank: Of the factored consistency graph; None for what loses nothing in the first rounds.
       n_init: Starts of k-means.
-      memory_limit: Bytes that graphs and networks may take; more is refused before it is tried.
+      memory_limit: Bytes that the server's graphs and networks may take; more is refused before it
+        is tried.
     """
 
     n_clusters: int
@@ -112,6 +112,10 @@ class MGCDConfig:
         for name in ("pretrain_epochs", "local_epochs", "server_epochs"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 0 or more")
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden: got {self.hidden}; allowed are widths of 1 or more")
+        if not self.memory_limit > 0:
+            raise ValueError(f"memory_limit: got {self.memory_limit}; allowed is above 0")
         if self.rank is not None and self.rank < 1:
             raise ValueError(f"rank: got {self.rank}; allowed is 1 or more, or None")
 
@@ -122,7 +126,7 @@ class MGCDConfig:
 
     @property
     def server_trains(self) -> bool:
-        """Whether the server has networks and a loss to train them with."""
+        """Whether the server has networks."""
         return self.server == "trained"
 
 
@@ -268,11 +272,6 @@ def init_layer(key: Array, n: int, n_real: Array, width: int, *, residual: bool)
     out = 1 / width**0.5
     c = uniform_by_row(keys[2], n, width, out).T
     return Layer(a, b, c, uniform_by_row(keys[3], n, 1, out)[:, 0])
-
-
-def adam(rate: Array | float) -> optax.GradientTransformation:
-    """The optimiser of every phase."""
-    return optax.adam(rate)
 
 
 def last(losses: Array) -> Array:

@@ -1,8 +1,8 @@
 """MGCD's server: refined graphs, graph contrast and graph diversity, eq. (4) to (6) of the paper.
 
-Networks are trained on blocks of rows, so that no more than (views + 1) * batch * N entries of
-graphs exist at once; the whole consistency graph is then put together from the networks' hidden
-layers, as factors where graphs are factored.
+Networks are trained on blocks of rows, so that what exists at once of factored graphs is a few
+times views * batch * N entries; the whole consistency graph is then put together from the
+networks' hidden layers, as factors where graphs are factored.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def server_training(
         return weighted(contrast, spread, where, config, hp)
 
     if not {"cl", "dd"} & set(config.losses):
-        return networks, opt_state, jnp.zeros(max(config.server_epochs, 1))
+        return networks, opt_state, jnp.zeros(0)
     return fit_on(
         key, networks, opt_state, loss, jnp.arange(where.shape[0]), where,
         epochs=config.server_epochs, batch_size=config.batch_size, learning_rate=hp.server_rate,
