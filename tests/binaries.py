@@ -31,13 +31,10 @@ def launch(module, *arguments):
 
 
 def alone(module, *arguments):
-    """As `launch`, in a process of its own: binaries may have flags of the same name.
-
-    Programs are compiled without most optimisations, for they run for milliseconds here.
-    """
+    """As `launch`, in a process of its own: binaries may have flags of the same name."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True, text=True, timeout=300,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "MPLBACKEND": "agg"},
+        env=os.environ | {"MPLBACKEND": "agg"},
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from absl import app, flags
 from absl.testing import flagsaver
-from threadpoolctl import threadpool_limits
 
 from experiments import fmcsc as binary
 from jaxfedmvc import data
@@ -47,16 +46,6 @@ def spawn(*arguments):
         [sys.executable, "-m", "experiments.fmcsc", *arguments],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    """Programs and maps here are tiny: no time for optimising them, no threads. So does `spawn`."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    with threadpool_limits(1):
-        yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")

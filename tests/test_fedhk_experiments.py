@@ -4,11 +4,9 @@ import csv
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
 from absl import app, flags
-from threadpoolctl import threadpool_limits
 
 from experiments import fedhk, fedhk_study
 from tests import binaries
@@ -16,15 +14,6 @@ from tests import binaries
 FLAGS = flags.FLAGS
 app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
 COMMON = ("--noprogress", "--compilation_cache=")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    with threadpool_limits(1):
-        yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture(scope="module")

@@ -32,14 +32,6 @@ def padded(x, rows, columns=0):
     return jnp.pad(jnp.asarray(x), ((0, rows), (0, columns)), constant_values=jnp.nan)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 # --- Singular vectors -----------------------------------------------------------------------------
 
 

@@ -19,14 +19,6 @@ from jaxfedmvc.messages import nbytes
 from tests import binaries
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory):
     """Two views of three well separated groups."""

@@ -4,7 +4,6 @@ import csv
 import json
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 from absl import app, flags
@@ -18,14 +17,6 @@ FLAGS = flags.FLAGS
 COMMON = ("--compilation_cache=", "--noprogress")
 
 app.define_help_flags()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def launch(module, *arguments):

@@ -24,6 +24,7 @@ from jaxfedmvc.algorithms import (
 from jaxfedmvc.clustering.local import kmeans_method
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
+from tests import programs
 
 K = 2
 ROUNDS = 2
@@ -148,7 +149,8 @@ class Lab:
 
 @pytest.fixture(scope="module", params=sorted(ALGORITHMS))
 def lab(request):
-    return Lab(request.param)
+    yield Lab(request.param)
+    programs.make_room()
 
 
 def plain(tree):

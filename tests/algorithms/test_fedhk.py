@@ -31,15 +31,6 @@ KEY, SECRETS = jax.random.key(0), jax.random.key(99)
 COEFFICIENTS = ["bandwidth", "minmax", "absmean"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    """Programs here run for milliseconds: no time for optimising them."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 # --- Data, and the method in plain double precision -----------------------------------------------
 
 

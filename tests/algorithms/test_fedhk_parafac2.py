@@ -16,16 +16,6 @@ from jaxfedmvc.algorithms.fedhk.parafac2 import clients_codec, fedhk_parafac2, v
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    """Programs here run for milliseconds: no time for optimising them."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 C, WIDTHS, RESTARTS, ROUNDS = 3, (5, 4, 3), 2, 12
 R, D, S = 2, sum(WIDTHS), len(WIDTHS)
 CONFIG = FedHKConfig(C, n_restarts=RESTARTS)

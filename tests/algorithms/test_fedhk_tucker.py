@@ -21,16 +21,6 @@ from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.tensor import tucker as tk
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    """Programs here run for milliseconds: no time for optimising them."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 C, WIDTHS, RESTARTS, ROUNDS = 3, (5, 4, 3), 2, 12
 FULL, FEATURES, ALL = (3, 5, 3), (3, 3, 3), (2, 3, 2)
 CONFIG = FedHKConfig(C, n_restarts=RESTARTS)

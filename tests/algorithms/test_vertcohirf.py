@@ -38,16 +38,6 @@ from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.hierarchy import labels_at
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    """Programs here run for milliseconds: no time for optimising them."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 N = 48
 ROUNDS = 12
 

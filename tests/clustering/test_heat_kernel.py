@@ -14,15 +14,6 @@ from jaxfedmvc.clustering import heat_kernel as hk
 N, C, WIDTHS = 9, 3, (4, 3)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_programs():
-    """Programs here run for milliseconds: no time for optimising them."""
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def make(seed, per_sample):
     """Views, centres, coefficients, view weights, and a mask that leaves two rows out."""
     rng = np.random.default_rng(seed)
