@@ -194,9 +194,11 @@ def test_everything_is_finite(lab):
     chex.assert_tree_all_finite((plain(lab.result.state), plain(lab.result.info)))
 
 
-def test_padding_and_chunks_change_only_rounding(lab):
-    """Three rows more on every client, and two clients at a time (of three: one is repeated)."""
-    wide, width = lab.divided(extra=3), WIDTH[lab.vertical]
+def test_padding_chunks_and_order_of_cohorts_change_only_rounding(lab):
+    """Three rows more on every client, two clients at a time (of three: one is repeated), and the
+    cohorts and their clients the other way round."""
+    turned = [(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[lab.vertical][::-1]]
+    wide, width = lab.divided(turned, extra=3), WIDTH[lab.vertical]
     result = lab.run(wide, lab.key, chunk=2)
     assert by_client(wide, result.labels).keys() == set(range(wide.n_clients))
     chex.assert_trees_all_equal(
@@ -204,26 +206,11 @@ def test_padding_and_chunks_change_only_rounding(lab):
         by_client(lab.federation, lab.result.labels),
     )
     assert all((np.asarray(labels)[:, width:] == -1).all() for labels in result.labels)
-    if lab.vertical:  # states have a place for every row
-        return
-    assert_close(result.state.server, lab.result.state.server)
-    assert_close(result.state.clients, lab.result.state.clients)
-    assert_close(result.info, lab.result.info)
-
-
-def test_order_of_cohorts_and_chunks_of_one_change_only_rounding(lab):
-    clients = CLIENTS[lab.vertical][::-1]
-    turned = lab.divided([(ids, dict(reversed(c.items()))) for ids, c in clients])
-    result = lab.run(turned, lab.key, chunk=1)
-    chex.assert_trees_all_equal(
-        by_client(turned, result.labels),
-        by_client(lab.federation, lab.result.labels),
-    )
-    if lab.vertical:  # states may keep the order of the cohorts
+    if lab.vertical:  # states have a place for every row, and may keep the order of the cohorts
         return
     assert_close(result.state.server, lab.result.state.server)
     assert_close(
-        by_client(turned, result.state.clients),
+        by_client(wide, result.state.clients),
         by_client(lab.federation, lab.result.state.clients),
     )
 
@@ -271,6 +258,8 @@ def test_labels_of_the_truth_reach_nothing(lab):
 
 
 def test_vmap_over_clients_is_a_loop_over_clients(lab):
+    if lab.name == "dpfmps_p2est":
+        pytest.skip("its clients are dpfmps's; its server counts in another way")
     for stage, phase in lab.phases():
         one, many = _client_programs(phase.client)
         for c in lab.cohorts(phase):

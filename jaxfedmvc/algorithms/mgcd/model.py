@@ -313,8 +313,8 @@ def predicted_bytes(config: MGCDConfig, n: int, view_dims: Sequence[int]) -> flo
     """
     views = len(view_dims)
     if config.dense:
-        # Each upload and its guided form; a trained server has two consistency graphs more.
-        graphs = n * n * 2.0 * (views + config.server_trains)
+        # Each upload and its guided form, the new graph, and two more of a trained server.
+        graphs = n * n * (2.0 * (views + config.server_trains) + 1)
     else:
         rank = graph_rank(config, n, view_dims)
         widest = rank + sum(latent_dims(config, view_dims)) + 2 * (config.server_hidden + 1)
