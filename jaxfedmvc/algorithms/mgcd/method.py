@@ -223,8 +223,8 @@ def _check(federation: Federation, config: MGCDConfig) -> None:
         else:
             way_out = "server='average', a smaller batch_size, latent_dim or server_hidden"
         raise ValueError(
-            f"memory_limit: {n} samples in {len(dims)} views need about {needed / 1e9:.1f} GB;"
-            f" allowed is {config.memory_limit / 1e9:.1f} GB: take {way_out} or a higher limit"
+            f"memory_limit: {n} samples in {len(dims)} views need about {needed / 1e9:.3g} GB;"
+            f" allowed is {config.memory_limit / 1e9:.3g} GB: take {way_out} or a higher limit"
         )
 
 
