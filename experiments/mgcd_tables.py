@@ -23,6 +23,7 @@ from experiments.progress import ProgressBar
 from experiments.vertical import Agents, SplitOptions, load_agents
 from jaxfedmvc import plots
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams
+from jaxfedmvc.algorithms.mgcd.model import LOSSES
 
 PUBLISHED = Path(__file__).parent / "published"
 FLAGS = flags.FLAGS
@@ -73,7 +74,7 @@ TABLE_2 = {
 
 
 def _without(*losses: str, **config: Any) -> dict[str, Any]:
-    kept = tuple(name for name in ("r", "s", "cl", "dd") if name not in losses)
+    kept = tuple(name for name in LOSSES if name not in losses)
     return _TRAINED | {"losses": kept} | config
 
 

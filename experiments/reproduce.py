@@ -161,7 +161,7 @@ def mgcd() -> None:
     label = f"figure{figure}" if figure else f"table{table}"
     folder = checked(lambda: base.make_folder(f"reproduce-mgcd-{label}"))
     path = Path(FLAGS.trials_file or folder / "runs.csv")
-    found = mgcd_tables.report(table, figure, cells, chosen, path, folder)
+    found = checked(lambda: mgcd_tables.report(table, figure, cells, chosen, path, folder))
     vertical.write_summary(folder, {"paper": "mgcd", "what": label, "seeds": chosen} | found)
     print(f"\nwritten: {folder}/")
 

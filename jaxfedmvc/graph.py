@@ -83,14 +83,19 @@ def scaled(graph: Graph, factor: Array | float) -> Graph:
     return Factored(factor * graph.left, graph.right)
 
 
-def total(graphs: Sequence[Graph]) -> Graph:
-    """The sum of graphs; of factored ones the factors lie side by side, so that ranks add up.
+def side_by_side(graphs: Sequence[Factored]) -> Factored:
+    """The sum of factored graphs, of which the factors lie side by side: ranks add up."""
+    return Factored(
+        jnp.concatenate([g.left for g in graphs], axis=1),
+        jnp.concatenate([g.right for g in graphs]),
+    )
 
-    Whole graphs among factored ones make the sum whole.
-    """
-    if all(isinstance(g, Factored) for g in graphs):
-        left = jnp.concatenate([g.left for g in graphs], axis=1)  # type: ignore[union-attr]
-        return Factored(left, jnp.concatenate([g.right for g in graphs]))  # type: ignore[union-attr]
+
+def total(graphs: Sequence[Graph]) -> Graph:
+    """The sum of graphs, factored where all are; one whole graph makes the sum whole."""
+    factored = [g for g in graphs if isinstance(g, Factored)]
+    if len(factored) == len(graphs):
+        return side_by_side(factored)
     return sum((dense(g) for g in graphs[1:]), start=dense(graphs[0]))
 
 

@@ -144,9 +144,8 @@ def latent(
         axes = principal_axes(x, width)
         z = matmul(x, axes)
         return on_sphere(z, mask), reconstruction_loss(x, matmul(z, axes.T), mask)
-    return on_sphere(matmul(x, uniform_by_row(init_key, x.shape[1], width, 1.0)), mask), jnp.zeros(
-        ()
-    )
+    axes = uniform_by_row(init_key, x.shape[1], width, 1.0)
+    return on_sphere(matmul(x, axes), mask), jnp.float32(0)
 
 
 def principal_axes(x: Array, width: int) -> Array:

@@ -147,8 +147,8 @@ def learned_parts(
             at_post = at_post + times(graph, post.a)
         of_post = _output(jax.nn.relu(at_post + post.b[None]), post, where)
         kept = [*of_pre, of_post] if config.mode == "robust" else [of_post]
-        parts.append(graphs_lib.total(kept))
-    return parts  # type: ignore[return-value]
+        parts.append(graphs_lib.side_by_side(kept))
+    return parts
 
 
 def refined_graphs(
