@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from absl import app, flags, logging
 
+from benchmarks.machine import bandwidth_of, machine_peaks, peak_of, take_turns
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms.fmcsc import (
     FMCSCConfig,
@@ -49,9 +50,6 @@ flags.DEFINE_integer("repeats", 3, "Turns; the best counts.", lower_bound=1)
 flags.DEFINE_bool("memory", True, "Whether to tabulate memory against chunk and clients.")
 flags.DEFINE_bool("peers", True, "Whether to time the peers.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
-
-TRIAD_SIZE, TRIADS = 2**26, 16
-
 
 # --- Prediction from shapes -----------------------------------------------------------------------
 
@@ -101,41 +99,6 @@ def predicted(config: FMCSCConfig, federation: Federation) -> dict[str, dict[str
 
 
 # --- Measurement ----------------------------------------------------------------------------------
-
-
-def seconds(function: Callable[[], Any]) -> float:
-    """Wall time of one call, computation included."""
-    began = time.perf_counter()
-    jax.block_until_ready(function())
-    return time.perf_counter() - began
-
-
-def take_turns(variants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Best time of each variant; they alternate, so that a noisy minute hits all of them."""
-    best = dict.fromkeys(variants, np.inf)
-    for turn in range(repeats + 1):
-        for name, function in variants.items():
-            took = seconds(function)
-            if turn:  # the first turn warms up
-                # What is soon over is tried more often: a peak must be a peak.
-                again = [seconds(function) for _ in range(9)] if took < 0.5 else []
-                best[name] = min(best[name], took, *again)
-    return best
-
-
-def matmul_size() -> int:
-    """Rows of the square matrices of the peak: large for the device, quick on it."""
-    return 3072 if jax.default_backend() == "cpu" else 8192
-
-
-def machine_peaks() -> dict[str, Callable[[], Any]]:
-    """A large float32 matmul, and a triad that streams through memory."""
-    a = jnp.ones((matmul_size(), matmul_size()))
-    x, y = jnp.zeros(TRIAD_SIZE), jnp.ones(TRIAD_SIZE)
-    matmul = jax.jit(jnp.matmul)
-    # Repeated in place, as Adam's state is: the pages are there from the second time on.
-    triad = jax.jit(lambda x, y: jax.lax.fori_loop(0, TRIADS, lambda _, x: 0.5 * x + y, x))
-    return {"matmul": lambda: matmul(a, a), "triad": lambda: triad(x, y)}
 
 
 def make_federation(n_clients: int) -> Federation:
@@ -295,8 +258,7 @@ def main(_: list[str]) -> None:
             print("torch is not installed: that peer is left out")
     best = take_turns(variants, FLAGS.repeats)
 
-    peak = 2 * matmul_size() ** 3 / best.pop("matmul")
-    bandwidth = 3 * 4 * TRIAD_SIZE * TRIADS / best.pop("triad")
+    peak, bandwidth = peak_of(best.pop("matmul")), bandwidth_of(best.pop("triad"))
     print(f"measured peaks: matmul {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
     result |= {"matmul_GFLOPs": peak / 1e9, "memory_GBs": bandwidth / 1e9, "parts": {}}
     for part, need in predicted(config, federation).items():

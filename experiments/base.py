@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,20 @@ flags.DEFINE_string("output_dir", None, "Result folder; None: results/<algorithm
 flags.DEFINE_string(
     "compilation_cache", "~/.cache/jaxfedmvc", "Where compiled programs are kept; empty: nowhere."
 )
+flags.DEFINE_bool(
+    "resume", False,
+    "Go on with a job that was killed, in its --output_dir and with the same flags (fmcsc, fedhk,"
+    " sweep).",
+)  # fmt: skip
+flags.DEFINE_integer(
+    "checkpoint_every", 1, "Rounds after which a job that can be resumed is saved; 0: never.", 0
+)
+# Flags that change no result: a job may go on with others.
+_FREE = {
+    "checkpoint_every", "compilation_cache", "data_dir", "output_dir", "progress", "resume",
+}  # fmt: skip
+# Flags that flags.txt, which starts the same job elsewhere, leaves out.
+_NOT_WRITTEN = {"output_dir", "flagfile", "resume"}
 
 
 def launch(main: Callable[[], None]) -> None:
@@ -89,15 +103,21 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
 
 
-def make_folder(name: str) -> Path:
+def make_folder(name: str, resume: bool = False) -> Path:
     """Makes the result folder and writes flags.txt, which serves as a --flagfile, into it.
 
     Args:
       name: Of the job, for a folder of its own under results/ where --output_dir is not given.
+      resume: Go on in a folder that is there, as `reopen_folder` does.
 
     Raises:
-      OSError, ValueError: The folder cannot be written, or holds results already.
+      OSError, ValueError: The folder cannot be written, or holds results already; or --resume is
+        given and the job knows nothing of it.
     """
+    if resume:
+        return reopen_folder()
+    if FLAGS.resume:
+        raise ValueError("resume: this job keeps no checkpoints; leave it out")
     asked = FLAGS.output_dir
     folder = Path(asked or f"results/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     if asked is None:
@@ -116,6 +136,34 @@ def make_folder(name: str) -> Path:
     if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
     write(folder / "flags.txt", "\n".join(_flag_lines()) + "\n")
+    return folder
+
+
+def reopen_folder() -> Path:
+    """The folder of --output_dir, for a job that goes on in it.
+
+    Raises:
+      ValueError: No --output_dir, or no job was begun there, or one with other flags.
+    """
+    if FLAGS.output_dir is None:
+        raise ValueError("resume: needs --output_dir, the folder of the job that is to go on")
+    folder = Path(FLAGS.output_dir)
+    if not (folder / "flags.txt").is_file():
+        raise ValueError(
+            f"resume: {str(folder)!r} holds no job (no flags.txt); leave --resume out to begin one"
+        )
+    then = _named_flags((folder / "flags.txt").read_text().splitlines())
+    now = _named_flags(_flag_lines())
+    odd = [
+        f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} now)"
+        for name in sorted((then.keys() | now.keys()) - _FREE)
+        if then.get(name) != now.get(name)
+    ]
+    if odd:
+        raise ValueError(
+            f"resume: {str(folder)!r} was begun with other flags: {', '.join(odd)}; allowed are"
+            " the same, as by --flagfile with its flags.txt"
+        )
     return folder
 
 
@@ -144,10 +192,24 @@ def append_rows(path: Path, rows: list[dict[str, Any]]) -> None:
         table.writerows(rows)
 
 
+def _named_flags(lines: Iterable[str]) -> dict[str, str]:
+    """Values as text by name, of lines such as --rounds=5, --progress or --noprogress."""
+    values = {}
+    for line in lines:
+        name, equals, value = line.removeprefix("--").partition("=")
+        if equals:
+            values[name] = value
+        elif name in FLAGS:
+            values[name] = "true"
+        else:
+            values[name.removeprefix("no")] = "false"
+    return values
+
+
 def _flag_lines() -> Iterator[str]:
     """The flags of the binaries."""
     for module, defined in sorted(FLAGS.flags_by_module_dict().items()):
         if "experiments" in module:
             for flag in defined:
-                if flag.value is not None and flag.name not in ("output_dir", "flagfile"):
+                if flag.value is not None and flag.name not in _NOT_WRITTEN:
                     yield flag.serialize()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,12 +21,12 @@ from absl import flags
 from experiments import base
 from experiments.base import checked, seeds
 from experiments.progress import ProgressBar, require_tqdm
-from experiments.report import Report
+from experiments.report import Place, Report
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.local_kmeans import local_kmeans
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.exchange import Progress
+from jaxfedmvc.exchange import Progress, RunState
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.scoring import score
 
@@ -32,6 +34,7 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(base)
 # Keys of the references; the engine folds small numbers into the same key.
 _POOLED, _BOUND = 2**30, 2**30 + 1
+_COMPILERS = 4  # programs compiled at once; each takes some hundred MB meanwhile
 
 flags.DEFINE_integer("n_clients", 12, "Clients of all kinds.", lower_bound=1)
 flags.DEFINE_string("ratio", "1:1", "Clients with all views : clients with a part of them.")
@@ -60,8 +63,16 @@ class Task(NamedTuple):
     pooled: np.ndarray  # [n, sum of D_v]: all views of all samples, for the reference only
 
 
-def load_federations() -> tuple[list[Federation], int, np.ndarray]:
-    """One federation for each seed, the number of clusters, and the pooled raw views.
+class Partitioned(NamedTuple):
+    """A data set and how each seed deals it out."""
+
+    dataset: data.Dataset
+    parts: list[tuple[data.Part, ...]]  # one division for each seed, all of the same shapes
+    n_clusters: int
+
+
+def load_partitioned() -> Partitioned:
+    """The set of the flags, divided for each seed.
 
     Raises:
       ValueError, OSError: What is wrong with the flags or the data.
@@ -73,23 +84,32 @@ def load_federations() -> tuple[list[Federation], int, np.ndarray]:
         n_clusters = len(np.unique(dataset.labels))
     else:
         raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
-    federations = [
-        Federation.from_arrays(
-            dataset.views,
-            dataset.labels,
-            partition=data.hybrid_partition(
-                seed,
-                n_samples=len(dataset.views[0]),
-                n_views=len(dataset.views),
-                n_clients=FLAGS.n_clients,
-                ratio=data.parse_ratio(FLAGS.ratio),
-                partial_views=FLAGS.partial_views,
-                samples_per_client=FLAGS.samples_per_client,
-                dirichlet=FLAGS.dirichlet,
-                labels=dataset.labels,
-            ),
+    parts = [
+        data.hybrid_partition(
+            seed,
+            n_samples=len(dataset.views[0]),
+            n_views=len(dataset.views),
+            n_clients=FLAGS.n_clients,
+            ratio=data.parse_ratio(FLAGS.ratio),
+            partial_views=FLAGS.partial_views,
+            samples_per_client=FLAGS.samples_per_client,
+            dirichlet=FLAGS.dirichlet,
+            labels=dataset.labels,
         )
         for seed in seeds()
+    ]
+    return Partitioned(dataset, parts, n_clusters)
+
+
+def load_federations() -> tuple[list[Federation], int, np.ndarray]:
+    """One federation for each seed, the number of clusters, and the pooled raw views.
+
+    Raises:
+      ValueError, OSError: What is wrong with the flags or the data.
+    """
+    dataset, parts, n_clusters = load_partitioned()
+    federations = [
+        Federation.from_arrays(dataset.views, dataset.labels, partition=part) for part in parts
     ]
     return federations, n_clusters, np.concatenate(dataset.views, axis=1)
 
@@ -154,10 +174,17 @@ def main_job(
     federation = task.federations[0]
     shares = participation_shares(federation)
     setup_work, round_work = _work(task, shares, cost)
-    total = (setup_work + FLAGS.rounds * round_work) * len(task.federations)
-    stem = Path(FLAGS.dataset).stem.lower()
     checked(require_tqdm)
-    report = checked(lambda: Report(FLAGS, name, stem, federation, seeds()))
+    report = checked(
+        lambda: Report(FLAGS, name, Path(FLAGS.dataset).stem.lower(), federation, seeds())
+    )
+    if report.is_finished():
+        print(f"finished already, nothing is left to do: {report.folder}/")
+        return
+    like = jax.eval_shape(_start(task, shares), federation, _key(0))
+    at = checked(lambda: report.reopen(like)) if FLAGS.resume else Place(FLAGS.seed, 0, None)
+    total = (FLAGS.seed + FLAGS.seeds - at.seed) * (setup_work + FLAGS.rounds * round_work)
+    total -= setup_work * (at.state is not None) + at.made * round_work
     report.traffic = engine.traffic(task.algorithm, federation, participation=shares)
     with ProgressBar(total) as bar:
         bar.write(federation.describe())
@@ -169,11 +196,17 @@ def main_job(
         report.header(bar.write)
         pooled = jnp.asarray(task.pooled)
         for seed, federation in zip(seeds(), task.federations, strict=True):
-            made = _one_seed(programs, federation, pooled, seed, report, bar.write, read)
-            bar.advance((FLAGS.rounds - made) * round_work)
+            if seed >= at.seed:
+                made = _one_seed(programs, federation, pooled, at, report, bar.write, read)
+                bar.advance((FLAGS.rounds - made) * round_work)
+                at = Place(seed + 1, 0, None)
     report.facts = facts()
     for line in report.finish():
         print(line)
+
+
+def _start(task: Task, shares: list[float]) -> Callable[..., RunState]:
+    return partial(engine.start, task.algorithm, participation=shares)
 
 
 class Programs(NamedTuple):
@@ -182,10 +215,13 @@ class Programs(NamedTuple):
     start: Callable[..., Any]
     setup: Callable[..., Any]
     one_round: Callable[..., Any]
-    done: Callable[..., Any] | None  # None where a method does not find its own end
     evaluate: Callable[..., Any]
-    references: Callable[..., Any] | None  # None without labels to score them with
-    bound: Callable[..., Any] | None  # None also where the method has no representation
+    done: Callable[..., Any] | None = None  # where a method finds its own end
+    # With labels to score with: scores, and clusterings to compare with.
+    rate: Callable[..., Any] | None = None
+    alone: Callable[..., Any] | None = None  # no collaboration
+    together: Callable[..., Any] | None = None  # no privacy, and no missing view
+    bound: Callable[..., Any] | None = None  # where a method has a representation
 
 
 def _compile(task: Task, shares: list[float], progress: Progress | None) -> Programs:
@@ -196,56 +232,43 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
     algorithm, n_clusters = task.algorithm, task.n_clusters
     keywords: dict[str, Any] = {"client_chunk": chunk}
 
-    def start(federation: Federation, key: jax.Array) -> engine.RunState:
-        return engine.start(algorithm, federation, key, participation=shares)
-
-    def setup(federation: Federation, key: jax.Array, state: engine.RunState) -> Any:
+    def setup(federation: Federation, key: jax.Array, state: RunState) -> Any:
         return engine.setup(algorithm, federation, key, state, progress=progress, **keywords)
 
-    def one_round(
-        federation: Federation, key: jax.Array, state: engine.RunState, r: jax.Array
-    ) -> Any:
+    def one_round(federation: Federation, key: jax.Array, state: RunState, r: jax.Array) -> Any:
         anew = shares if FLAGS.resample_participants else None
         return engine.one_round(
             algorithm, federation, key, state, r, resample=anew, progress=progress, **keywords
         )
 
-    def evaluate(
-        federation: Federation, key: jax.Array, state: engine.RunState, r: jax.Array
-    ) -> Any:
+    def evaluate(federation: Federation, key: jax.Array, state: RunState, r: jax.Array) -> Any:
         state, _ = engine.finish(algorithm, federation, key, state, r, **keywords)
         labels = engine.assign(algorithm, federation, state, **keywords)
         result = {"labels": labels}
         if algorithm.embed is not None:
             result["embedding"] = engine.embed(algorithm, federation, state, **keywords)
-        if federation.labels is not None:
-            result["scores"] = score(federation, labels, n_clusters, state.participants)
         return result
 
-    def rated(federation: Federation, key: jax.Array, labels: Any, r: jax.Array) -> Any:
+    def rate(federation: Federation, key: jax.Array, labels: Any, r: jax.Array) -> Any:
         """Scores with the groups of round r, the run's last."""
         took_part = engine.draw_participants(
             federation, key, shares, r if FLAGS.resample_participants else 0
         )
         return score(federation, labels, n_clusters, took_part)
 
-    def references(
-        federation: Federation, key: jax.Array, pooled: jax.Array, r: jax.Array
-    ) -> dict[str, Any]:
-        """Clusterings to compare with: no collaboration, and no privacy and no missing view."""
-        alone = engine.run(local_kmeans(n_clusters), federation, key, 0).labels
+    def alone(federation: Federation, key: jax.Array) -> Any:
+        return engine.run(local_kmeans(n_clusters), federation, key, 0).labels
+
+    def together(federation: Federation, key: jax.Array, pooled: jax.Array) -> Any:
         ids = [cohort.sample_ids for cohort in federation.cohorts]
         held = jnp.zeros(len(pooled), bool)
         for places in ids:
             held = held.at[jnp.where(places < 0, len(pooled), places)].set(True, mode="drop")
         key_pooled = jax.random.fold_in(key, _POOLED)
-        together = kmeans(key_pooled, pooled, n_clusters, where=held, n_init=10).labels
-        return {
-            "no collaboration": rated(federation, key, alone, r),
-            "pooled k-means": rated(federation, key, [together[i] for i in ids], r),
-        }
+        labels = kmeans(key_pooled, pooled, n_clusters, where=held, n_init=10).labels
+        return tuple(labels[i] for i in ids)
 
-    def bound(federation: Federation, key: jax.Array, embedding: Any, r: jax.Array) -> Any:
+    def bound(federation: Federation, key: jax.Array, embedding: Any) -> Any:
         """One k-means over every client's representation, to compare centroid passing with."""
         masks = [cohort.mask for cohort in federation.cohorts]
         rows = jnp.concatenate([e.reshape(-1, e.shape[-1]) for e in embedding])
@@ -253,65 +276,94 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         key_bound = jax.random.fold_in(key, _BOUND)
         found = kmeans(key_bound, rows, n_clusters, where=where, n_init=10).labels
         parts = jnp.split(found, np.cumsum([mask.size for mask in masks])[:-1])
-        labels = [part.reshape(m.shape) for part, m in zip(parts, masks, strict=True)]
-        return rated(federation, key, labels, r)
+        return tuple(part.reshape(m.shape) for part, m in zip(parts, masks, strict=True))
 
     federation, key, r = task.federations[0], _key(0), jnp.int32(0)
+    start = jax.jit(_start(task, shares))
     state = jax.eval_shape(start, federation, key)
-    scored = federation.labels is not None
-    embedding = jax.eval_shape(evaluate, federation, key, state, r).get("embedding")
+    evaluating = jax.jit(evaluate)  # traced once, here
+    shown = jax.eval_shape(evaluating, federation, key, state, r)
     pooled = jax.ShapeDtypeStruct(task.pooled.shape, jnp.float32)
-    donated: dict[str, Any] = {"donate_argnums": 2}  # the old state's memory serves the new
-    return Programs(
-        start=jax.jit(start).lower(federation, key).compile(),
-        setup=jax.jit(setup, **donated).lower(federation, key, state).compile(),
-        one_round=jax.jit(one_round, **donated).lower(federation, key, state, r).compile(),
-        done=None
-        if algorithm.done is None
-        else jax.jit(algorithm.done).lower(state.server).compile(),
-        evaluate=jax.jit(evaluate).lower(federation, key, state, r).compile(),
-        references=jax.jit(references).lower(federation, key, pooled, r).compile()
-        if scored
-        else None,
-        bound=jax.jit(bound).lower(federation, key, embedding, r).compile()
-        if scored and embedding is not None
-        else None,
-    )
+    scored = federation.labels is not None
+    with ThreadPoolExecutor(_COMPILERS) as pool:
+
+        def compiled(function: Callable[..., Any], *arguments: Any, donate: Any = ()) -> Any:
+            # Tracing holds Python's lock; XLA compiles meanwhile without it.
+            program = jax.jit(function, donate_argnums=donate)
+            return pool.submit(program.lower(*arguments).compile)
+
+        # The old state's memory serves the new. What takes longest comes first.
+        parts = {
+            "one_round": compiled(one_round, federation, key, state, r, donate=2),
+            "setup": compiled(setup, federation, key, state, donate=2),
+            "evaluate": compiled(evaluating, federation, key, state, r),
+            "start": compiled(start, federation, key),
+        }
+        if algorithm.done is not None:
+            parts["done"] = compiled(algorithm.done, state.server)
+        if scored:
+            parts["alone"] = compiled(alone, federation, key)
+            parts["together"] = compiled(together, federation, key, pooled)
+            parts["rate"] = compiled(rate, federation, key, shown["labels"], r)
+            if "embedding" in shown:
+                parts["bound"] = compiled(bound, federation, key, shown["embedding"])
+        return Programs(**{name: part.result() for name, part in parts.items()})
 
 
 def _one_seed(
     programs: Programs,
     federation: Federation,
     pooled: jax.Array,
-    seed: int,
+    at: Place,
     report: Report,
     write: Callable[[str], None],
     read: Callable[[list[Any]], list[Any]],
 ) -> int:
-    """Runs one seed and reports it; returns the number of rounds that it took."""
+    """Runs one seed, or the rest of it, and reports it; returns the number of its rounds."""
+    seed, made, state = at
     key = _key(seed)
-    began = time.perf_counter()
-    state = programs.start(federation, key)
-    state, info = programs.setup(federation, key, state)
-    checked(lambda: read(jax.device_get(info)))
+    before, began = report.seconds["run"], time.perf_counter()
+
+    def save() -> None:
+        report.seconds["run"] = before + time.perf_counter() - began
+        if FLAGS.checkpoint_every and made % FLAGS.checkpoint_every == 0:
+            report.save(Place(seed, made, state))
+
+    def is_done() -> bool:
+        return made == FLAGS.rounds or bool(made and programs.done and programs.done(state.server))
+
+    def evaluate() -> dict[str, Any]:
+        last = jnp.int32(made - 1)
+        result = programs.evaluate(federation, key, state, last)
+        if programs.rate is not None:
+            result["scores"] = programs.rate(federation, key, result["labels"], last)
+        return jax.device_get(result)
+
+    if state is None:
+        state = programs.start(federation, key)
+        state, info = programs.setup(federation, key, state)
+        checked(lambda: read(jax.device_get(info)))
+        save()
     result: dict[str, Any] = {}
-    for r in range(FLAGS.rounds):
-        state, info = programs.one_round(federation, key, state, jnp.int32(r))
-        result = jax.device_get(programs.evaluate(federation, key, state, jnp.int32(r)))
+    while not is_done():
+        state, info = programs.one_round(federation, key, state, jnp.int32(made))
+        made += 1
+        result = evaluate()
         told = checked(lambda info=info: read(jax.device_get(info)))
-        report.add_round(seed, r + 1, told, result.get("scores"), write)
-        if programs.done is not None and programs.done(state.server):
-            break
-    report.seconds["run"] += time.perf_counter() - began
-    references = {}
-    if programs.references is not None:
-        references = jax.device_get(programs.references(federation, key, pooled, jnp.int32(r)))
+        report.add_round(seed, made, told, result.get("scores"), write)
+        save()
+    result = result or evaluate()  # nothing yet where the last round was made before a kill
+    found = {}
+    if programs.rate is not None:
+        found["no collaboration"] = programs.alone(federation, key)
+        found["pooled k-means"] = programs.together(federation, key, pooled)
     if programs.bound is not None:
-        bound = programs.bound(federation, key, result["embedding"], jnp.int32(r))
-        references["pooled k-means on H"] = jax.device_get(bound)
-    report.add_references(references)
+        found["pooled k-means on H"] = programs.bound(federation, key, result["embedding"])
+    last = jnp.int32(made - 1)
+    rated = {name: programs.rate(federation, key, labels, last) for name, labels in found.items()}
+    report.add_references(jax.device_get(rated))
     report.last = (federation, result)
-    return r + 1
+    return made
 
 
 def _key(seed: int) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -89,6 +90,19 @@ flags.DEFINE_integer(
 )
 
 
+# Flags of numbers that runs of one program may differ in.
+TRACED = (
+    "fuzzifier", "alpha", "beta", "tolerance", "tau", "mix", "view_mix", "step_size", "quality",
+)  # fmt: skip
+
+
+def defaults() -> None:
+    """What flags say that are not given."""
+    for flag, value in DEFAULTS.items():
+        FLAGS.set_default(flag, value)
+    FLAGS.dataset = FLAGS.dataset or "digits"
+
+
 def config(n_clusters: int) -> FedHKConfig:
     """The static configuration, from flags."""
     return FedHKConfig(
@@ -104,11 +118,14 @@ def config(n_clusters: int) -> FedHKConfig:
 
 
 def hyperparams() -> FedHKHyperparams:
-    """The numbers that may be swept, from flags."""
-    names = (
-        "fuzzifier", "alpha", "beta", "tolerance", "tau", "mix", "view_mix", "step_size", "quality",
-    )  # fmt: skip
-    return FedHKHyperparams(**{name: FLAGS[name].value for name in names})
+    """The numbers that may be swept, from flags.
+
+    Raises:
+      ValueError: One is not a number.
+    """
+    if np.isnan(FLAGS.alpha):
+        raise ValueError("alpha: got nan; allowed is more than 1, or inf")
+    return FedHKHyperparams(**{name: FLAGS[name].value for name in TRACED})
 
 
 def ranks() -> tuple[int | None, int | None, int | None]:
@@ -160,25 +177,39 @@ def check_flags() -> None:
             )
 
 
+def maker(
+    n_clusters: int, federation: Federation
+) -> Callable[[FedHKHyperparams], FederatedAlgorithm]:
+    """`hyperparams -> algorithm`, all else from flags.
+
+    Raises:
+      ValueError: A flag's value is not allowed, or not together with another.
+    """
+    check_flags()
+    name, fixed = FLAGS.method.removeprefix("person_"), config(n_clusters)
+    method: Callable[[FedHKHyperparams], FederatedAlgorithm]
+    if FLAGS.privacy == "dp":
+        if FLAGS.method != "e_fkmvc":
+            raise ValueError(f"method: got {FLAGS.method} with --privacy=dp; allowed is e_fkmvc")
+        method = partial(private_e_fkmvc, fixed, privacy=settings())
+    elif name == "tucker":
+        method = partial(fedhk_tucker, fixed, ranks=ranks(), alignment=FLAGS.alignment)
+    elif name == "parafac2":
+        method = partial(fedhk_parafac2, fixed, rank=FLAGS.rank, placement=FLAGS.placement)
+    else:
+        method = partial(e_fkmvc, fixed)
+    if not is_masked():
+        return method
+    return lambda hyper: masked(method(hyper), federation)
+
+
 def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
     """The algorithm, from flags.
 
     Raises:
       ValueError: A flag's value is not allowed, or not together with another.
     """
-    check_flags()
-    name = FLAGS.method.removeprefix("person_")
-    if FLAGS.privacy == "dp":
-        if FLAGS.method != "e_fkmvc":
-            raise ValueError(f"method: got {FLAGS.method} with --privacy=dp; allowed is e_fkmvc")
-        method = private_e_fkmvc(config(n_clusters), hyperparams(), settings())
-    elif name == "tucker":
-        method = fedhk_tucker(config(n_clusters), hyperparams(), ranks(), FLAGS.alignment)
-    elif name == "parafac2":
-        method = fedhk_parafac2(config(n_clusters), hyperparams(), FLAGS.rank, FLAGS.placement)
-    else:
-        method = e_fkmvc(config(n_clusters), hyperparams())
-    return masked(method, federation) if is_masked() else method
+    return maker(n_clusters, federation)(hyperparams())
 
 
 def is_masked() -> bool:
@@ -308,12 +339,9 @@ def cost(stage: str, phase: int, held: int, n_views: int) -> float:
 
 def main() -> None:
     """Runs the job that the flags describe."""
-    if np.isnan(FLAGS.alpha):
-        base.fail(ValueError("alpha: got nan; allowed is more than 1, or inf"))
+    defaults()
     common.main_job(FLAGS.method, build, cost, facts, read)
 
 
 if __name__ == "__main__":
-    for flag, value in DEFAULTS.items():
-        FLAGS.set_default(flag, value)
     base.launch(main)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from absl import flags
 
 from experiments import base, common
@@ -26,6 +29,14 @@ flags.DEFINE_float("learning_rate", 3e-4, "Adam's step size.")
 flags.DEFINE_float("tau_m", 0.5, "Temperature of the feature contrast, eq. (5).")
 flags.DEFINE_float("tau_p", 0.5, "Temperature of the model contrast, eq. (7).")
 flags.DEFINE_float("weight_floor", 1e-3, "Least mutual-information weight, in bits.")
+
+# Flags of numbers that runs of one program may differ in.
+TRACED = ("learning_rate", "tau_m", "tau_p", "weight_floor")
+
+
+def defaults() -> None:
+    """What flags say that are not given."""
+    FLAGS.dataset = FLAGS.dataset or "digits"
 
 
 def config(n_clusters: int) -> FMCSCConfig:
@@ -53,16 +64,22 @@ def hyperparams() -> FMCSCHyperparams:
     Raises:
       ValueError: A flag's value is not allowed.
     """
-    names = ("learning_rate", "tau_m", "tau_p", "weight_floor")
-    for name in names:
+    for name in TRACED:
         if not FLAGS[name].value > 0:
             raise ValueError(f"{name}: got {FLAGS[name].value}; allowed is above 0")
-    return FMCSCHyperparams(**{name: FLAGS[name].value for name in names})
+    return FMCSCHyperparams(**{name: FLAGS[name].value for name in TRACED})
+
+
+def maker(
+    n_clusters: int, federation: Federation
+) -> Callable[[FMCSCHyperparams], FederatedAlgorithm]:
+    """`hyperparams -> algorithm`, all else from flags."""
+    return partial(fmcsc, config(n_clusters))
 
 
 def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
     """The algorithm, from flags."""
-    return fmcsc(config(n_clusters), hyperparams())
+    return maker(n_clusters, federation)(hyperparams())
 
 
 def cost(stage: str, phase: int, held: int, n_views: int) -> float:
@@ -75,6 +92,7 @@ def cost(stage: str, phase: int, held: int, n_views: int) -> float:
 
 def main() -> None:
     """Runs the job that the flags describe."""
+    defaults()
     common.main_job("fmcsc", build, cost)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +19,7 @@ from experiments.vertical import Agents
 from jaxfedmvc import plots
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd, model
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
+from jaxfedmvc.federation import Federation
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(vertical)
@@ -67,6 +70,28 @@ _STATIC = (
 )  # fmt: skip
 
 
+# Flags of numbers that runs of one program may differ in.
+TRACED = (
+    "gamma", "lambda", "tau", "ridge", "pretrain_rate", "local_rate", "server_rate",
+)  # fmt: skip
+
+
+def defaults() -> None:
+    """What flags say that are not given."""
+    FLAGS.dataset = FLAGS.dataset or vertical.default_set()
+    FLAGS.rounds = FLAGS.rounds or mgcd_runs.PRESETS[FLAGS.mode].rounds
+
+
+def rounds() -> int:
+    """Most rounds of a run."""
+    return FLAGS.rounds
+
+
+def maker(n_clusters: int, federation: Federation) -> Callable[[MGCDHyperparams], Any]:
+    """`hyperparams -> algorithm`, all else from flags."""
+    return partial(mgcd, config(n_clusters))
+
+
 def config(n_clusters: int) -> MGCDConfig:
     """The static configuration: the mode's preset, and the flags that are given.
 
@@ -113,7 +138,7 @@ def hyperparams() -> MGCDHyperparams:
 
 def main() -> None:
     """Runs the job that the flags describe."""
-    FLAGS.dataset = FLAGS.dataset or vertical.default_set()
+    defaults()
     base.use_compilation_cache()
     # The seed is of the run: all agents' samples are the same for all seeds, but for split sets.
     everyone = checked(lambda: [vertical.agents_of_flags(seed) for seed in seeds()])
@@ -127,22 +152,21 @@ def main() -> None:
     checked(plots.require_matplotlib)
     stem = Path(FLAGS.dataset).stem.lower()
     folder = checked(lambda: base.make_folder(f"mgcd-{FLAGS.mode}-{stem}"))
-    rounds = FLAGS.rounds or mgcd_runs.PRESETS[FLAGS.mode].rounds
     program = Program(settings)
     traffic = program.traffic(hidden)
     rows: dict[str, list[dict[str, float]]] = {}
     runs: list[Run] = []
-    with ProgressBar((rounds + 1) * len(everyone)) as bar:
+    with ProgressBar((FLAGS.rounds + 1) * len(everyone)) as bar:
         bar.write(everyone[0].federation.describe())
         bar.write(header())
         for seed, agents in zip(seeds(), everyone, strict=True):
             if runs:  # only the last one's graphs are drawn
                 runs[-1] = runs[-1]._replace(state=None)
             runs.append(checked(lambda seed=seed, agents=agents: one_seed(
-                program, agents, seed, rounds, numbers, traffic, folder, bar
+                program, agents, seed, FLAGS.rounds, numbers, traffic, folder, bar
             )))  # fmt: skip
             last = runs[-1].rounds[-1]
-            bar.advance(rounds - len(runs[-1].rounds))
+            bar.advance(FLAGS.rounds - len(runs[-1].rounds))
             final = {"mgcd": mgcd_runs.scores(agents.labels, runs[-1].labels)}
             final |= {
                 f"mgcd, {name} graph, last round": {m: last[f"{name}/{m}"] for m in METRICS}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
 from experiments import base, charts
-from jaxfedmvc import plots
-from jaxfedmvc.exchange import Traffic
+from jaxfedmvc import checkpoint, plots
+from jaxfedmvc.exchange import RunState, Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.scoring import GROUPS
 
@@ -22,6 +23,14 @@ WAYS = {"pooled": "pooled labels, one matching", "per_client": "mean over client
 # What the terminal shows; the files hold every group.
 _SHOWN = {"all": "all clients", "multi_view": "multi-view", "partial_view": "partial-view"}
 Scores = Mapping[str, Mapping[str, Mapping[str, Any]]]
+
+
+class Place(NamedTuple):
+    """Where a job stands: so many rounds of this seed are made, and all of the seeds before it."""
+
+    seed: int
+    made: int
+    state: RunState | None  # None: before the setup
 
 
 class Report:
@@ -42,11 +51,12 @@ class Report:
         federation: Federation,
         seeds: list[int],
     ) -> None:
-        """Makes the folder.
+        """Makes the folder, or opens it again where the flags ask to resume.
 
         Raises:
           ImportError: matplotlib, which the pictures need in the end, is not installed.
-          OSError, ValueError: The folder cannot be written, or holds results already.
+          OSError, ValueError: The folder cannot be written, or holds results already; or it does
+            not hold this job, to resume it.
         """
         plots.require_matplotlib()
         self._versions = base.versions()
@@ -59,15 +69,65 @@ class Report:
         self._references: list[Mapping[str, Scores]] = []
         self._scores: dict[int, list[Scores]] = {seed: [] for seed in seeds}
         self._losses: dict[int, list[dict[str, float]]] = {seed: [] for seed in seeds}
-        self.folder = base.make_folder(f"{algorithm}-{dataset}")
+        self.folder = base.make_folder(f"{algorithm}-{dataset}", resume=values.resume)
+        self._store = self.folder / "checkpoint.npz"
+        self._history: dict[str, Any] = {}
+
+    # Where a killed job goes on.
+
+    def is_finished(self) -> bool:
+        """Whether the folder, opened again, holds all that the job leaves behind."""
+        finished = (self.folder / "summary.json").exists()
+        if finished:
+            checkpoint.delete(self._store)
+        return finished
+
+    def save(self, place: Place) -> None:
+        """Writes a checkpoint; all numbers go through JSON to the same bits."""
+        history = {
+            "losses": [self._losses[seed] for seed in self._seeds],
+            "scores": [self._scores[seed] for seed in self._seeds],
+            "references": self._references,
+            "seconds": self.seconds,
+        }
+        told = {"seed": place.seed, "made": place.made, "history": history}
+        checkpoint.save(self._store, place.state, told)
+
+    def reopen(self, like: RunState) -> Place:
+        """Where the job of the folder stands; the header then shows its rounds until there.
+
+        Raises:
+          ValueError: The checkpoint is damaged, or of another shape than `like`.
+        """
+        if not self._store.exists():
+            (self.folder / "rounds.csv").unlink(missing_ok=True)
+            return Place(self._seeds[0], 0, None)
+        state, told = checkpoint.restore(self._store, like)
+        self._history = told["history"]
+        # A copy, as the programs give its memory away.
+        return Place(told["seed"], told["made"], jax.tree.map(jnp.array, state))
+
+    def _replay(self, write: Callable[[str], None]) -> None:
+        """Reports the rounds of a checkpoint again; rounds.csv then holds these and no others."""
+        (self.folder / "rounds.csv").unlink(missing_ok=True)
+        history = self._history
+        everyone = zip(self._seeds, history["losses"], history["scores"], strict=True)
+        for seed, losses, scores in everyone:
+            for i, values in enumerate(losses):
+                self._add(seed, i + 1, values, scores[i] if scores else None, write)
+        self._references = list(history["references"])
+        for name, value in history["seconds"].items():
+            self.seconds[name] += value
 
     # The rounds.
 
     def header(self, write: Callable[[str], None]) -> None:
-        """Prints the head of the rounds' table."""
+        """Prints the head of the rounds' table, and the rounds of a job that goes on."""
         groups, names = _head(_SHOWN)
         write(f"{'':10s}{'loss':>9s} {groups}|  MB, all clients")
         write(f"{'seed round':10s}{'':>9s} {names}|     up    down")
+        if self._history:
+            self._replay(write)
 
     def add_round(
         self,
@@ -79,6 +139,16 @@ class Report:
     ) -> None:
         """Prints a round's line and appends it to rounds.csv."""
         losses = _losses(info, self._federation)
+        self._add(seed, round_number, losses, None if scores is None else _floats(scores), write)
+
+    def _add(
+        self,
+        seed: int,
+        round_number: int,
+        losses: dict[str, float],
+        scores: Scores | None,
+        write: Callable[[str], None],
+    ) -> None:
         self._losses[seed].append(losses)
         if scores is not None:
             self._scores[seed].append(scores)
@@ -96,7 +166,7 @@ class Report:
 
     def add_references(self, references: Mapping[str, Scores]) -> None:
         """Takes one seed's reference clusterings; none without labels."""
-        self._references.append(references)
+        self._references.append({name: _floats(scores) for name, scores in references.items()})
 
     # The end.
 
@@ -123,9 +193,11 @@ class Report:
             for name, scores in rows.items():
                 cells = "".join(_cells(_mean(scores), group, way) for group in shown)
                 yield f"{name:19s} {cells}|"
-        summary = self._summary(final, rows)
-        base.write(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         self._draw(final, rows)
+        summary = self._summary(final, rows)
+        # The last file, as it says that the job is finished.
+        base.write(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        checkpoint.delete(self._store)
         yield ""
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
         yield f"written: {self.folder}/ (summary.json, rounds.csv, flags.txt, *.png)"
@@ -235,6 +307,11 @@ def _cells(scores: Scores | None, group: str, way: str) -> str:
         return "| " + " ".join(["     -"] * len(METRICS))
     values = [float(scores[group][way][name]) for name in METRICS]
     return "| " + " ".join(f"{'-' if math.isnan(v) else format(v, '.3f'):>6s}" for v in values)
+
+
+def _floats(scores: Scores) -> Scores:
+    """As Python's own numbers, which JSON keeps to the bit."""
+    return jax.tree.map(float, scores)
 
 
 def _mean(scores: list[Scores]) -> Scores:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from jaxfedmvc.algorithms import ALGORITHMS, local_kmeans
 from jaxfedmvc.algorithms.vertcohirf import LocalStep, communication, vertcohirf
 from jaxfedmvc.clustering import local
 from jaxfedmvc.clustering.local import LocalMethod
+from jaxfedmvc.federation import Federation
 from jaxfedmvc.hierarchy import Hierarchy
 
 FLAGS = flags.FLAGS
@@ -107,29 +108,93 @@ def base_of(agent: int, n_agents: int) -> str:
     return name
 
 
-def method_of(name: str, n_clusters: int | None) -> LocalMethod:
-    """A base clusterer with its settings, from flags.
+# Flags of numbers that runs of one program may differ in.
+TRACED = ("feature_share", "relaxed", "n_candidates", "eps", "min_samples", "gamma",
+          "sampling_ratio")  # fmt: skip
+
+
+def defaults() -> None:
+    """What flags say that are not given."""
+    FLAGS.dataset = FLAGS.dataset or "multimodal"
+
+
+def rounds() -> int:
+    """Most rounds of a run; the baselines have none."""
+    return FLAGS.max_iter if FLAGS.algorithm == "vertcohirf" else 0
+
+
+def hyperparams() -> dict[str, float | None]:
+    """The numbers that may be swept, from flags; None is another program than a number.
 
     Raises:
-      ValueError: A setting is out of range, or the number of clusters is not known.
+      ValueError: A setting is out of range.
+    """
+    values = {name: FLAGS[name].value for name in TRACED}
+    if values["eps"] is None:
+        values["eps"] = 0.35 if FLAGS.dataset.lower() == "multimodal_table1" else 2.25
+    for name in ("eps", "gamma", "min_samples"):
+        if not 0 < values[name] < np.inf:
+            raise ValueError(f"{name}: got {values[name]}; allowed is a finite number above 0")
+    if not 0 < values["sampling_ratio"] <= 1:
+        raise ValueError(f"sampling_ratio: got {FLAGS.sampling_ratio}; allowed is in (0, 1]")
+    return values
+
+
+def method_of(name: str, n_clusters: int | None, hyper: Mapping[str, Any]) -> LocalMethod:
+    """A base clusterer with its settings.
+
+    Raises:
+      ValueError: The number of clusters is not known.
     """
     if n_clusters is None and name != "dbscan":
         raise ValueError("local_clusters: the data set has no labels to count; give it")
-    eps = FLAGS.eps
-    if eps is None:
-        eps = 0.35 if FLAGS.dataset.lower() == "multimodal_table1" else 2.25
-    for flag, value in (("eps", eps), ("gamma", FLAGS.gamma), ("min_samples", FLAGS.min_samples)):
-        if not 0 < value < np.inf:
-            raise ValueError(f"{flag}: got {value}; allowed is a finite number above 0")
-    if not 0 < FLAGS.sampling_ratio <= 1:
-        raise ValueError(f"sampling_ratio: got {FLAGS.sampling_ratio}; allowed is in (0, 1]")
     if name == "dbscan":
-        return local.dbscan_method(eps, FLAGS.min_samples)
+        return local.dbscan_method(hyper["eps"], hyper["min_samples"])
     if name == "kernel_kmeans":
-        return local.kernel_kmeans_method(n_clusters, FLAGS.gamma)
+        return local.kernel_kmeans_method(n_clusters, hyper["gamma"])
     if name == "sc_srgf":
-        return local.sc_srgf_method(n_clusters, FLAGS.n_graphs, FLAGS.sampling_ratio)
+        return local.sc_srgf_method(n_clusters, FLAGS.n_graphs, hyper["sampling_ratio"])
     return local.kmeans_method(n_clusters)
+
+
+def maker(
+    k: int | None, federation: Federation
+) -> Callable[[dict[str, float | None]], FederatedAlgorithm]:
+    """`hyperparams -> algorithm`, all else from flags.
+
+    Raises:
+      ValueError: A flag's value is not allowed.
+    """
+    name, n_agents = FLAGS.algorithm, federation.n_clients
+    if name != "vertcohirf" and k is None:
+        raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
+    if name != "vertcohirf" and FLAGS.level is not None:
+        raise ValueError(f"level: {name} has no hierarchy to cut; leave it out")
+    if name in ("dpfmps", "dpfmps_p2est"):
+        fixed = ALGORITHMS[name](k, epsilon=FLAGS.epsilon, n_sketches=FLAGS.n_sketches)
+        return lambda _: fixed
+    if name != "vertcohirf":
+        return lambda _: ALGORITHMS[name](k)
+    n_local = FLAGS.local_clusters or (3 if vertical.is_multimodal(FLAGS.dataset) else k)
+    bases = [base_of(agent, n_agents) for agent in range(n_agents)]
+    repetitions, similarity = FLAGS.repetitions, FLAGS.similarity
+
+    def make(hyper: dict[str, float | None]) -> FederatedAlgorithm:
+        steps = []
+        for base_name in bases:
+            method = method_of(base_name, n_local, hyper)
+            # SC-SRGF draws subspaces of its own.
+            steps.append(
+                LocalStep(method)
+                if base_name == "sc_srgf"
+                else LocalStep(
+                    method, hyper["feature_share"], repetitions, threshold=hyper["relaxed"]
+                )
+            )
+        return vertcohirf(steps, n_candidates=hyper["n_candidates"], similarity=similarity)
+
+    make(hyperparams())
+    return make
 
 
 def build(agents: Agents) -> FederatedAlgorithm:
@@ -138,31 +203,12 @@ def build(agents: Agents) -> FederatedAlgorithm:
     Raises:
       ValueError: A flag's value is not allowed.
     """
-    name, k = FLAGS.algorithm, vertical.n_classes(agents)
-    if name != "vertcohirf" and k is None:
-        raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
-    if name != "vertcohirf" and FLAGS.level is not None:
-        raise ValueError(f"level: {name} has no hierarchy to cut; leave it out")
-    if name in ("dpfmps", "dpfmps_p2est"):
-        return ALGORITHMS[name](k, epsilon=FLAGS.epsilon, n_sketches=FLAGS.n_sketches)
-    if name != "vertcohirf":
-        return ALGORITHMS[name](k)
-    n_local = FLAGS.local_clusters or (3 if vertical.is_multimodal(FLAGS.dataset) else k)
-    steps = []
-    for agent in range(len(agents.views)):
-        base_name = base_of(agent, len(agents.views))
-        step = LocalStep(
-            method_of(base_name, n_local), FLAGS.feature_share, FLAGS.repetitions,
-            threshold=FLAGS.relaxed,
-        )  # fmt: skip
-        # SC-SRGF draws subspaces of its own.
-        steps.append(LocalStep(step.method) if base_name == "sc_srgf" else step)
-    return vertcohirf(steps, n_candidates=FLAGS.n_candidates, similarity=FLAGS.similarity)
+    return maker(vertical.n_classes(agents), agents.federation)(hyperparams())
 
 
 def main() -> None:
     """Runs the job that the flags describe."""
-    FLAGS.dataset = FLAGS.dataset or "multimodal"
+    defaults()
     base.use_compilation_cache()
     # Everything that can be wrong is found before anything is written.
     everyone = checked(lambda: [vertical.agents_of_flags(seed) for seed in seeds()])

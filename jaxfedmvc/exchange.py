@@ -1,6 +1,7 @@
 """One exchange: what each participant is sent, computes and sends back, and what is made of it.
 
-The only place that knows of chunks, padding of chunks and weights of clients.
+What a chunk of clients computes (`map_chunk`) is here alone; who walks over the chunks is this
+module, where the data lies on the device, and `streaming`, where it does not.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from jaxfedmvc.federation import Cohort, Federation
 PyTree = Any
 Progress = Callable[[str, int, int, int], None]
 
-# Client ids are int32 and not negative: no client shares the server's key.
-_SERVER = 2**31
+# What the server's key is folded with. Client ids are int32 and not negative: none shares it.
+SERVER = 2**31
 
 
 class RunState(NamedTuple):
@@ -29,7 +30,8 @@ class RunState(NamedTuple):
     Attributes:
       server: The algorithm's server state.
       clients: The algorithm's client states, one stack for each cohort.
-      participants: For each cohort the places [taking part] of the clients that take part.
+      participants: For each cohort the places [taking part] of the clients that take part, in
+        increasing order.
     """
 
     server: PyTree
@@ -113,7 +115,7 @@ def _run_phase(
 ) -> tuple[RunState, Any]:
     client_states = list(state.clients)
     messages, weights, infos = [], [], []
-    for c, places in _who(phase, federation, state.participants):
+    for c, places in taking_part(phase, federation, state.participants):
         cohort = federation.cohorts[c]
         sent = phase.broadcast(state.server, cohort.view_ids)
         client_states[c], message, weight, info, message_bytes = _map_clients(
@@ -127,16 +129,16 @@ def _run_phase(
             n = places.shape[0]
             ledger.append(Exchanged(n, message_bytes, messages_lib.nbytes(sent)))
     server, server_info = phase.server(
-        jax.random.fold_in(key, _SERVER), state.server, tuple(messages), tuple(weights)
+        jax.random.fold_in(key, SERVER), state.server, tuple(messages), tuple(weights)
     )
     info = {"clients": tuple(infos), "server": server_info}
     return RunState(server, tuple(client_states), state.participants), info
 
 
-def _who(
+def taking_part(
     phase: Phase, federation: Federation, participants: tuple[jax.Array, ...]
 ) -> list[tuple[int, jax.Array]]:
-    """The cohorts that take part in a phase, and the places of their clients."""
+    """The cohorts that take part in a phase, each with the places of its clients that do."""
     if phase.who == "everyone":
         return list(enumerate(participants))
     views = [cohort.view_ids for cohort in federation.cohorts]
@@ -162,43 +164,44 @@ def _map_clients(
     (stacked, or their sum), the participants' infos, and the bytes of one message.
     """
     n = places.shape[0]
-    n_chunks, size = _chunks(n, client_chunk)
+    n_chunks, size = chunk_sizes(n, client_chunk)
     message_bytes: list[int] = []
 
-    def chunk(states: PyTree, places: jax.Array) -> tuple[PyTree, PyTree, jax.Array, PyTree]:
+    def chunk(mine: PyTree, clients: Cohort, real: jax.Array) -> tuple:
+        *results, info, one = map_chunk(phase, key, sent, mine, clients, real)
+        message_bytes.append(one)
+        if report is not None:
+            report(jnp.sum(real), (results[2], info))
+        return *results, info
+
+    if n_chunks == 1 and n == cohort.n_clients:
+        # Everyone, in order: nothing to gather or to scatter, and shards stay where they are.
+        new, message, weight, info = chunk(states, cohort, jnp.ones(n, bool))
+        states = jax.tree.map(lambda old, x: jnp.asarray(x, old.dtype), states, new)
+        return states, message, weight, info, message_bytes[0]
+
+    def chunk_at(states: PyTree, places: jax.Array) -> tuple:
         # A place beyond the cohort is padding of the last chunk: it repeats a client, with weight
         # zero, and its state is dropped.
         real = places < cohort.n_clients
-        mine = _take(states, places)
-        clients = _take(cohort, places)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, clients.client_ids)
-        new, message, info = _batched(
-            lambda key, state, client: phase.client(key, sent, state, client), size
-        )(keys, mine, clients)
-        message_bytes.append(messages_lib.nbytes(message) // size)
-        weight = (real & jnp.any(clients.mask, axis=-1)).astype(jnp.float32)
+        new, *results = chunk(_take(states, places), _take(cohort, places), real)
         states = jax.tree.map(lambda old, x: old.at[places].set(x, mode="drop"), states, new)
-        if phase.reduce == "sum":
-            message = jax.tree.map(lambda m: _weighted_sum(m, weight), message)
-            weight = jnp.sum(weight)
-        if report is not None:
-            report(jnp.sum(real), (weight, info))
-        return states, message, weight, info
+        return states, *results
 
     if n_chunks == 1:
-        states, message, weight, info = chunk(states, places)
+        states, message, weight, info = chunk_at(states, places)
         return states, message, weight, info, message_bytes[0]
 
     padded = jnp.pad(places, (0, n_chunks * size - n), constant_values=cohort.n_clients)
     stacked = padded.reshape(n_chunks, size)
     # With "sum" the running sum is carried, so that no more than one chunk's messages exist.
     summed = phase.reduce == "sum"
-    shapes = jax.eval_shape(chunk, states, stacked[0])[1:3] if summed else ()
+    shapes = jax.eval_shape(chunk_at, states, stacked[0])[1:3] if summed else ()
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def step(carry: PyTree, places: jax.Array) -> tuple[PyTree, PyTree]:
         states, total = carry
-        states, message, weight, info = chunk(states, places)
+        states, message, weight, info = chunk_at(states, places)
         if summed:
             return (states, jax.tree.map(jnp.add, total, (message, weight))), ((), info)
         return (states, total), ((message, weight), info)
@@ -209,13 +212,43 @@ def _map_clients(
     return states, message, weight, info, message_bytes[0]
 
 
-def _chunks(n: int, client_chunk: int | None) -> tuple[int, int]:
+def map_chunk(
+    phase: Phase, key: jax.Array, sent: PyTree, states: PyTree, clients: Cohort, real: jax.Array
+) -> tuple[PyTree, PyTree, jax.Array, PyTree, int]:
+    """What a chunk of clients computes in a phase.
+
+    Args:
+      phase: The phase.
+      key: Of the phase.
+      sent: What these clients were sent.
+      states: Their states, stacked [chunk, ...].
+      clients: The clients [chunk].
+      real: bool [chunk], False for a client that is there as padding.
+
+    Returns:
+      The new states; the messages stacked, or, with `reduce="sum"`, their weighted sum; the
+      weights [chunk], or their sum; the infos, stacked; the bytes of one client's message.
+    """
+    size = clients.n_clients
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, clients.client_ids)
+    states, message, info = batched(
+        lambda key, state, client: phase.client(key, sent, state, client), size
+    )(keys, states, clients)
+    message_bytes = messages_lib.nbytes(message) // size
+    weight = (real & jnp.any(clients.mask, axis=-1)).astype(jnp.float32)
+    if phase.reduce == "sum":
+        message = jax.tree.map(lambda m: _weighted_sum(m, weight), message)
+        weight = jnp.sum(weight)
+    return states, message, weight, info, message_bytes
+
+
+def chunk_sizes(n: int, client_chunk: int | None) -> tuple[int, int]:
     """Number of chunks, and their size, evened out to pad the last as little as can be."""
     n_chunks = -(-n // min(client_chunk or n, n))
     return n_chunks, -(-n // n_chunks)
 
 
-def _batched(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
+def batched(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
     """`jax.vmap(function)`; for one client without the batch axis, whose products are slower."""
     if size > 1:
         return jax.vmap(function)
@@ -251,8 +284,8 @@ def over_clients(
     results = []
     for cohort, states in zip(federation.cohorts, state.clients, strict=True):
         n = cohort.n_clients
-        n_chunks, size = _chunks(n, client_chunk)
-        mapped = _batched(partial(function, state.server), size)
+        n_chunks, size = chunk_sizes(n, client_chunk)
+        mapped = batched(partial(function, state.server), size)
         if n_chunks == 1:
             results.append(mapped(states, cohort))
             continue

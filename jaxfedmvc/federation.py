@@ -204,7 +204,7 @@ class Federation:
         """
         check_arrays(views, labels)
         views = tuple(np.asarray(view, np.float32) for view in views)
-        _check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
+        check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
         n_classes = None
         if labels is not None:
             names, labels = np.unique(np.asarray(labels), return_inverse=True)
@@ -315,7 +315,13 @@ class Federation:
         )
 
 
-def _check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> None:
+def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> None:
+    """Checks a division of `n_samples` samples with `n_views` views over clients.
+
+    Raises:
+      ValueError: A client is empty or there twice, a sample or a view is not there, two cohorts
+        hold the same views.
+    """
     if not partition:
         raise ValueError("partition: got no cohort; at least one is needed")
     seen_views: set[tuple[int, ...]] = set()

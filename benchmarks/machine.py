@@ -1,0 +1,58 @@
+"""What this machine can do at most, and how functions are timed against each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+TRIAD_SIZE, TRIADS = 2**26, 16
+
+
+def seconds(function: Callable[[], Any]) -> float:
+    """Wall time of one call, computation included."""
+    began = time.perf_counter()
+    jax.block_until_ready(function())
+    return time.perf_counter() - began
+
+
+def take_turns(variants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """Best time of each variant; they alternate, so that a noisy minute hits all of them."""
+    best = dict.fromkeys(variants, np.inf)
+    for turn in range(repeats + 1):
+        for name, function in variants.items():
+            took = seconds(function)
+            if turn:  # the first turn warms up
+                # What is soon over is tried more often: a peak must be a peak.
+                again = [seconds(function) for _ in range(9)] if took < 0.5 else []
+                best[name] = min(best[name], took, *again)
+    return best
+
+
+def matmul_size() -> int:
+    """Rows of the square matrices of the peak: large for the device, quick on it."""
+    return 3072 if jax.default_backend() == "cpu" else 8192
+
+
+def machine_peaks() -> dict[str, Callable[[], Any]]:
+    """A large float32 matmul, and a triad that streams through memory."""
+    a = jnp.ones((matmul_size(), matmul_size()))
+    x, y = jnp.zeros(TRIAD_SIZE), jnp.ones(TRIAD_SIZE)
+    matmul = jax.jit(jnp.matmul)
+    # Repeated in place, as Adam's state is: the pages are there from the second time on.
+    triad = jax.jit(lambda x, y: jax.lax.fori_loop(0, TRIADS, lambda _, x: 0.5 * x + y, x))
+    return {"matmul": lambda: matmul(a, a), "triad": lambda: triad(x, y)}
+
+
+def peak_of(matmul_seconds: float) -> float:
+    """FLOP/s of `machine_peaks`' product."""
+    return 2 * matmul_size() ** 3 / matmul_seconds
+
+
+def bandwidth_of(triad_seconds: float) -> float:
+    """Bytes/s of `machine_peaks`' triad."""
+    return 3 * 4 * TRIAD_SIZE * TRIADS / triad_seconds

@@ -1,0 +1,148 @@
+"""A job that is killed goes on to the same files."""
+
+import json
+import os
+import shutil
+import sys
+
+import jax
+import numpy as np
+import pytest
+from absl import app
+from absl.testing import flagsaver
+
+from experiments import base, fmcsc
+from jaxfedmvc import data
+from tests import binaries, kills
+
+app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
+N_KILLS, ROUNDS, SEEDS = 20, 3, 2
+TINY = (
+    "--hidden=", "--latent_dim=3", "--head_hidden=4", "--pretrain_epochs=2", "--local_epochs=2",
+    "--n_init=2", "--n_clients=2", "--ratio=1:0", "--components=A", f"--rounds={ROUNDS}",
+    f"--seeds={SEEDS}", "--noprogress",
+)  # fmt: skip
+
+
+def job(folder, *arguments):
+    """Begins the job of the folder or goes on with it: what runs in processes that are killed."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    begun = (folder / "flags.txt").exists()
+    sys.argv = ["experiments.fmcsc", *arguments, f"--output_dir={folder}"]
+    sys.argv += ["--resume"] * begun
+    with open(os.devnull, "w") as sys.stdout:
+        base.launch(fmcsc.main)
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory):
+    """Flags of a job: forty digits in two views."""
+    folder = tmp_path_factory.mktemp("data")
+    digits = data.load("digits")
+    views = {f"view_{v}": np.asarray(x[:40]) for v, x in enumerate(digits.views[1:])}
+    np.savez(folder / "digits.npz", labels=np.asarray(digits.labels[:40]), **views)
+    return (
+        *TINY, "--n_clusters=3", f"--dataset={folder / 'digits.npz'}",
+        f"--compilation_cache={folder / 'cache'}",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(arguments, tmp_path_factory):
+    """The folder of a job that nobody killed; its programs are in the cache."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "out"
+    lives = kills.until_done(job, (folder, *arguments), 0, 0, folder / "checkpoint.npz")
+    assert [life.exit_code for life in lives] == [0]
+    # After the setup and after each round, of every seed, as far as looking every 2 ms can tell.
+    assert 1 <= lives[0].changes <= SEEDS * (ROUNDS + 1)
+    return folder
+
+
+def contents(folder):
+    """Names, and what must not depend on kills."""
+    summary = json.loads((folder / "summary.json").read_text())
+    assert min(summary.pop("seconds").values()) > 0
+    names = sorted(path.name for path in folder.iterdir())
+    texts = [(folder / name).read_bytes() for name in ("rounds.csv", "flags.txt")]
+    return names, json.dumps(summary), texts
+
+
+def test_killed_at_random_moments_the_job_ends_with_the_same_bytes(
+    arguments, undisturbed, tmp_path
+):
+    folder = tmp_path / "out"
+    lives = kills.until_done(job, (folder, *arguments), N_KILLS, 3, folder / "checkpoint.npz")
+    assert contents(folder) == contents(undisturbed)
+    changes = [life.changes for life in lives[:-1]]
+    # Some were killed before they had got on, and some between rounds and inside of them.
+    assert len(changes) <= N_KILLS and 0 in changes and any(changes), changes
+
+
+@pytest.fixture
+def broken_off(undisturbed, tmp_path):
+    """The folder of a job that has not come to its end, with a damaged checkpoint."""
+    folder = tmp_path / "out"
+    shutil.copytree(undisturbed, folder)
+    (folder / "summary.json").unlink()
+    (folder / "checkpoint.npz").write_bytes(b"PK")
+    return folder
+
+
+def refusal(folder, *arguments):
+    """The one line of a job that will not go on; the folder stays as it is."""
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    code, out, err = binaries.launch(fmcsc, *arguments, "--resume")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+def test_other_flags_are_refused_by_name(arguments, broken_off):
+    err = refusal(
+        broken_off, *arguments, "--latent_dim=2", "--components=AC", "--n_init=2",
+        "--resample_participants", "--samples_per_client=9", f"--output_dir={broken_off}",
+    )  # fmt: skip
+    assert (
+        "was begun with other flags: components (A then, AC now), latent_dim (3 then, 2 now),"
+        " resample_participants (false then, true now), samples_per_client (none then, 9 now);"
+    ) in err
+
+
+def test_flags_that_change_no_result_may_differ(arguments, broken_off):
+    """So that it gets as far as the checkpoint."""
+    err = refusal(
+        broken_off, *arguments, "--progress", "--checkpoint_every=3", "--data_dir=elsewhere",
+        "--compilation_cache=", f"--output_dir={broken_off}",
+    )  # fmt: skip
+    assert f"{broken_off / 'checkpoint.npz'}: no checkpoint, or a damaged one" in err
+
+
+def test_nothing_to_resume(arguments, tmp_path):
+    assert "resume: needs --output_dir" in refusal(tmp_path, *arguments)
+    err = refusal(tmp_path, *arguments, f"--output_dir={tmp_path}")
+    assert f"resume: '{tmp_path}' holds no job (no flags.txt)" in err
+    absent = tmp_path / "absent"
+    assert "holds no job" in refusal(tmp_path, *arguments, f"--output_dir={absent}")
+
+
+def test_a_finished_job_is_left_alone(arguments, undisturbed):
+    """Also where it was killed before it could remove its checkpoint."""
+    before = contents(undisturbed)
+    (undisturbed / "checkpoint.npz").write_bytes(b"")
+    code, out, err = binaries.launch(fmcsc, *arguments, f"--output_dir={undisturbed}", "--resume")
+    assert (code, err) == (0, "")
+    assert out == f"finished already, nothing is left to do: {undisturbed}/\n"
+    assert contents(undisturbed) == before
+
+
+def test_flags_txt_says_nothing_of_resuming(undisturbed):
+    text = (undisturbed / "flags.txt").read_text()
+    assert "resume" not in text and "output_dir" not in text and "--checkpoint_every=1" in text
+
+
+def test_a_job_without_checkpoints_refuses_to_resume(tmp_path):
+    with flagsaver.flagsaver(resume=True, output_dir=str(tmp_path)):
+        with pytest.raises(ValueError, match="resume: this job keeps no checkpoints"):
+            base.make_folder("other")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,277 @@
+"""Summary, tables and pictures of a sweep, from runs made up by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments import grid, sweep_report
+from jaxfedmvc import plots, plots_sweep
+
+pyplot = pytest.importorskip("matplotlib.pyplot")
+NAN = math.nan
+METRICS = ("acc", "nmi", "loss", "silhouette")
+
+
+def run(setting, seed=0, acc=NAN, status="ok", **metrics):
+    return {**setting, "seed": seed, "status": status, "acc": acc, **metrics}
+
+
+def summary_of(accs, losses=(), silhouettes=()):
+    """A summary of settings x=a, x=b, ...; NaN is not measured, None is failed."""
+    n = len(accs)
+    rows = [
+        run({"x": "abcdefghij"[i]}, acc=NAN if accs[i] is None else accs[i],
+            status="failed: NaN" if accs[i] is None else "ok", loss=(losses or [NAN] * n)[i],
+            silhouette=(silhouettes or [NAN] * n)[i])
+        for i in range(n)
+    ]  # fmt: skip
+    return sweep_report.summarise(rows, ["x"], METRICS)
+
+
+# Summary and ranking.
+
+
+def test_summary_is_mean_and_deviation_over_what_ran_and_is_finite():
+    a, b = {"x": "1", "y": "2"}, {"x": "1", "y": "3"}
+    rows = [
+        run(b, 0, acc=0.2, loss=1.0),
+        run(a, 0, acc=0.5, loss=NAN),
+        run(b, 1, acc=0.4, loss=math.inf),
+        run(b, 2, acc=0.9, loss=0.0, status="failed: ended early"),
+        run(a, 1, acc=0.5, loss=NAN),
+    ]
+    first, second = sweep_report.summarise(rows, ["x", "y"], ["acc", "loss", "nmi"])
+    assert (first["x"], first["y"], first["n_ok"], first["n_failed"]) == ("1", "3", 2, 1)
+    assert first["acc_mean"] == pytest.approx(0.3) and first["acc_std"] == pytest.approx(0.1)
+    assert first["loss_mean"] == 1.0 and first["loss_std"] == 0.0
+    assert (second["y"], second["n_ok"], second["n_failed"]) == ("2", 2, 0)
+    assert math.isnan(second["loss_mean"]) and math.isnan(second["loss_std"])
+    assert math.isnan(first["nmi_mean"])  # not a column of the runs
+
+
+def test_ranking_puts_nan_last_and_keeps_ties_in_order():
+    summary = summary_of([0.5, NAN, 0.7, 0.5, None])
+    assert sweep_report.ranking(summary, "acc", False) == [2, 0, 3, 1, 4]
+    assert sweep_report.ranking(summary, "acc", True) == [0, 3, 2, 1, 4]
+
+
+# Lines for the terminal.
+
+
+def test_table_is_sorted_and_tells_what_it_leaves_out():
+    summary = summary_of([0.5, None, 1.0, -0.02], losses=[10.0, NAN, 0.12345, 3.0])
+    lines = sweep_report.table(summary, ["x"], ["acc", "loss"])
+    assert [line.split() for line in lines] == [
+        ["x", "ACC", "loss", "failed"],
+        ["1", "c", "1.000", "+-", ".000", "0.1235", "-"],
+        ["2", "a", ".500", "+-", ".000", "10", "-"],
+        ["3", "d", "-.020", "+-", ".000", "3", "-"],
+        ["4", "b", "-", "-", "1", "of", "1"],
+    ]
+    assert len({len(line) for line in lines}) == 1
+    *rest, last = sweep_report.table(summary, ["x"], ["acc", "loss"], by="loss", most=2)
+    assert [line.split()[1] for line in rest] == ["ACC", "c", "d"]
+    assert last == "the best 2 of 4 settings by mean loss; 2 left out"
+
+
+def test_best_lines_tell_what_choosing_without_labels_is_worth():
+    rows = [run({"x": "a", "y": "1"}, s, acc, loss=3.0) for s, acc in enumerate((0.927, 0.935))]
+    rows += [
+        run({"x": "b", "y": "1"}, acc=0.8, loss=1.0, silhouette=0.5),
+        run({"x": "b", "y": "1"}, 1, status="failed: NaN"),
+        run({"x": "c", "y": "1"}, acc=0.9, loss=2.0, silhouette=0.1),
+        run({"x": "d", "y": "1"}, acc=0.5, loss=4.0, silhouette=0.2),
+        run({"x": "e", "y": "1"}, status="failed: NaN"),
+    ]
+    summary = sweep_report.summarise(rows, ["x", "y"], METRICS)
+    # By hand: ranks of ACC 4, 2, 3, 1 and of loss 3, 1, 2, 4, so rho = 1 - 6 * 12 / 60 = -.2; ranks
+    # of ACC 2, 3, 1 and of silhouette 3, 1, 2, so rho = 1 - 6 * 6 / 24 = -.5.
+    assert sweep_report.best_lines(summary, ["x", "y"]) == [
+        "best by mean ACC (needs labels): x=a, y=1: .931 +- .004",
+        "first by silhouette (no labels): x=b, y=1: silhouette 0.5, ACC .800 +- .000, rank 3 of 4"
+        " by ACC (1 of 2 runs failed); not measured in 1 of 4 settings",
+        "    Spearman's correlation with mean ACC: -.500 over 3 settings (1 would rank as ACC"
+        " does)",
+        "first by loss (no labels): x=b, y=1: loss 1, ACC .800 +- .000, rank 3 of 4 by ACC"
+        " (1 of 2 runs failed)",
+        "    Spearman's correlation with mean ACC: -.200 over 4 settings (-1 would rank as ACC"
+        " does)",
+    ]
+
+
+def test_best_lines_do_without_labels_and_without_measures():
+    lines = sweep_report.best_lines(summary_of([NAN, NAN], losses=[2.0, 1.0]), ["x"])
+    assert lines == [
+        "best by mean ACC (needs labels): no setting has one",
+        "first by silhouette (no labels): not measured in any setting",
+        "first by loss (no labels): x=b: loss 1",
+    ]
+    (line,) = sweep_report.best_lines(summary_of([None, None]), ["x"])
+    assert line == "no run ended well: there is no best setting"
+
+
+@pytest.mark.parametrize(
+    ("losses", "why"),
+    [([1.0, 2.0, NAN], "fewer than 3 settings have both"), ([2.0] * 3, "all settings are alike")],
+)
+def test_no_correlation_is_told(losses, why):
+    lines = sweep_report.best_lines(summary_of([0.1, 0.2, 0.3], losses), ["x"], measures=["loss"])
+    assert lines[-1] == f"    Spearman's correlation with mean ACC: none, {why}"
+
+
+# Pictures.
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Figures as they would have been written."""
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    yield drawn
+    pyplot.close("all")
+
+
+def swept(text, score, settings=None):
+    """Axes and summary of one run for each setting; a score of None is a failed run."""
+    axes, rows = grid.parse(text), []
+    for setting in settings or grid.combinations(axes):
+        acc = score(setting)
+        status = "failed: NaN" if acc is None else "ok"
+        rows += [run(setting, seed, acc or NAN, status=status, nmi=acc or NAN) for seed in (0, 1)]
+        rows[-1]["acc"] = (acc or NAN) + 0.02
+    return axes, sweep_report.summarise(rows, [axis.name for axis in axes], METRICS)
+
+
+def cells(axis):
+    """Texts of a heat map [rows, columns]."""
+    found = {text.get_position(): text.get_text() for text in axis.texts}
+    columns, rows = len(axis.get_xticks()), len(axis.get_yticks())
+    return [[found[j, i] for j in range(columns)] for i in range(rows)]
+
+
+def names(labels):
+    return [label.get_text() for label in labels]
+
+
+def test_heat_map_has_the_two_longest_axes_and_the_rest_at_its_best(tmp_path, figures):
+    scores = {"AB": 0.5, "BC": 0.6}
+
+    def score(s):
+        if (s["lr"], s["parts"], s["tau"]) == ("0.01", "BC", "1"):
+            return None
+        return scores[s["parts"]] + 0.1 * float(s["tau"]) + float(s["lr"])
+
+    axes, summary = swept("lr=log(1e-3,1e-2,3); parts=AB,BC; tau=0,1,2; one=7", score)
+    gone = {"lr": "0.001", "parts": "BC", "tau": "0"}
+    summary = [entry for entry in summary if not gone.items() <= entry.items()]
+    (path,) = sweep_report.draw(tmp_path, summary, axes, "acc")
+    assert path == tmp_path / "heatmap.png"
+    axis = figures[0].axes[0]
+    assert (axis.get_ylabel(), axis.get_xlabel()) == ("lr", "tau")
+    assert names(axis.get_yticklabels()) == ["0.001", "0.00316", "0.01"]
+    assert names(axis.get_xticklabels()) == ["0", "1", "2"]
+    assert "parts=BC, as in the best setting" in figures[0].get_suptitle()
+    lrs = (0.001, 0.00316227766017, 0.01)
+    expected = np.array([[0.61 + 0.1 * tau + lr for tau in range(3)] for lr in lrs])
+    expected[0, 0] = expected[2, 1] = NAN
+    np.testing.assert_allclose(axis.images[0].get_array().filled(NAN), expected)
+    texts = [[f"{value:.3f}\n± 0.010" for value in row] for row in expected]
+    texts[0][0], texts[2][1] = "not run", "failed"
+    assert cells(axis) == texts
+    frames = [patch.get_xy() for patch in axis.patches if not patch.get_fill()]
+    assert frames == [pytest.approx((1.53, 1.53))]  # around the best, in the last row and column
+
+
+def test_heat_map_is_bright_and_framed_where_small_is_good_and_can_be_read(tmp_path, figures):
+    means = np.array([[1.0, 2.0], [3.0, 4.0]])
+    plots_sweep.heat_map(
+        tmp_path / "h.png", "ab", "cd", means, np.zeros((2, 2)), ("x", "y"), "t", "loss", True
+    )
+    axis = figures[0].axes[0]
+    image = axis.images[0]
+    assert image.to_rgba(1.0) == pytest.approx(pyplot.get_cmap("viridis")(1.0))
+    assert [p.get_xy() for p in axis.patches] == [pytest.approx((-0.47, -0.47))]
+    assert [t.get_color() for t in axis.texts] == ["black", "black", "white", "white"]
+    assert cells(axis) == [["1.000", "2.000"], ["3.000", "4.000"]]  # one seed has no deviation
+
+
+def test_lines_of_ratios_are_drawn_in_logarithms_with_all_scores(tmp_path, figures):
+    def score(s):
+        return None if s["lr"] == "1" else float(s["lr"])
+
+    axes, summary = swept("lr=0.1,1,0.01; parts=AB", score)
+    (path,) = sweep_report.draw(tmp_path, summary, axes, "acc")
+    assert path == tmp_path / "lines.png"
+    (axis,) = figures[0].axes
+    assert axis.get_xscale() == "log"
+    assert sorted(names(axis.get_xticklabels())) == ["0.01", "0.1", "1"]
+    acc, nmi = axis.containers
+    assert (acc.get_label(), nmi.get_label()) == ("ACC", "NMI")
+    np.testing.assert_allclose(acc.lines[0].get_xdata(), [0.01, 0.1, 1])
+    np.testing.assert_allclose(acc.lines[0].get_ydata(), [0.02, 0.11, NAN])
+    np.testing.assert_allclose(nmi.lines[0].get_ydata(), [0.01, 0.1, NAN])
+    segment = acc.lines[2][0].get_segments()[1]
+    np.testing.assert_allclose(segment, [[0.1, 0.10], [0.1, 0.12]])
+    assert [(t.get_text(), t.get_position()[0]) for t in axis.texts] == [("failed", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "places", "labels"),
+    [
+        ("0.3,0.1,0.5", "linear", [0.1, 0.3, 0.5], ["0.1", "0.3", "0.5"]),
+        ("lin(1,100,3)", "linear", [1.0, 50.5, 100.0], ["1", "50.5", "100"]),
+        ("1,0,1e-4", "linear", [0, 1, 2], ["0", "0.0001", "1"]),  # orders apart, evenly
+        ("AB,BC,A", "linear", [0, 1, 2], ["AB", "BC", "A"]),
+    ],
+)
+def test_lines_stand_where_the_values_say(tmp_path, figures, values, scale, places, labels):
+    axes, summary = swept(f"x={values}", lambda s: 0.5)
+    for entry in summary:
+        entry["nmi_mean"] = NAN  # nothing beside ACC
+    sweep_report.draw(tmp_path, summary, axes, "acc")
+    (axis,) = figures[0].axes
+    assert axis.get_xscale() == scale and names(axis.get_xticklabels()) == labels
+    np.testing.assert_allclose(axis.containers[0].lines[0].get_xdata(), places)
+
+
+def test_random_settings_are_points_in_a_panel_for_each_axis(tmp_path, figures):
+    text = "lr=log(1e-4,1e-2,7); parts=AB,BC; one=1"
+    settings = grid.draws(grid.parse(text), 8, seed=0)
+    axes, summary = swept(text, lambda s: float(s["lr"]), settings)
+    (path,) = sweep_report.draw(tmp_path, summary, axes, "acc")
+    assert path == tmp_path / "points.png"
+    left, right = figures[0].axes
+    assert (left.get_xlabel(), left.get_xscale()) == ("lr", "log")
+    lrs = np.array([float(s["lr"]) for s in settings])
+    np.testing.assert_allclose(left.containers[0].lines[0].get_xydata().T, [lrs, lrs + 0.01])
+    assert names(right.get_xticklabels()) == ["AB", "BC"]
+    places = right.containers[0].lines[0].get_xdata()
+    assert ["AB" if place == 0 else "BC" for place in places] == [s["parts"] for s in settings]
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path):
+    axes, summary = swept("x=1; y=2", lambda s: 0.5)
+    assert sweep_report.draw(tmp_path, summary, axes, "acc") == []
+    axes, summary = swept("x=1,2", lambda s: None)
+    assert sweep_report.draw(tmp_path, summary, axes, "acc") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["x=a-long-name,another-long-name,c", "x=1,2;y=3,4"])
+def test_pictures_are_written_whole(tmp_path, text):
+    axes, summary = swept(text, lambda s: 0.5)
+    (path,) = sweep_report.draw(tmp_path, summary, axes, "acc")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and data[-8:-4] == b"IEND"
+    assert list(tmp_path.iterdir()) == [path] and not pyplot.get_fignums()
+
+
+def test_pictures_refuse_other_shapes(tmp_path):
+    with pytest.raises(ValueError, match=r"stds: got shape \(1, 2\); allowed is \[2, 2\]"):
+        plots_sweep.heat_map(
+            tmp_path / "h.png", "ab", "cd", np.ones((2, 2)), np.ones((1, 2)), ("x", "y"), "t", "l"
+        )
+    with pytest.raises(ValueError, match=r"ACC: got shape \(3,\); allowed is \[2\]"):
+        series = {"ACC": np.ones(3)}
+        plots_sweep.lines(tmp_path / "l.png", "ab", series, series, "x", "y", "t")
