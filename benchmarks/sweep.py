@@ -45,7 +45,6 @@ flags.DEFINE_integer("rounds", 2, "Rounds of a run; table1 has 5.")
 flags.DEFINE_integer("repeats", 2, "Turns; the best counts.", lower_bound=1)
 flags.DEFINE_integer("processes", 2, "Runs of (b); 0 leaves it out.", lower_bound=0)
 flags.DEFINE_enum("precision", "float32", ["float32", "tf32", "bfloat16"], "Of matrix products.")
-flags.DEFINE_string("data_dir", None, "Where sets lie; then $JAXFEDMVC_DATA, then ./data.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 flags.DEFINE_bool("alone", False, "Internal: make one run, and end.")
 

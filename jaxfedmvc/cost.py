@@ -3,18 +3,16 @@
 FLOPs are counted equation by equation. Memory is planned as XLA's CPU compiler plans it, in four
 steps on the traced program with its calls inlined:
 
-1. Fusion. Elementwise operations and those that only move entries are computed where they are
-   read. They get memory of their own only where somebody needs a whole array (a product, a
-   reduction, a sort, a loop, an output), or where an expensive one is read more than once.
-   Reshapes never need any.
+1. Fusion. Elementwise operations and those that only move entries are computed where they are read.
+   They get memory only where somebody needs a whole array (a product, a reduction, a sort, a loop,
+   an output), or where an expensive one is read more than once. Reshapes never need any.
 2. Updates in place. Loops update what they carry in place, scatters their operand. Where somebody
-   may still read the old value afterwards, it is copied first, for as long as it is read. What no
-   iteration of a loop changes, and is no larger than what it is made of, is kept all along.
-3. Order. What is ready first runs first, in order of its readiness. This is what keeps threads
-   busy and, unlike the order of the program, starts independent branches together.
+   may still read the old value by then, it is copied first. What a loop does not change, and is no
+   larger than what it is made of, is computed once and kept.
+3. Order. What is ready first runs first. This keeps threads busy and, unlike the order of the
+   program, starts independent branches together.
 4. Liveness. An array lives from the operation that writes it to the last that reads it; an
-   elementwise operation may write over an operand that dies with it. A loop adds the peak of its
-   body for as long as it runs.
+   elementwise operation may write over an operand that dies with it. A loop adds its body's peak.
 
 Left out: holes between arrays, most scratch space within an operation, and what the compiler gains
 by rewriting a program. Other devices fuse and order by rules of their own.
@@ -56,9 +54,8 @@ def predict(function: Callable[..., Any], *arguments: Any, while_trips: float = 
     FLOPs: a product of matrices 2 M N K times its batch; a reduction 1 for each entry that it
     reads; a scatter that adds 1 for each update; a sort of n entries n log2 n; an operation that
     only moves or converts entries 0; any other 1 for each entry that it writes (of eigh, svd and
-    the like, therefore, next to nothing). A scan, which a
-    `fori_loop` of static length is too, is multiplied by its length; of a `cond` the most expensive
-    branch counts, which a `vmap` turns into all branches.
+    the like next to nothing, therefore). A scan, which a `fori_loop` of static length is too, is
+    multiplied by its length; of a `cond` the most expensive branch counts.
 
     Args:
       function: What will be jitted.
@@ -88,16 +85,15 @@ def _nbytes(atom: Any) -> int:
 
 # --- FLOPs ----------------------------------------------------------------------------------------
 
-# What neither computes nor, the first kind, moves anything.
+# What computes nothing, and the first kind moves nothing either.
 _RELABELS = frozenset(
-    "reshape squeeze copy optimization_barrier random_wrap random_unwrap bitcast_convert_type"
-    " name".split()
+    "reshape squeeze copy name optimization_barrier random_wrap random_unwrap"
+    " bitcast_convert_type".split()
 )
 _MOVES = frozenset(
     "broadcast_in_dim transpose slice dynamic_slice concatenate pad rev iota gather split"
     " convert_element_type".split()
 )
-_SCANS = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 
 def _flops(jaxpr: core.Jaxpr, while_trips: float) -> float:
@@ -117,9 +113,9 @@ def _equation_flops(equation: Any, while_trips: float) -> float:
     if (inner := _called(equation)) is not None:
         return _flops(inner, while_trips)
     if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        return 2 * written * math.prod(equation.invars[0].aval.shape[d] for d in contracted)
-    if name.startswith(("reduce", "argm")) or name in _SCANS:
+        summed = params["dimension_numbers"][0][0]
+        return 2 * written * math.prod(equation.invars[0].aval.shape[d] for d in summed)
+    if name.startswith(("reduce", "argm", "cum")):
         return float(_size(equation.invars[0]))
     if name == "sort":
         n = equation.invars[0].aval.shape[params["dimension"]]
@@ -133,11 +129,10 @@ def _equation_flops(equation: Any, while_trips: float) -> float:
 
 def _called(equation: Any) -> core.Jaxpr | None:
     """The jaxpr of what the compiler inlines (jit, remat, a scan of length 1), or None."""
-    other = equation.primitive.name.startswith(("scan", "while", "cond", "reduce"))
-    if other and equation.params.get("length") != 1:
+    name, params = equation.primitive.name, equation.params
+    if name.startswith(("scan", "while", "cond", "reduce")) and params.get("length") != 1:
         return None
-    kept = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    inner = next((equation.params[key] for key in kept if key in equation.params), None)
+    inner = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
     return getattr(inner, "jaxpr", inner)
 
 
@@ -168,6 +163,7 @@ class _Value:
         self.reduced = False  # read by a reduction
         self.lasting = False  # the same in every iteration of the loop whose body this is in
         self.over: _Value | None = None  # what it is written over
+        self.begins = self.ends = True  # its memory is taken, and is freed, by this computation
 
     def sources(self) -> Iterable[_Value]:
         """The arrays in memory that it is read or computed from."""
@@ -203,8 +199,7 @@ class _Operation:
 class _Graph:
     """A computation: a jaxpr with its calls inlined, and each loop as one operation.
 
-    `loop` is, of a loop's body, the numbers of constants and of what it carries; what it scans and
-    stacks come after these.
+    `loop`: of a loop's body, the numbers of constants and of what it carries; the rest is scanned.
     """
 
     def __init__(self, jaxpr: core.Jaxpr, loop: tuple[int, int] | None = None) -> None:
@@ -261,9 +256,9 @@ class _Graph:
         elif name in ("sort", "dynamic_update_slice") or name.startswith("scatter"):
             pairs = zip(reads, operation.writes, strict=False)
             operation.in_place = [(value, out) for value, out in pairs if value]
-        elif name.startswith("random_") or name in ("threefry2x32", *_SCANS):
-            # Random words come in two halves, which a loop mixes and which are then interleaved.
-            operation.scratch = (1 if name in _SCANS else 2) * sum(nbytes)
+        elif name.startswith(("random_", "threefry", "cum")):
+            # A loop mixes two words for each random one, behind copies of both.
+            operation.scratch = (3 if name == "random_bits" else 1) * sum(nbytes)
         return operation.writes
 
     def _laid_out(self, equation: Any, side: int, value: _Read) -> _Read:
@@ -304,8 +299,7 @@ class _Graph:
         """Most bytes alive at once beside inputs and outputs: the four steps of the module."""
         operations = self._share(self._fuse())
         needs = {o: [v.writer for v in o.operands if v.writer] for o in operations}
-        order = list(graphlib.TopologicalSorter(needs).static_order())
-        return _peak(order, {v.memory() for v in filter(None, (*self.inputs, *self.outputs))})
+        return _peak(list(graphlib.TopologicalSorter(needs).static_order()))
 
     def _fuse(self) -> list[_Operation]:
         """Finds which arrays need memory; returns the operations that write one."""
@@ -357,13 +351,16 @@ class _Graph:
                     out.over = copied(value)
                     operation.operands[out.over] = None
                 taken.add(value)
+        for value in filter(None, (*self.inputs, *self.outputs)):
+            value.memory().begins = value.memory().ends = False
         for old, new in zip(self.carried, self.outputs, strict=False):
-            writer = None if new is None else new.memory().writer
-            if writer is None or writer not in before:  # not new, or written over a copy
+            place = new.memory() if new else old
+            if place.writer is None or place.writer not in before:  # not new, or over a copy
                 continue
-            in_step = writer.fusible or old not in writer.operands
-            if read_late(old, writer) or not in_step:
+            in_step = place.writer.fusible or old not in place.writer.operands
+            if read_late(old, place.writer) or not in_step:
                 copy = copied(old)
+                old.ends = place.begins = True  # in between there is room for others
                 for reader in readers[old]:
                     reader.operands = {copy if v is old else v: None for v in reader.operands}
         return copies + operations
@@ -378,25 +375,25 @@ def _same_order(equation: Any, value: _Read) -> bool:
     return ordered and math.prod(source) == math.prod(target)
 
 
-def _peak(order: list[_Operation], elsewhere: set[_Value]) -> int:
-    """Most bytes alive at once, of arrays whose memory is not `elsewhere`."""
+def _peak(order: list[_Operation]) -> int:
+    """Most bytes alive at once beside what is there from beginning to end."""
     spans: dict[_Value, list[int]] = {}
     for i, operation in enumerate(order):
         for value in (*operation.operands, *(v for v in operation.writes if v.whole)):
             spans.setdefault(value.memory(), [i, i])[1] = i
-    born = collections.defaultdict(list)
-    dying = collections.defaultdict(list)
+    placed, born, dying = ([list[int]() for _ in order] for _ in range(3))
     for value, (first, last) in spans.items():
-        if value not in elsewhere:
-            born[0 if value.lasting else first].append(value.nbytes)
-            dying[len(order) - 1 if value.lasting else last].append(value.nbytes)
+        if value.begins:
+            (born if value.ends else placed)[0 if value.lasting else first].append(value.nbytes)
+        if value.ends and not value.lasting:
+            dying[last].append(value.nbytes)
     alive = peak = 0
     for i, operation in enumerate(order):
         if operation.fusible:
             for n in set(born[i]) & set(dying[i]):  # written over an operand
                 born[i].remove(n)
                 dying[i].remove(n)
-        alive += sum(born[i])
+        alive += sum(born[i]) + sum(placed[i])
         peak = max(peak, alive + operation.scratch)
         alive -= sum(dying[i])
     return peak

@@ -205,7 +205,11 @@ def batched(
         mine = jax.tree.map(lambda x: x[places], by_seed)
         if mesh is not None:
             mine = jax.lax.with_sharding_constraint(mine, sharding(mesh, "sweep", "clients"))
-        return jax.vmap(one)(hyperparams, seeds, mine)
+        if len(seeds) > 1:
+            return jax.vmap(one)(hyperparams, seeds, mine)
+        # A batch axis of one is in the way of the compiler.
+        alone = one(*jax.tree.map(lambda x: x[0], (hyperparams, seeds, mine)))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
 
     return program
 

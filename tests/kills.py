@@ -27,7 +27,7 @@ class Life(NamedTuple):
     seconds: float
 
 
-def until_done(target, args, n_kills, seed, watch):
+def until_done(target, args, n_kills, seed, watch, late=_LATE):
     """Starts `target(*args)` in a process of its own until it ends by itself with exit code 0.
 
     Args:
@@ -37,6 +37,7 @@ def until_done(target, args, n_kills, seed, watch):
       seed: Of the moments: half of them soon after the start, and half soon after `watch` has
         changed one to three times.
       watch: Path of the file that the job replaces as it gets on.
+      late: Seconds from such a change to the kill, at most.
 
     Returns:
       The lives, all killed but for the last.
@@ -48,7 +49,7 @@ def until_done(target, args, n_kills, seed, watch):
     while not lives or lives[-1].exit_code:
         before, began = _stamp(watch), time.monotonic()
         early, changes_left = chance.random() < 0.5, chance.randint(1, _MOST_CHANGES)
-        wait, changes = chance.random() * (_EARLY if early else _LATE), 0
+        wait, changes = chance.random() * (_EARLY if early else late), 0
         with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):  # for the server that forks
             process = context.Process(target=target, args=args)
             process.start()
