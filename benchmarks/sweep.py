@@ -34,7 +34,6 @@ from experiments import sweep_runs
 from experiments.sweep_runs import Group, Program
 from jaxfedmvc import data, sweep
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
-from jaxfedmvc.federation import Federation
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("size", "digits", ["digits", "paper", "table1"], "What is run.")
@@ -65,13 +64,12 @@ def group_of(
         data.hybrid_partition(s, len(dataset.views[0]), len(dataset.views), n_clients, ratio=ratio)
         for s in range(n_seeds)
     ]
-    federation = Federation.from_arrays(dataset.views, dataset.labels, partition=parts[0])
     chunk = 1 if jax.default_backend() == "cpu" else None
     return Group(
         [{"tau_m": str(tau)} for tau in taus], [FMCSCHyperparams(tau_m=tau) for tau in taus],
         partial(fmcsc, config), sweep.pooled(dataset.views, dataset.labels, parts),
-        sweep_runs.outline(federation), list(range(n_seeds)), rounds, config.n_clusters,
-        [1.0] * len(federation.cohorts), False, chunk, None,
+        sweep_runs.outline(dataset.views, parts[0]), list(range(n_seeds)), rounds,
+        config.n_clusters, [1.0] * len(parts[0]), False, chunk, None,
     )  # fmt: skip
 
 
@@ -89,7 +87,9 @@ def sized_group() -> Group:
 
 def process_seconds(n: int) -> list[float]:
     """Wall times of processes with one run each; a first one, not counted, fills the cache."""
-    told = [f"--{name}={FLAGS[name].value}" for name in ("size", "local_epochs", "rounds")]
+    told = [
+        f"--{name}={FLAGS[name].value}" for name in ("size", "local_epochs", "rounds", "precision")
+    ]
     for name in ("pretrain_epochs", "data_dir"):
         if FLAGS[name].value is not None:
             told.append(f"--{name}={FLAGS[name].value}")
@@ -128,7 +128,7 @@ def compare() -> dict[str, Any]:
 
         def make(program: Program = program, size: int = size, n: int = n_batches) -> None:
             for b in range(n):
-                program.run(runs[b * size : b * size + size] or runs[:size])
+                program.run(runs[b * size : b * size + size])
 
         variants[str(size)] = make
     best = take_turns(variants, FLAGS.repeats)

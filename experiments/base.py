@@ -31,8 +31,12 @@ flags.DEFINE_enum("scale", "auto", ["auto", "none", "minmax", "standard"], "Scal
 flags.DEFINE_integer(
     "n_clusters", None, "K; the number of classes where labels are known.", lower_bound=1
 )
-flags.DEFINE_integer("seed", 0, "First seed.", lower_bound=0, upper_bound=2**31)
+flags.DEFINE_integer("seed", 0, "First seed.", lower_bound=0, upper_bound=2**31 - 1)
 flags.DEFINE_integer("seeds", 1, "Number of seeds: of the partition and of the run.", lower_bound=1)
+flags.register_multi_flags_validator(
+    ["seed", "seeds"], lambda values: values["seed"] + values["seeds"] <= 2**31,
+    "seed, seeds: the last seed must be below 2^31",
+)  # fmt: skip
 flags.DEFINE_string("output_dir", None, "Result folder; None: results/<algorithm>-<set>-<time>/.")
 flags.DEFINE_string(
     "compilation_cache", "~/.cache/jaxfedmvc", "Where compiled programs are kept; empty: nowhere."
@@ -47,7 +51,8 @@ flags.DEFINE_integer(
 )
 # Flags that change no result: a job may go on with others.
 _FREE = {
-    "checkpoint_every", "compilation_cache", "data_dir", "output_dir", "progress", "resume",
+    "checkpoint_every", "compilation_cache", "coordinator", "data_dir", "output_dir", "process_id",
+    "progress", "resume",
 }  # fmt: skip
 # Flags that flags.txt, which starts the same job elsewhere, leaves out.
 _NOT_WRITTEN = {"output_dir", "flagfile", "resume"}
@@ -154,10 +159,15 @@ def reopen_folder() -> Path:
         )
     then = _named_flags((folder / "flags.txt").read_text().splitlines())
     now = _named_flags(_flag_lines())
+
+    def is_new(name: str) -> bool:
+        """Not in the file, and not given now: as if it had been there."""
+        return name not in then and FLAGS[name].value == FLAGS[name].default
+
     odd = [
         f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} now)"
         for name in sorted((then.keys() | now.keys()) - _FREE)
-        if then.get(name) != now.get(name)
+        if then.get(name) != now.get(name) and not is_new(name)
     ]
     if odd:
         raise ValueError(

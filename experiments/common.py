@@ -71,13 +71,13 @@ class Partitioned(NamedTuple):
     n_clusters: int
 
 
-def load_partitioned() -> Partitioned:
-    """The set of the flags, divided for each seed.
+def load_partitioned(load: Callable[..., data.Dataset] = data.load) -> Partitioned:
+    """The set of the flags, divided for each seed; read by `load`.
 
     Raises:
       ValueError, OSError: What is wrong with the flags or the data.
     """
-    dataset = data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.scale)
+    dataset = load(FLAGS.dataset, FLAGS.data_dir, FLAGS.scale)
     if FLAGS.n_clusters is not None:
         n_clusters = FLAGS.n_clusters
     elif dataset.labels is not None:

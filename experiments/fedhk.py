@@ -96,6 +96,16 @@ TRACED = (
 )  # fmt: skip
 
 
+def traced() -> tuple[str, ...]:
+    """Flags of numbers that runs of one program may differ in."""
+    return TRACED
+
+
+def no_axis() -> set[str]:
+    """Flags that cannot be swept: the method is what --algorithm says."""
+    return {"method"}
+
+
 def defaults() -> None:
     """What flags say that are not given."""
     for flag, value in DEFAULTS.items():
@@ -200,7 +210,8 @@ def maker(
         method = partial(e_fkmvc, fixed)
     if not is_masked():
         return method
-    return lambda hyper: masked(method(hyper), federation)
+    mask = masking(federation)
+    return lambda hyper: mask(method(hyper))
 
 
 def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
@@ -217,8 +228,8 @@ def is_masked() -> bool:
     return FLAGS.privacy == "secagg" or (FLAGS.privacy == "dp" and FLAGS.noise == "central")
 
 
-def masked(method: FederatedAlgorithm, federation: Federation) -> FederatedAlgorithm:
-    """The method under secure aggregation, but for the summaries before the rounds.
+def masking(federation: Federation) -> Callable[[FederatedAlgorithm], FederatedAlgorithm]:
+    """`method -> method` under secure aggregation, but for the summaries before the rounds.
 
     Raises:
       ValueError: There is nothing to hide in, or something else than summaries is no sum.
@@ -239,8 +250,9 @@ def masked(method: FederatedAlgorithm, federation: Federation) -> FederatedAlgor
             " bandwidth, absmean"
         )
     # The seeds' runs have the same shapes and ids; a deployment takes new secrets for every run.
-    return secure_aggregation(
-        method, federation, jax.random.key(_SECRETS), fraction_bits=FLAGS.fraction_bits,
+    return partial(
+        secure_aggregation, federation=federation, key=jax.random.key(_SECRETS),
+        fraction_bits=FLAGS.fraction_bits,
         in_clear=() if FLAGS.privacy == "dp" else (f"setup[{_SUMMARIES}]",),
     )  # fmt: skip
 

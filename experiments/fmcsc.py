@@ -34,6 +34,16 @@ flags.DEFINE_float("weight_floor", 1e-3, "Least mutual-information weight, in bi
 TRACED = ("learning_rate", "tau_m", "tau_p", "weight_floor")
 
 
+def traced() -> tuple[str, ...]:
+    """Flags of numbers that runs of one program may differ in."""
+    return TRACED
+
+
+def no_axis() -> set[str]:
+    """Flags that cannot be swept: all can."""
+    return set()
+
+
 def defaults() -> None:
     """What flags say that are not given."""
     FLAGS.dataset = FLAGS.dataset or "digits"

@@ -76,19 +76,34 @@ TRACED = (
 )  # fmt: skip
 
 
+def traced() -> tuple[str, ...]:
+    """Flags of numbers that runs of one program may differ in."""
+    return TRACED
+
+
+def no_axis() -> set[str]:
+    """Flags that cannot be swept."""
+    return {"memory_limit"}
+
+
 def defaults() -> None:
     """What flags say that are not given."""
     FLAGS.dataset = FLAGS.dataset or vertical.default_set()
-    FLAGS.rounds = FLAGS.rounds or mgcd_runs.PRESETS[FLAGS.mode].rounds
 
 
 def rounds() -> int:
     """Most rounds of a run."""
-    return FLAGS.rounds
+    return FLAGS.rounds or mgcd_runs.PRESETS[FLAGS.mode].rounds
 
 
-def maker(n_clusters: int, federation: Federation) -> Callable[[MGCDHyperparams], Any]:
-    """`hyperparams -> algorithm`, all else from flags."""
+def maker(n_clusters: int | None, federation: Federation) -> Callable[[MGCDHyperparams], Any]:
+    """`hyperparams -> algorithm`, all else from flags.
+
+    Raises:
+      ValueError: The number of clusters is not known, or a flag's value is not allowed.
+    """
+    if n_clusters is None:
+        raise ValueError("n_clusters: the set has no labels to count; give --n_clusters")
     return partial(mgcd, config(n_clusters))
 
 
@@ -156,17 +171,17 @@ def main() -> None:
     traffic = program.traffic(hidden)
     rows: dict[str, list[dict[str, float]]] = {}
     runs: list[Run] = []
-    with ProgressBar((FLAGS.rounds + 1) * len(everyone)) as bar:
+    with ProgressBar((rounds() + 1) * len(everyone)) as bar:
         bar.write(everyone[0].federation.describe())
         bar.write(header())
         for seed, agents in zip(seeds(), everyone, strict=True):
             if runs:  # only the last one's graphs are drawn
                 runs[-1] = runs[-1]._replace(state=None)
             runs.append(checked(lambda seed=seed, agents=agents: one_seed(
-                program, agents, seed, FLAGS.rounds, numbers, traffic, folder, bar
+                program, agents, seed, rounds(), numbers, traffic, folder, bar
             )))  # fmt: skip
             last = runs[-1].rounds[-1]
-            bar.advance(FLAGS.rounds - len(runs[-1].rounds))
+            bar.advance(rounds() - len(runs[-1].rounds))
             final = {"mgcd": mgcd_runs.scores(agents.labels, runs[-1].labels)}
             final |= {
                 f"mgcd, {name} graph, last round": {m: last[f"{name}/{m}"] for m in METRICS}

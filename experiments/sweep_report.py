@@ -116,6 +116,8 @@ def best_lines(
         return ["no run ended well: there is no best setting"]
     score = np.asarray([entry[f"{by}_mean"] for entry in summary], float)
     name = by.upper()
+    if not axes_names:
+        return [f"mean {name} of the one setting: {_spread(summary[0], by)}{_failures(summary[0])}"]
     head = f"best by {_title(by)} (needs labels)"
     if np.isfinite(score).any():
         entry = summary[ranking(summary, by, False)[0]]

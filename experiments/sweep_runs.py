@@ -5,8 +5,6 @@ No flags: `experiments.sweep` and the tables of papers are built on it.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 import time
@@ -17,15 +15,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from experiments import base
+from experiments.ledger import Ledger
 from jaxfedmvc import cost, engine, sweep
 from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.data.partition import Part
 from jaxfedmvc.exchange import Traffic
-from jaxfedmvc.federation import Federation
+from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics import simplified_silhouette
 from jaxfedmvc.scoring import GROUPS, score
+from jaxfedmvc.secure import any_unread
 from jaxfedmvc.sweep import Source
 
 PyTree = Any
@@ -70,15 +71,25 @@ class Group(NamedTuple):
         return [(s, p) for s in range(n_settings) for p in range(n_seeds)]
 
 
-def outline(federation: Federation) -> Federation:
-    """The federation with zeros for features, which take no memory: for what reads shapes only."""
+def outline(views: Sequence[np.ndarray], partition: Sequence[Part]) -> Federation:
+    """The federation of a partition with zeros for features, which take no memory.
+
+    For what reads shapes, masks and ids only; `Federation.from_arrays` has the data.
+    """
     cohorts = tuple(
-        cohort.replace(  # type: ignore[attr-defined]
-            views=tuple(np.broadcast_to(np.float32(0), x.shape) for x in cohort.views)
+        Cohort(
+            views=tuple(
+                np.broadcast_to(np.float32(0), (*part.sample_ids.shape, views[v].shape[1]))
+                for v in part.view_ids
+            ),
+            mask=part.sample_ids >= 0,
+            sample_ids=part.sample_ids,
+            client_ids=part.client_ids,
+            view_ids=tuple(part.view_ids),
         )
-        for cohort in federation.cohorts
+        for part in partition
     )
-    return federation.replace(cohorts=cohorts)  # type: ignore[attr-defined]
+    return Federation(cohorts, None, tuple(view.shape[1] for view in views), None)
 
 
 # --- One run --------------------------------------------------------------------------------------
@@ -98,7 +109,8 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
         out: dict[str, Any] = {
             "rounds": result.n_rounds,
             "loss": last_loss(result.info, result.n_rounds),
-            "bad": _has_nan(result.state.server),
+            "nan": _has_nan((result.state.server, result.state.clients, result.info)),
+            "unread": any_unread(result.info),
         }
         if group.rate is not None:
             return out | {"labels": [labels[0] for labels in result.labels]}
@@ -124,6 +136,7 @@ def last_loss(info: Mapping[str, Any], n_rounds: jax.Array) -> jax.Array:
 
 
 def _has_nan(tree: PyTree) -> jax.Array:
+    """Whether models have become NaN, or a loss has."""
     floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     return sum((jnp.any(jnp.isnan(x)) for x in floats), start=jnp.zeros((), bool))
 
@@ -189,16 +202,33 @@ class Program:
     def traffic(self, rounds: int) -> dict[str, int]:
         """Bytes that all clients send and receive over a run of so many rounds."""
         if self._stages is None:
-            algorithm = self.group.make(self.group.hyperparams[0])
-            federation = jax.tree.map(jnp.asarray, self.group.federation)
-            self._stages = engine.traffic(
-                algorithm, federation, participation=self.group.participation
-            )
+            self._stages = self._traffic()
         times = {"setup": 1, "round": rounds, "finish": 1}
         return {
             f"bytes_{way}": sum(getattr(self._stages[stage], way) * n for stage, n in times.items())
             for way in ("up", "down")
         }
+
+    def _traffic(self) -> dict[str, Traffic]:
+        group, found = self.group, {}
+        algorithm = group.make(group.hyperparams[0])
+        shapes = [
+            [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cohort.views]
+            for cohort in group.federation.cohorts
+        ]
+
+        def trace(views: Sequence[Sequence[Any]]) -> None:
+            cohorts = tuple(
+                cohort.replace(views=tuple(x), mask=jnp.asarray(cohort.mask),  # type: ignore[attr-defined]
+                               sample_ids=jnp.asarray(cohort.sample_ids),
+                               client_ids=jnp.asarray(cohort.client_ids))
+                for cohort, x in zip(group.federation.cohorts, views, strict=True)
+            )  # fmt: skip
+            federation = group.federation.replace(cohorts=cohorts)  # type: ignore[attr-defined]
+            found.update(engine.traffic(algorithm, federation, participation=group.participation))
+
+        jax.eval_shape(trace, shapes)  # features are shapes: the outline's zeros stay unreal
+        return found
 
     def predicted(self) -> Prediction:
         """What a batch takes, from shapes; nothing is compiled."""
@@ -213,15 +243,6 @@ class Program:
             shared = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
             self._prediction = Prediction(shared, (found.peak_bytes - shared) / 2, found.flops / 2)
         return self._prediction
-
-    def measured(self, batch: int) -> int:
-        """Bytes of a batch by the compiler's own account, after compiling."""
-        compiled = self._program.lower(*self._placed(), *self._arguments([(0, 0)] * batch))
-        account = compiled.compile().memory_analysis()
-        return (
-            account.argument_size_in_bytes + account.output_size_in_bytes
-            + account.temp_size_in_bytes - account.alias_size_in_bytes
-        )  # fmt: skip
 
     def run(self, runs: Sequence[tuple[int, int]]) -> PyTree:
         """Outputs of these runs, on the host, with a leading axis."""
@@ -262,72 +283,6 @@ def free_bytes() -> int:
 # --- Batches --------------------------------------------------------------------------------------
 
 
-class Ledger:
-    """runs.csv and batches.csv of a folder; what a killed job has left of them is taken up again.
-
-    Both only grow, by a batch at a time. A batch counts once its line in batches.csv is whole, and
-    runs.csv is cut back to the batches that count.
-
-    Attributes:
-      rows: Finished runs as dicts of text, in order.
-      sizes: The batch size of each group, by the group's place, as it was last.
-    """
-
-    def __init__(self, folder: Path, *, writes: bool = True) -> None:
-        """Reads what is there; `writes` is False on processes that leave writing to another."""
-        self.folder, self._writes = folder, writes
-        self.sizes: dict[int, int] = {}
-        rows = _whole_lines(folder / "runs.csv")
-        self._done: dict[int, int] = {}
-        batches = []
-        for batch in _whole_lines(folder / "batches.csv"):
-            if sum(self._done.values()) + int(batch["runs"]) <= len(rows):
-                batches.append(batch)
-                self.sizes[int(batch["group"])] = int(batch["size"])
-                self._count(int(batch["group"]), int(batch["runs"]))
-        self.rows: list[dict[str, Any]] = rows[: sum(self._done.values())]
-        if writes:
-            for name, kept in (("batches.csv", batches), ("runs.csv", self.rows)):
-                if kept:
-                    base.write(folder / name, csv_text(kept))
-                else:
-                    (folder / name).unlink(missing_ok=True)
-
-    def done(self, group: int) -> int:
-        """Finished runs of a group."""
-        return self._done.get(group, 0)
-
-    def add(self, group: int, size: int, rows: list[dict[str, Any]], seconds: float) -> None:
-        """Keeps a finished batch of a program for `size` runs."""
-        batch = {"group": group, "size": size, "runs": len(rows), "seconds": round(seconds, 3)}
-        if self._writes:
-            base.append_rows(self.folder / "runs.csv", rows)
-            base.append_rows(self.folder / "batches.csv", [batch])
-        self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
-        self.sizes[group] = size
-        self._count(group, len(rows))
-
-    def _count(self, group: int, n: int) -> None:
-        self._done[group] = self.done(group) + n
-
-
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a .csv, without a last line that was not written to its end."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of the same columns as .csv, with a header."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]))
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
-
-
 def execute(
     groups: Sequence[Group],
     ledger: Ledger,
@@ -348,16 +303,20 @@ def execute(
       on_batch: Called with the number of runs that were finished.
       write: Prints a line.
 
-    Raises:
-      RuntimeError: One run alone does not fit the device.
+    A run that does not fit the device by itself is recorded as failed.
     """
+    share_progress(ledger, len(groups))
     compilations = 0
     for place, group in enumerate(groups):
         runs = group.runs
         if ledger.done(place) == len(runs):
             continue
         program = Program(group, mesh)
-        size = ledger.sizes.get(place) or planned_batch(program, batch)
+        program.traffic(0)
+        if place not in ledger.sizes:
+            # Kept before the first batch: a resumed job must not plan by another day's memory.
+            ledger.add(place, as_the_first(planned_batch(program, batch)), [], 0.0)
+        size = ledger.sizes[place]
         while (done := ledger.done(place)) < len(runs):
             part = runs[done : done + size]
             began = time.perf_counter()
@@ -366,8 +325,11 @@ def execute(
                 out = program.run(part + part[-1:] * (size - len(part)))
                 rows = [row_of(program, run, _of(out, i)) for i, run in enumerate(part)]
             except (jax.errors.JaxRuntimeError, MemoryError) as error:
-                if sweep.is_out_of_memory(error):
-                    size = _halved(size, mesh, error)
+                if jax.process_count() > 1:
+                    raise  # the others wait in this very batch
+                if sweep.is_out_of_memory(error) and (smaller := _halved(size, mesh)):
+                    size = smaller
+                    ledger.add(place, size, [], 0.0)
                     write(f"out of memory: going on with {size} runs at a time")
                     continue
                 write(f"a batch broke off ({_first_line(error)}); its runs are made one by one")
@@ -380,21 +342,32 @@ def execute(
     return compilations
 
 
-def _halved(size: int, mesh: Mesh | None, error: BaseException) -> int:
+def as_the_first(numbers: Any) -> Any:
+    """Among several processes, the first one's numbers; all call this at the same point."""
+    if jax.process_count() == 1:
+        return numbers
+    return jax.tree.map(int, multihost_utils.broadcast_one_to_all(numbers))
+
+
+def share_progress(ledger: Ledger, n_groups: int) -> None:
+    """Tells the other processes what the first one's folder holds."""
+    mine = [(ledger.done(place), ledger.sizes.get(place, 0)) for place in range(n_groups)]
+    for place, (done, size) in enumerate(as_the_first(mine)):
+        if size:
+            ledger.keep(place, size, done - ledger.done(place))
+
+
+def _halved(size: int, mesh: Mesh | None) -> int:
+    """The next smaller batch; 0 where there is none."""
     least = 1 if mesh is None else mesh.shape["sweep"]
-    if size <= least:
-        raise RuntimeError(
-            "one run alone does not fit the device's memory; give --client_chunk=1, or lay clients"
-            " out over devices with --mesh"
-        ) from error
-    return max(least, size // 2 // least * least)
+    return max(least, size // 2 // least * least) if size > least else 0
 
 
 def _alone(program: Program, size: int, run: tuple[int, int]) -> dict[str, Any]:
     """A run by itself, in a batch of copies: its failure is then nobody else's."""
     try:
         return row_of(program, run, _of(program.run([run] * size), 0))
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
         return row_of(program, run, None, _first_line(error))
 
 
@@ -411,12 +384,14 @@ def row_of(
 ) -> dict[str, Any]:
     """A run's line in runs.csv; scores of a failed run are NaN, its setting is there."""
     group, (setting, place) = program.group, run
-    if out is not None and bool(out["bad"]):
+    if out is not None and bool(out["nan"]):
         reason = "NaN in the model"
+    elif out is not None and bool(out["unread"]):
+        reason = "a secure sum cannot be read, or values were clipped: fewer --fraction_bits"
     row: dict[str, Any] = {**group.columns[setting], "seed": group.seeds[place]}
     row["status"] = f"failed: {reason}" if reason else "ok"
     rounds = 0 if out is None else int(out["rounds"])
-    row |= {"rounds": rounds} | program.traffic(rounds)
+    row |= {"rounds_made": rounds} | program.traffic(rounds)
     names = dict.fromkeys(METRICS, math.nan)
     if group.rate is not None:
         names["clusters"] = math.nan
@@ -448,7 +423,7 @@ def _score_names(group: Group) -> list[str]:
 def planned_batch(program: Program, asked: int | None) -> int:
     """How many runs go together, for a group's program.
 
-    `asked`, or what memory allows by the prediction; on a CPU no more than what the caches hold,
+    `asked`, or what memory allows by the prediction; on a CPU no more than what caches may hold,
     since runs side by side there only help where a run is too small to keep the cores busy.
     """
     group, mesh = program.group, program.mesh
@@ -456,7 +431,8 @@ def planned_batch(program: Program, asked: int | None) -> int:
     n_runs = len(group.runs)
     if asked is None:
         found = program.predicted()
-        room = free_bytes() * least * _SHARE - found.shared_bytes
+        # Shared data lies on every device of a mesh.
+        room = (free_bytes() * _SHARE - found.shared_bytes) * least
         asked = max(1, int(room / found.run_bytes))
         if jax.default_backend() == "cpu":
             asked = min(asked, max(1, int(_CPU_CACHE / found.run_bytes)) * least)
@@ -464,6 +440,6 @@ def planned_batch(program: Program, asked: int | None) -> int:
     return -(-size // least) * least
 
 
-_CPU_CACHE = 2**21
+_CPU_CACHE = 2**25  # bytes: of the last level of common processors
 # Of free memory: predictions are not exact, and allocators do not pack perfectly.
 _SHARE = 0.8

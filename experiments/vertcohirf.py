@@ -108,7 +108,7 @@ def base_of(agent: int, n_agents: int) -> str:
     return name
 
 
-# Flags of numbers that runs of one program may differ in.
+# Flags of numbers that runs of one program may differ in; the baselines have none.
 TRACED = ("feature_share", "relaxed", "n_candidates", "eps", "min_samples", "gamma",
           "sampling_ratio")  # fmt: skip
 
@@ -116,6 +116,23 @@ TRACED = ("feature_share", "relaxed", "n_candidates", "eps", "min_samples", "gam
 def defaults() -> None:
     """What flags say that are not given."""
     FLAGS.dataset = FLAGS.dataset or "multimodal"
+
+
+def traced() -> tuple[str, ...]:
+    """Flags of numbers that runs of one program may differ in."""
+    return TRACED if FLAGS.algorithm == "vertcohirf" else ()
+
+
+def no_axis() -> set[str]:
+    """Flags that the algorithm does not read, or that say how a job is shown."""
+    own = {
+        "base", "local_clusters", "repetitions", "n_graphs", "max_iter", "similarity", *TRACED,
+    }  # fmt: skip
+    noise = {"epsilon", "n_sketches"}
+    unread = noise if FLAGS.algorithm == "vertcohirf" else own
+    if FLAGS.algorithm in ("local_kmeans", "distr_kmeans", "coreset_kmeans"):
+        unread = own | noise
+    return unread | {"level", "mode"}
 
 
 def rounds() -> int:
@@ -140,7 +157,9 @@ def hyperparams() -> dict[str, float | None]:
     return values
 
 
-def method_of(name: str, n_clusters: int | None, hyper: Mapping[str, Any]) -> LocalMethod:
+def method_of(
+    name: str, n_clusters: int | None, n_graphs: int, hyper: Mapping[str, Any]
+) -> LocalMethod:
     """A base clusterer with its settings.
 
     Raises:
@@ -153,7 +172,7 @@ def method_of(name: str, n_clusters: int | None, hyper: Mapping[str, Any]) -> Lo
     if name == "kernel_kmeans":
         return local.kernel_kmeans_method(n_clusters, hyper["gamma"])
     if name == "sc_srgf":
-        return local.sc_srgf_method(n_clusters, FLAGS.n_graphs, hyper["sampling_ratio"])
+        return local.sc_srgf_method(n_clusters, n_graphs, hyper["sampling_ratio"])
     return local.kmeans_method(n_clusters)
 
 
@@ -177,12 +196,12 @@ def maker(
         return lambda _: ALGORITHMS[name](k)
     n_local = FLAGS.local_clusters or (3 if vertical.is_multimodal(FLAGS.dataset) else k)
     bases = [base_of(agent, n_agents) for agent in range(n_agents)]
-    repetitions, similarity = FLAGS.repetitions, FLAGS.similarity
+    repetitions, similarity, n_graphs = FLAGS.repetitions, FLAGS.similarity, FLAGS.n_graphs
 
     def make(hyper: dict[str, float | None]) -> FederatedAlgorithm:
         steps = []
         for base_name in bases:
-            method = method_of(base_name, n_local, hyper)
+            method = method_of(base_name, n_local, n_graphs, hyper)
             # SC-SRGF draws subspaces of its own.
             steps.append(
                 LocalStep(method)

@@ -226,6 +226,22 @@ def check_sums(info: PyTree) -> None:
             )
 
 
+def any_unread(info: PyTree) -> Array:
+    """Whether a secure sum was refused or a client clipped what it sent; traced, for a whole run.
+
+    Args:
+      info: As `check_sums` takes it. Without secure sums in it, False.
+    """
+    kinds = (SumReport, SecureInfo)
+    bad = jnp.zeros((), bool)
+    for report in jax.tree.leaves(info, is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(report, SecureInfo):
+            bad |= jnp.any(report.clipped > 0)
+        elif isinstance(report, SumReport):
+            bad |= jnp.any((report.agreed != report.received) | report.garbled)
+    return bad
+
+
 def encode(x: Array, fraction_bits: int, n_clients: int) -> tuple[Array, Array]:
     """Fixed-point form of one client's values: round(x 2^b) modulo 2^32.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import sweep_runs
+from experiments import ledger, sweep_runs
 from jaxfedmvc import data, sweep
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import FMCSCHyperparams
@@ -160,11 +160,10 @@ def group(make, hyperparams, n_seeds=2):
     rng = np.random.default_rng(2)
     x = np.repeat(np.eye(2) * 9, 12, axis=0) + rng.normal(size=(24, 2))
     truth = np.repeat([0, 1], 12)
-    federation = Federation.from_arrays([x], truth, partition=partitions[0])
     return sweep_runs.Group(
         [{"x": str(i)} for i in range(len(hyperparams))], hyperparams, make,
-        sweep.pooled([x], truth, partitions), sweep_runs.outline(federation), list(range(n_seeds)),
-        0, None, [1.0], False, None, rate,
+        sweep.pooled([x], truth, partitions), sweep_runs.outline([x], partitions[0]),
+        list(range(n_seeds)), 0, None, [1.0], False, None, rate,
     )  # fmt: skip
 
 
@@ -188,32 +187,32 @@ FIVE = [{"x": float(i)} for i in range(60, 65)]
 
 def test_batches_are_filled_up_and_none_is_lost(tmp_path):
     """Ten runs by four: the last batch holds two of them."""
-    ledger = sweep_runs.Ledger(tmp_path)
+    kept = ledger.Ledger(tmp_path)
     done = []
-    compiled = sweep_runs.execute([group(cut_at, FIVE)], ledger, batch=4, on_batch=done.append)
+    compiled = sweep_runs.execute([group(cut_at, FIVE)], kept, batch=4, on_batch=done.append)
     assert compiled == 1 and done == [4, 4, 2]
-    assert [(row["x"], row["seed"]) for row in ledger.rows] == [
+    assert [(row["x"], row["seed"]) for row in kept.rows] == [
         (str(x), str(seed)) for x in range(5) for seed in range(2)
     ]
-    assert {row["status"] for row in ledger.rows} == {"ok"}
-    assert [row["nmi"] for row in ledger.rows] == ["0.0", "1.0"] * 5
-    assert {row["bytes_up"] for row in ledger.rows} == {"0"}
-    again = sweep_runs.Ledger(tmp_path)
-    assert again.rows == ledger.rows and again.done(0) == 10 and again.sizes == {0: 4}
+    assert {row["status"] for row in kept.rows} == {"ok"}
+    assert [row["nmi"] for row in kept.rows] == ["0.0", "1.0"] * 5
+    assert {row["bytes_up"] for row in kept.rows} == {"0"}
+    again = ledger.Ledger(tmp_path)
+    assert again.rows == kept.rows and again.done(0) == 10 and again.sizes == {0: 4}
     assert sweep_runs.execute([group(cut_at, FIVE)], again) == 0
 
 
 def test_what_a_killed_job_left_is_cut_back_to_whole_batches(tmp_path):
-    ledger = sweep_runs.Ledger(tmp_path)
-    sweep_runs.execute([group(cut_at, FIVE)], ledger, batch=5)
+    kept = ledger.Ledger(tmp_path)
+    sweep_runs.execute([group(cut_at, FIVE)], kept, batch=5)
     whole = {name: (tmp_path / name).read_bytes() for name in ("runs.csv", "batches.csv")}
     rng = np.random.default_rng(0)
     for name, other in (("runs.csv", "batches.csv"), ("batches.csv", "runs.csv")):
         for cut in rng.integers(1, len(whole[name]), size=12):
             (tmp_path / name).write_bytes(whole[name][:cut])
             (tmp_path / other).write_bytes(whole[other])
-            left = sweep_runs.Ledger(tmp_path)
-            assert left.rows == ledger.rows[: left.done(0)]
+            left = ledger.Ledger(tmp_path)
+            assert left.rows == kept.rows[: left.done(0)]
             assert left.done(0) % 5 == 0 and left.done(0) == len(left.rows)
 
 
@@ -226,14 +225,17 @@ def test_out_of_memory_halves_the_batch(tmp_path, monkeypatch):
         return real(self, runs)
 
     monkeypatch.setattr(sweep_runs.Program, "run", scarce)
-    ledger, said = sweep_runs.Ledger(tmp_path), []
-    sweep_runs.execute([group(cut_at, FIVE)], ledger, batch=8, write=said.append)
-    assert ledger.sizes == {0: 2} and ledger.done(0) == 10
+    kept, said = ledger.Ledger(tmp_path), []
+    sweep_runs.execute([group(cut_at, FIVE)], kept, batch=8, write=said.append)
+    assert kept.sizes == {0: 2} and kept.done(0) == 10
     assert said == ["out of memory: going on with 2 runs at a time"]  # five before
 
     monkeypatch.setattr(sweep_runs.Program, "run", lambda *_: scarce(None, [0] * 3))
-    with pytest.raises(RuntimeError, match="one run alone does not fit"):
-        sweep_runs.execute([group(cut_at, FIVE)], sweep_runs.Ledger(tmp_path / "none"), batch=1)
+    none = ledger.Ledger(tmp_path / "none")
+    (tmp_path / "none").mkdir()
+    sweep_runs.execute([group(cut_at, FIVE)], none, batch=2, write=lambda line: None)
+    assert {row["status"] for row in none.rows} == {"failed: RESOURCE_EXHAUSTED: Out of memory"}
+    assert len(none.rows) == 10
 
 
 def test_a_run_that_breaks_off_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
@@ -245,25 +247,25 @@ def test_a_run_that_breaks_off_is_recorded_and_the_others_go_on(tmp_path, monkey
         return real(self, runs)
 
     monkeypatch.setattr(sweep_runs.Program, "run", fragile)
-    ledger = sweep_runs.Ledger(tmp_path)
-    compiled = sweep_runs.execute([group(cut_at, FIVE)], ledger, batch=5, write=lambda line: None)
+    kept = ledger.Ledger(tmp_path)
+    compiled = sweep_runs.execute([group(cut_at, FIVE)], kept, batch=5, write=lambda line: None)
     assert compiled == 1
-    failed = [row for row in ledger.rows if row["status"] != "ok"]
+    failed = [row for row in kept.rows if row["status"] != "ok"]
     assert [(row["x"], row["seed"], row["acc"]) for row in failed] == [("3", "1", "nan")]
     assert failed[0]["status"] == "failed: INTERNAL: a number of run (3, 1)"
-    assert len(ledger.rows) == 10
+    assert len(kept.rows) == 10
 
 
 def test_a_run_that_turns_nan_is_recorded_with_its_setting(tmp_path):
     made = group(cut_at, [{"x": 60.0}, {"x": -1.0}], n_seeds=1)
-    ledger = sweep_runs.Ledger(tmp_path)
-    sweep_runs.execute([made], ledger, batch=2)
-    assert [row["status"] for row in ledger.rows] == ["ok", "failed: NaN in the model"]
+    kept = ledger.Ledger(tmp_path)
+    sweep_runs.execute([made], kept, batch=2)
+    assert [row["status"] for row in kept.rows] == ["ok", "failed: NaN in the model"]
     # Of the first client's eight samples, those of the half whose first feature is 9, not 0.
     ids = data.hybrid_partition(0, 24, 1, 3)[0].sample_ids[0]
-    assert float(ledger.rows[0]["acc"]) == np.sum(ids < 12) > 0
-    assert ledger.rows[1]["acc"] == "nan"
-    assert ledger.rows[1]["x"] == "1"  # its setting's name
+    assert float(kept.rows[0]["acc"]) == np.sum(ids < 12) > 0
+    assert kept.rows[1]["acc"] == "nan"
+    assert kept.rows[1]["x"] == "1"  # its setting's name
 
 
 def test_fewest_runs_are_filled_in():

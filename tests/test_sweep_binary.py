@@ -124,7 +124,7 @@ def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
     assert {row["status"] for row in rows} == {"ok"}
     assert len({row["loss"] for row in rows}) == 8
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["runs"] == 8 and summary["compilations"] == 2 and summary["failed"] == 0
+    assert summary["runs"] == 8 and summary["compilations_here"] == 2 and summary["failed"] == 0
     (first,) = (
         r for r in rows_of(folder / "summary.csv") if (r["tau_m"], r["components"]) == ("0.6", "AD")
     )
@@ -154,7 +154,7 @@ def test_other_algorithms_are_swept_alike(toy, tmp_path, algorithm, more, traced
     assert code == 0, err
     rows = rows_of(tmp_path / "out" / "runs.csv")
     assert len(rows) == 8 and {row["status"] for row in rows} == {"ok"}
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["compilations"] == 2
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["compilations_here"] == 2
     assert all(0.3 < float(row["acc"]) <= 1 for row in rows)
     assert ("clusters" in rows[0]) == vertical and ("all/pooled/acc" in rows[0]) != vertical
 

@@ -1,0 +1,84 @@
+"""What a sweep has finished, in files that a kill at any moment leaves usable."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import base
+
+
+class Ledger:
+    """runs.csv and batches.csv of a folder; what a killed job has left of them is taken up again.
+
+    Both only grow, by a batch at a time. A batch counts once its line in batches.csv is whole, and
+    runs.csv is cut back to the batches that count. A line without runs says what size was chosen.
+
+    Attributes:
+      rows: Finished runs as dicts of text, in order.
+      seconds: Of all finished batches.
+      sizes: The batch size of each group, by the group's place, as it was last.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """Reads what is there; None for a process that leaves reading and writing to another."""
+        self.folder = folder
+        self.sizes: dict[int, int] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self._done: dict[int, int] = {}
+        if folder is None:
+            return
+        rows, batches = _whole_lines(folder / "runs.csv"), []
+        for batch in _whole_lines(folder / "batches.csv"):
+            if sum(self._done.values()) + int(batch["runs"]) > len(rows):
+                break
+            batches.append(batch)
+            self.keep(int(batch["group"]), int(batch["size"]), int(batch["runs"]))
+            self.seconds += float(batch["seconds"])
+        self.rows = rows[: sum(self._done.values())]
+        for name, kept in (("batches.csv", batches), ("runs.csv", self.rows)):
+            if kept:
+                base.write(folder / name, csv_text(kept))
+            else:
+                (folder / name).unlink(missing_ok=True)
+
+    def done(self, group: int) -> int:
+        """Finished runs of a group."""
+        return self._done.get(group, 0)
+
+    def add(self, group: int, size: int, rows: list[dict[str, Any]], seconds: float) -> None:
+        """Keeps a finished batch of a program for `size` runs."""
+        batch = {"group": group, "size": size, "runs": len(rows), "seconds": round(seconds, 3)}
+        if self.folder is not None:
+            if rows:
+                base.append_rows(self.folder / "runs.csv", rows)
+            base.append_rows(self.folder / "batches.csv", [batch])
+        self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
+        self.seconds += seconds
+        self.keep(group, size, len(rows))
+
+    def keep(self, group: int, size: int, n: int) -> None:
+        """Counts `n` more runs of a group as finished, and takes note of its batch size."""
+        self.sizes[group] = size
+        self._done[group] = self.done(group) + n
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .csv, without a last line that was not written to its end."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of the same columns as .csv, with a header."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]))
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
