@@ -210,24 +210,17 @@ class Program:
         }
 
     def _traffic(self) -> dict[str, Traffic]:
-        group, found = self.group, {}
-        algorithm = group.make(group.hyperparams[0])
-        shapes = [
-            [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in cohort.views]
-            for cohort in group.federation.cohorts
-        ]
+        algorithm = self.group.make(self.group.hyperparams[0])
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.group.federation
+        )
+        found: dict[str, Traffic] = {}
 
-        def trace(views: Sequence[Sequence[Any]]) -> None:
-            cohorts = tuple(
-                cohort.replace(views=tuple(x), mask=jnp.asarray(cohort.mask),  # type: ignore[attr-defined]
-                               sample_ids=jnp.asarray(cohort.sample_ids),
-                               client_ids=jnp.asarray(cohort.client_ids))
-                for cohort, x in zip(group.federation.cohorts, views, strict=True)
-            )  # fmt: skip
-            federation = group.federation.replace(cohorts=cohorts)  # type: ignore[attr-defined]
-            found.update(engine.traffic(algorithm, federation, participation=group.participation))
+        def trace(federation: Federation) -> None:
+            share = self.group.participation
+            found.update(engine.traffic(algorithm, federation, participation=share))
 
-        jax.eval_shape(trace, shapes)  # features are shapes: the outline's zeros stay unreal
+        jax.eval_shape(trace, shapes)  # shapes suffice, and the outline's zeros stay unreal
         return found
 
     def predicted(self) -> Prediction:

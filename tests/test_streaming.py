@@ -1,4 +1,4 @@
-"""Streamed runs against the engine's, on the toy of its tests and on two methods."""
+"""Streamed runs against the engine's, on the toy of its tests and on a method."""
 
 import functools
 
@@ -8,7 +8,8 @@ import pytest
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms import ALGORITHMS, FedHKConfig, FMCSCConfig
+from jaxfedmvc.algorithms import FedHKConfig
+from jaxfedmvc.algorithms.fedhk import e_fkmvc
 from jaxfedmvc.streaming import _one_behind, open_mapped, run_streaming
 from tests import test_engine as toys
 from tests.algorithms import test_common as common
@@ -48,25 +49,10 @@ def test_the_toy_is_the_engines_run():
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(streamed.state.clients))
 
 
-# Small methods: what takes time is compiling them.
-METHODS = {
-    "fmcsc": (
-        FMCSCConfig(
-            common.K, hidden=(), latent_dim=3, head_hidden=8, pretrain_epochs=1, local_epochs=1,
-            components="CD", batch_size=8, n_init=1, n_bins=4,
-        ),
-        {},
-    ),
-    "e_fkmvc": (FedHKConfig(common.K, n_restarts=1), ANEW),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_the_engines_run(name):
-    config, options = METHODS[name]
+def test_a_method_is_the_engines_run():
     clients = (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}))
     federation = common.federation(False, common.parts(False, clients))
-    algorithm, traced = ALGORITHMS[name](config), []
+    algorithm, traced = e_fkmvc(FedHKConfig(common.K, n_restarts=1)), []
 
     def counted(phase):
         def client(*args):
@@ -76,9 +62,9 @@ def test_a_method_is_the_engines_run(name):
         return phase._replace(client=client)
 
     algorithm = algorithm._replace(round=tuple(map(counted, algorithm.round)))
-    streamed = run_streaming(algorithm, on_host(federation), KEY, 2, client_chunk=1, **options)
+    streamed = run_streaming(algorithm, on_host(federation), KEY, 2, client_chunk=1, **ANEW)
     assert traced == [(0, 1), (1,)]  # in the first of two rounds
-    plain = plain_run(algorithm, federation, 2, client_chunk=1, **options)
+    plain = plain_run(algorithm, federation, 2, client_chunk=1, **ANEW)
     jax.tree.map(np.testing.assert_array_equal, streamed.labels, plain.labels)
     assert_same(streamed, plain, rtol=1e-3, atol=1e-4)
 

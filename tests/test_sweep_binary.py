@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import sys
+import traceback
 
 import jax
 import numpy as np
@@ -55,7 +56,10 @@ def _now(name):
 
 def calls(lists, answers):
     for arguments in lists:
-        answers.put(call(arguments))
+        try:
+            answers.put(call(arguments))
+        except BaseException:
+            answers.put((1, "", traceback.format_exc()))
 
 
 def several(*lists):
@@ -139,14 +143,13 @@ def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "more", "traced", "static", "vertical"),
+    ("algorithm", "more", "traced", "static"),
     [
-        ("e_fkmvc", ["--n_clients=2"], "fuzzifier=1.05,1.2", "n_restarts=1,2", False),
-        ("vertcohirf", ["--local_clusters=3"], "feature_share=0.5,1.0", "repetitions=1,2", True),
-        ("mgcd", ["--latent_dim=2", "--n_neighbours=5"], "ridge=0.1,10", "losses=r+s,r", True),
+        ("vertcohirf", ["--local_clusters=3"], "feature_share=0.5,1.0", "repetitions=1,2"),
+        ("mgcd", ["--latent_dim=2", "--n_neighbours=5"], "ridge=0.1,10", "losses=r+s,r"),
     ],
 )
-def test_other_algorithms_are_swept_alike(toy, tmp_path, algorithm, more, traced, static, vertical):
+def test_vertical_algorithms_are_swept_alike(toy, tmp_path, algorithm, more, traced, static):
     ((code, _, err),) = several((
         f"--algorithm={algorithm}", f"--grid={traced}; {static}", "--seeds=2", "--noprogress", *toy,
         *more, f"--output_dir={tmp_path / 'out'}",
@@ -156,7 +159,7 @@ def test_other_algorithms_are_swept_alike(toy, tmp_path, algorithm, more, traced
     assert len(rows) == 8 and {row["status"] for row in rows} == {"ok"}
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["compilations_here"] == 2
     assert all(0.3 < float(row["acc"]) <= 1 for row in rows)
-    assert ("clusters" in rows[0]) == vertical and ("all/pooled/acc" in rows[0]) != vertical
+    assert all(3 <= float(row["clusters"]) <= 40 for row in rows)
 
 
 def job(folder, *arguments):
@@ -168,7 +171,9 @@ def job(folder, *arguments):
 
 
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(toy, tmp_path):
-    arguments = (*FMCSC, *toy, GRID, "--seeds=12", "--batch=1")
+    # Quick to trace and to compile: most processes are killed before they get far.
+    grid = "--grid=n_clusters=2,3,4"
+    arguments = ("--algorithm=local_kmeans", "--noprogress", *toy, grid, "--seeds=20", "--batch=1")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     kills.until_done(job, (whole, *arguments), 0, 0, whole / "batches.csv")
     lives = kills.until_done(job, (killed, *arguments), KILLS, 1, killed / "batches.csv", 0.01)
@@ -176,5 +181,5 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(toy, tmp_path
     assert len(lives) > 10 and sum(life.changes > 0 for life in lives[:-1]) > 3
     for name in ("runs.csv", "summary.csv", "flags.txt"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes()
-    assert len(rows_of(killed / "runs.csv")) == 48
+    assert len(rows_of(killed / "runs.csv")) == 60
     assert not [path for path in os.listdir(killed) if "partial" in path]
