@@ -82,9 +82,9 @@ def outline(views: Sequence[np.ndarray], partition: Sequence[Part]) -> Federatio
                 np.broadcast_to(np.float32(0), (*part.sample_ids.shape, views[v].shape[1]))
                 for v in part.view_ids
             ),
-            mask=part.sample_ids >= 0,
-            sample_ids=part.sample_ids,
-            client_ids=part.client_ids,
+            mask=jnp.asarray(part.sample_ids >= 0),
+            sample_ids=jnp.asarray(part.sample_ids),
+            client_ids=jnp.asarray(part.client_ids),
             view_ids=tuple(part.view_ids),
         )
         for part in partition

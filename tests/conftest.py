@@ -1,11 +1,19 @@
 """Strict numerics for the whole suite."""
 
 import os
+import tempfile
 
 # Known answers are known to float32: no accelerator, where products may be coarser.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for milliseconds here and take seconds to optimise. Processes that tests start too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Workers, and processes that tests start, compile many of the same programs: one folder for all of
+# a session, made by the first process and removed when it ends.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    folder = tempfile.TemporaryDirectory(prefix="jaxfedmvc-tests-")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 import pytest
