@@ -106,10 +106,11 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
             resample_participants=group.resample_participants,
             client_chunk=group.client_chunk,
         )  # fmt: skip
+        loss = last_loss(result.info, result.n_rounds)
         out: dict[str, Any] = {
             "rounds": result.n_rounds,
-            "loss": last_loss(result.info, result.n_rounds),
-            "nan": _has_nan((result.state.server, result.state.clients, result.info)),
+            "loss": jnp.float32(jnp.nan) if loss is None else loss,
+            "nan": _has_nan((result.state.server, result.state.clients, loss)),
             "unread": any_unread(result.info),
         }
         if group.rate is not None:
@@ -124,15 +125,15 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
     return run
 
 
-def last_loss(info: Mapping[str, Any], n_rounds: jax.Array) -> jax.Array:
-    """Mean over clients of the loss that they reported in the last round; NaN without one."""
+def last_loss(info: Mapping[str, Any], n_rounds: jax.Array) -> jax.Array | None:
+    """Mean over clients of the loss that they reported in the last round; None if they do not."""
     for phase in reversed(info["rounds"] if jax.tree.leaves(info["rounds"]) else []):
         reports = [getattr(c, "inner", c) for c in phase["clients"]]
         losses = [r["loss"] for r in reports if isinstance(r, Mapping) and "loss" in r]
         if losses and losses[0].shape[0]:
             last = [loss[jnp.maximum(n_rounds - 1, 0)].ravel() for loss in losses]
             return jnp.mean(jnp.concatenate(last))
-    return jnp.float32(jnp.nan)
+    return None
 
 
 def _has_nan(tree: PyTree) -> jax.Array:
