@@ -22,7 +22,7 @@ from experiments.ledger import Ledger
 from jaxfedmvc import cost, engine, sweep
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.exchange import Traffic
+from jaxfedmvc.exchange import Traffic, chunk_sizes
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics import simplified_silhouette
 from jaxfedmvc.scoring import GROUPS, score
@@ -430,7 +430,7 @@ def planned_batch(program: Program, asked: int | None) -> int:
         asked = max(1, int(room / found.run_bytes))
         if jax.default_backend() == "cpu":
             asked = min(asked, max(1, int(_CPU_CACHE / found.run_bytes)) * least)
-    size = sweep.evened(n_runs, min(asked, n_runs))
+    _, size = chunk_sizes(n_runs, asked)
     return -(-size // least) * least
 
 

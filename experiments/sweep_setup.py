@@ -51,10 +51,10 @@ def binary_of(algorithm: str) -> tuple[str, dict[str, str]]:
 
 
 def import_binary(argv: Sequence[str]) -> ModuleType:
-    """Imports the binary that `argv` asks for, and with it its flags.
+    """Imports the binary that `argv` asks for, FMCSC's if it does not, and with it its flags.
 
     Raises:
-      ValueError: An unknown algorithm, or none.
+      ValueError: An unknown algorithm, or a flagfile that cannot be read.
     """
     try:
         arguments = FLAGS.read_flags_from_files(list(argv))
@@ -97,8 +97,8 @@ def axis_flags(module: ModuleType) -> set[str]:
     """Names of the flags that may be an axis."""
     names = {
         flag.name
-        for module, defined in FLAGS.flags_by_module_dict().items()
-        if "experiments" in module
+        for name, defined in FLAGS.flags_by_module_dict().items()
+        if "experiments" in name
         for flag in defined
     }
     return names - _NO_AXIS - module.no_axis()
@@ -183,7 +183,7 @@ def groups_of(module: ModuleType, settings: Sequence[dict[str, str]]) -> list[Gr
 
 
 def _group(module: ModuleType, columns: list[dict[str, str]], hyperparams: list[Any]) -> Group:
-    if hasattr(module, "vertical"):
+    if hasattr(module, "vertical"):  # what vertical binaries are built on
         return _vertical_group(module, columns, hyperparams)
     from experiments import common  # its flags are those of horizontal binaries only
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jaxfedmvc import exchange
 from jaxfedmvc.data.datasets import check_arrays
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Cohort, Federation, check_partition
@@ -205,11 +206,7 @@ def batched(
         mine = jax.tree.map(lambda x: x[places], by_seed)
         if mesh is not None:
             mine = jax.lax.with_sharding_constraint(mine, sharding(mesh, "sweep", "clients"))
-        if len(seeds) > 1:
-            return jax.vmap(one)(hyperparams, seeds, mine)
-        # A batch axis of one is in the way of the compiler.
-        alone = one(*jax.tree.map(lambda x: x[0], (hyperparams, seeds, mine)))
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+        return exchange.batched(one, len(seeds))(hyperparams, seeds, mine)
 
     return program
 
@@ -292,12 +289,6 @@ def put(tree: PyTree, where: NamedSharding) -> PyTree:
 
 
 # --- Memory ---------------------------------------------------------------------------------------
-
-
-def evened(n_runs: int, most: int) -> int:
-    """Batch size of at most `most`, such that the last batch is filled up as little as can be."""
-    n_batches = -(-n_runs // most)
-    return -(-n_runs // n_batches)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

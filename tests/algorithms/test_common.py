@@ -262,8 +262,7 @@ def test_vmap_over_clients_is_a_loop_over_clients(lab):
         pytest.skip("its clients are dpfmps's; its server counts in another way")
     for stage, phase in lab.phases():
         one, many = _client_programs(phase.client)
-        # One agent stands for all, and for clients: one cohort of all views, one that lacks some.
-        for c in lab.cohorts(phase)[: 1 if lab.vertical else 2]:
+        for c in lab.cohorts(phase):
             cohort, states = lab.federation.cohorts[c], lab.start.clients[c]
             if cohort.n_clients == 1:  # the same client with two ids, hence two keys
                 cohort, states = jax.tree.map(lambda x: jnp.concatenate([x, x]), (cohort, states))
