@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,24 @@ def launch(main: Callable[[], None]) -> None:
         main()
 
     app.run(quiet_main, flags_parser=parse)
+
+
+def given(argv: Sequence[str], flag: str, default: str) -> str:
+    """A flag's value before flags are parsed, for what decides which flags there are.
+
+    Raises:
+      ValueError: A flagfile that cannot be read.
+    """
+    try:
+        arguments = FLAGS.read_flags_from_files(list(argv))
+    except flags.Error as error:
+        raise ValueError(str(error)) from error
+    value = default
+    for i, argument in enumerate(arguments):
+        name, equals, text = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name == flag:
+            value = text if equals else "".join(arguments[i + 1 : i + 2])
+    return value
 
 
 def fail(error: BaseException) -> None:

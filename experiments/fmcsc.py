@@ -30,8 +30,20 @@ flags.DEFINE_float("tau_m", 0.5, "Temperature of the feature contrast, eq. (5)."
 flags.DEFINE_float("tau_p", 0.5, "Temperature of the model contrast, eq. (7).")
 flags.DEFINE_float("weight_floor", 1e-3, "Least mutual-information weight, in bits.")
 
+flags.DEFINE_enum("target", "own", ["own", "global"], "Whose H partial models are fitted to.")
+flags.DEFINE_enum(
+    "centroids", "leader", ["leader", "federated"],
+    "One client's centroids, or federated k-means from there.",
+)  # fmt: skip
+flags.DEFINE_integer("centroid_rounds", 10, "Exchanges of federated k-means.")
+flags.DEFINE_float("mask_rate", None, "Share of features hidden from partial models in eq. (6).")
+flags.DEFINE_float("noise_scale", None, "Scale of Laplace noise on what clients send.")
+flags.DEFINE_float("clip", None, "Largest L1 norm of a client's update.")
+
 # Flags of numbers that runs of one program may differ in.
-TRACED = ("learning_rate", "tau_m", "tau_p", "weight_floor")
+TRACED = (
+    "learning_rate", "tau_m", "tau_p", "weight_floor", "mask_rate", "noise_scale", "clip"
+)  # fmt: skip
 
 
 def traced() -> tuple[str, ...]:
@@ -57,7 +69,7 @@ def config(n_clusters: int) -> FMCSCConfig:
     """
     names = (
         "latent_dim", "head_hidden", "pretrain_epochs", "local_epochs", "distill_epochs",
-        "batch_size", "contrast", "components", "n_init",
+        "batch_size", "contrast", "components", "n_init", "target", "centroids", "centroid_rounds",
     )  # fmt: skip
     try:
         hidden = tuple(int(width) for width in FLAGS.hidden)
@@ -75,8 +87,11 @@ def hyperparams() -> FMCSCHyperparams:
       ValueError: A flag's value is not allowed.
     """
     for name in TRACED:
-        if not FLAGS[name].value > 0:
-            raise ValueError(f"{name}: got {FLAGS[name].value}; allowed is above 0")
+        number = FLAGS[name].value
+        if not (number is None or number > 0):
+            raise ValueError(f"{name}: got {number}; allowed is above 0")
+    if FLAGS.mask_rate is not None and not FLAGS.mask_rate < 1:
+        raise ValueError(f"mask_rate: got {FLAGS.mask_rate}; allowed is above 0 and below 1")
     return FMCSCHyperparams(**{name: FLAGS[name].value for name in TRACED})
 
 

@@ -31,6 +31,8 @@ from jaxfedmvc.sweep import Source
 
 PyTree = Any
 METRICS = ("acc", "nmi", "ari", "purity", "loss", "silhouette")
+# Before the names of columns that hold a number for each round, with blanks between.
+ROUNDS = "rounds/"
 
 
 class Group(NamedTuple):
@@ -49,6 +51,7 @@ class Group(NamedTuple):
       resample_participants: Whether who takes part is drawn anew every round.
       client_chunk: Clients computed at once.
       rate: `(place of the seed, labels of each cohort) -> scores`, on the host, or None.
+      every_round: Whether every round is scored, as if it were the last.
     """
 
     columns: list[dict[str, str]]
@@ -63,6 +66,7 @@ class Group(NamedTuple):
     resample_participants: bool
     client_chunk: int | None
     rate: Callable[[int, list[np.ndarray]], dict[str, float]] | None
+    every_round: bool = False
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -105,6 +109,7 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
             participation=group.participation,
             resample_participants=group.resample_participants,
             client_chunk=group.client_chunk,
+            n_clusters=group.n_clusters if group.every_round else None,
         )  # fmt: skip
         loss = last_loss(result.info, result.n_rounds)
         out: dict[str, Any] = {
@@ -120,6 +125,8 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
         if federation.labels is not None:
             took_part = result.state.participants
             out["scores"] = score(federation, result.labels, group.n_clusters, took_part)
+        if group.every_round:
+            out["by_round"] = result.scores
         return out
 
     return run
@@ -399,7 +406,21 @@ def row_of(
     if scores is None:
         return row | dict.fromkeys(_score_names(group), math.nan)
     row |= {name: float(value) for name, value in scores["all"]["pooled"].items()}
-    return row | {f"{g}/{way}/{name}": float(scores[g][way][name]) for g, way, name in _SCORES}
+    row |= {f"{g}/{way}/{name}": float(scores[g][way][name]) for g, way, name in _SCORES}
+    if group.every_round:
+        row |= {
+            f"{ROUNDS}{g}/{way}/{name}": _numbers(out["by_round"][g][way][name][:rounds])
+            for g, way, name in _SCORES
+        }
+        row[f"{ROUNDS}bytes"] = _numbers(
+            [sum(program.traffic(r + 1).values()) for r in range(rounds)]
+        )
+    return row
+
+
+def _numbers(values: Sequence[Any]) -> str:
+    """Several numbers as one cell of a table."""
+    return " ".join(f"{float(value):.9g}" for value in values)
 
 
 _SCORES = [
@@ -411,7 +432,10 @@ _SCORES = [
 
 
 def _score_names(group: Group) -> list[str]:
-    return [] if group.rate is not None else ["/".join(names) for names in _SCORES]
+    if group.rate is not None:
+        return []
+    names = ["/".join(names) for names in _SCORES]
+    return names + [ROUNDS + name for name in (*names, "bytes")] * group.every_round
 
 
 def planned_batch(program: Program, asked: int | None) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from experiments import grid, sweep_runs
-from experiments.base import seeds
+from experiments.base import given, seeds
 from experiments.grid import Axis
 from experiments.sweep_runs import Group
 from jaxfedmvc import data, engine, sweep
@@ -56,15 +56,7 @@ def import_binary(argv: Sequence[str]) -> ModuleType:
     Raises:
       ValueError: An unknown algorithm, or a flagfile that cannot be read.
     """
-    try:
-        arguments = FLAGS.read_flags_from_files(list(argv))
-    except flags.Error as error:
-        raise ValueError(str(error)) from error
-    asked = "fmcsc"
-    for i, argument in enumerate(arguments):
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name == "algorithm":
-            asked = value if equals else "".join(arguments[i + 1 : i + 2])
+    asked = given(argv, "algorithm", "fmcsc")
     if asked not in ALGORITHMS:
         raise ValueError(f"algorithm: got {asked!r}; allowed are {', '.join(sorted(ALGORITHMS))}")
     name, settings = binary_of(asked)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 PyTree = Any
+_STEPS = 2**30  # no epoch's number
 
 # U(-1/sqrt(fan_in), 1/sqrt(fan_in)): the weights that deep multi-view clustering papers start
 # from without saying so, since it is the default of the framework that they are written in.
@@ -50,13 +51,14 @@ def apply_mlp(params: PyTree, features: Sequence[int], x: jax.Array) -> jax.Arra
 def fit(
     key: jax.Array,
     params: PyTree,
-    loss: Callable[[PyTree, PyTree, jax.Array], jax.Array],
+    loss: Callable[..., jax.Array],
     rows: PyTree,
     mask: jax.Array,
     *,
     epochs: int,
     batch_size: int,
     learning_rate: jax.Array | float,
+    keyed: bool = False,
 ) -> tuple[PyTree, jax.Array]:
     """Minimises `loss` with a fresh Adam; see `fit_on`.
 
@@ -66,7 +68,7 @@ def fit(
     opt_state = optax.adam(learning_rate).init(params)
     params, _, losses = fit_on(
         key, params, opt_state, loss, rows, mask,
-        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
+        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keyed=keyed,
     )  # fmt: skip
     return params, losses
 
@@ -75,13 +77,14 @@ def fit_on(
     key: jax.Array,
     params: PyTree,
     opt_state: PyTree,
-    loss: Callable[[PyTree, PyTree, jax.Array], jax.Array],
+    loss: Callable[..., jax.Array],
     rows: PyTree,
     mask: jax.Array,
     *,
     epochs: int,
     batch_size: int,
     learning_rate: jax.Array | float,
+    keyed: bool = False,
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """Minimises `loss` with Adam over the rows of one client, from where Adam was left before.
 
@@ -98,6 +101,7 @@ def fit_on(
       epochs: Static number of passes.
       batch_size: Static number of rows of a step.
       learning_rate: Adam's step size, traced: it may be swept.
+      keyed: Whether `loss` takes a key as its last argument, another one in every step.
 
     Returns:
       The trained parameters, Adam's state, and the mean loss of each epoch, [epochs].
@@ -106,14 +110,18 @@ def fit_on(
     n_rows = mask.shape[0]
     n_batches = -(-n_rows // batch_size)
 
-    def step(carry: PyTree, batch: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+    def step(
+        carry: PyTree, batch: tuple[PyTree, jax.Array], number: jax.Array
+    ) -> tuple[PyTree, jax.Array]:
         params, opt_state = carry
-        value, grads = jax.value_and_grad(loss)(params, *batch)
+        # Shuffles fold epochs into the key itself; no step may have an epoch's key.
+        own = (jax.random.fold_in(jax.random.fold_in(key, _STEPS), number),) if keyed else ()
+        value, grads = jax.value_and_grad(loss)(params, *batch, *own)
         updates, opt_state = optimizer.update(grads, opt_state)
         return (optax.apply_updates(params, updates), opt_state), value
 
-    def one_batch_epoch(carry: PyTree, _: jax.Array) -> tuple[PyTree, jax.Array]:
-        return step(carry, (rows, mask))
+    def one_batch_epoch(carry: PyTree, epoch: jax.Array) -> tuple[PyTree, jax.Array]:
+        return step(carry, (rows, mask), epoch)
 
     def shuffled_epoch(carry: PyTree, epoch: jax.Array) -> tuple[PyTree, jax.Array]:
         # One draw a row, keyed by the row's number: more padding draws no other numbers.
@@ -126,8 +134,10 @@ def fit_on(
         real = jnp.arange(n_batches * batch_size) < jnp.sum(mask)
 
         def masked_step(carry: PyTree, batch: PyTree) -> tuple[PyTree, jax.Array]:
-            index, batch_mask = batch
-            new, value = step(carry, (jax.tree.map(lambda a: a[index], rows), batch_mask))
+            index, batch_mask, place = batch
+            taken = jax.tree.map(lambda a: a[index], rows)
+            # Numbered so that batches of padding alone, behind the others, shift no number.
+            new, value = step(carry, (taken, batch_mask), epoch + epochs * place)
             has_rows = jnp.any(batch_mask)
             keep = jax.tree.map(lambda a, b: jnp.where(has_rows, a, b), new, carry)
             return keep, value * jnp.sum(batch_mask)
@@ -135,7 +145,11 @@ def fit_on(
         carry, sums = jax.lax.scan(
             masked_step,
             carry,
-            (order.reshape(n_batches, batch_size), real.reshape(n_batches, batch_size)),
+            (
+                order.reshape(n_batches, batch_size),
+                real.reshape(n_batches, batch_size),
+                jnp.arange(n_batches),
+            ),
         )
         return carry, jnp.sum(sums) / jnp.maximum(jnp.sum(mask), 1)
 

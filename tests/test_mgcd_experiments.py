@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments import mgcd_runs, mgcd_tables, reproduce
+from experiments import mgcd_runs, mgcd_tables
+from experiments import reproduce_vertical as reproduce
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation

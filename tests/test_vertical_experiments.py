@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from absl import app, flags
 
-from experiments import reproduce, vertcohirf, vertcohirf_attack, vertical
+from experiments import reproduce_vertical as reproduce
+from experiments import vertcohirf, vertcohirf_attack, vertical
 from experiments import vertcohirf_tables as tables
 from jaxfedmvc.hierarchy import Hierarchy
 from tests import binaries

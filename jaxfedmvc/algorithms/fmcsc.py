@@ -24,7 +24,7 @@ from flax import struct
 
 from jaxfedmvc import losses, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
 
 PyTree = Any
@@ -53,6 +53,13 @@ class FMCSCConfig:
         weights (without it a plain average).
       n_bins: Bins of the mutual information's histogram.
       n_init: k-means++ restarts of the client whose centroids are passed on.
+      target: Of eq. (6). "own": H of the client's own f_m, as printed. "global": H of the received
+        f_g, which all clients of the round share, so that the models that they send are fitted to
+        one space.
+      centroids: "leader": one client's centroids are what all others start from, as in the paper.
+        "federated": they are where federated k-means starts; every client sends the sum and the
+        number of its rows of H in each cluster, and rows go to the nearest of the common centroids.
+      centroid_rounds: Exchanges of federated k-means.
     """
 
     n_clusters: int
@@ -67,10 +74,16 @@ class FMCSCConfig:
     components: str = "ABCD"
     n_bins: int = 10
     n_init: int = 100
+    target: str = "own"
+    centroids: str = "leader"
+    centroid_rounds: int = 10
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the field."""
-        for name in ("n_clusters", "latent_dim", "head_hidden", "batch_size", "n_bins", "n_init"):
+        for name in (
+            "n_clusters", "latent_dim", "head_hidden", "batch_size", "n_bins", "n_init",
+            "centroid_rounds",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")
         for name in ("pretrain_epochs", "local_epochs", "distill_epochs"):
@@ -80,6 +93,12 @@ class FMCSCConfig:
             raise ValueError(f"hidden: got {self.hidden}; allowed are widths of 1 or more")
         if self.contrast not in ("paper", "ntxent"):
             raise ValueError(f"contrast: got {self.contrast!r}; allowed is 'paper' or 'ntxent'")
+        if self.target not in ("own", "global"):
+            raise ValueError(f"target: got {self.target!r}; allowed is 'own' or 'global'")
+        if self.centroids not in ("leader", "federated"):
+            raise ValueError(
+                f"centroids: got {self.centroids!r}; allowed is 'leader' or 'federated'"
+            )
         if not set(self.components) <= set("ABCD"):
             raise ValueError(f"components: got {self.components!r}; allowed are letters of 'ABCD'")
 
@@ -94,12 +113,22 @@ class FMCSCHyperparams:
       tau_p: Temperature of the model contrast, eq. (7).
       weight_floor: Least mutual-information weight of a model, in bits, before normalisation.
         The difference of section 3.4 can be negative, and a weight cannot.
+      mask_rate: Share of the features that are set to zero, drawn anew in every step, before the
+        partial models see them in eq. (6); what they reconstruct is whole. None: off.
+      noise_scale: Scale b of Laplace noise on every parameter that a client sends. None: off.
+      clip: Largest L1 norm of a client's update, sent minus received, over all its models; what is
+        longer is scaled down, and models are then averaged plainly, since weights would tell of
+        the data without noise. None: off. A client's whole data changes an upload by 2 clip in L1
+        at most: T uploads are (2 clip T / b)-differentially private for clients, centroids apart.
     """
 
     learning_rate: jax.Array | float = 3e-4
     tau_m: jax.Array | float = 0.5
     tau_p: jax.Array | float = 0.5
     weight_floor: jax.Array | float = 1e-3
+    mask_rate: jax.Array | float | None = None
+    noise_scale: jax.Array | float | None = None
+    clip: jax.Array | float | None = None
 
 
 class Autoencoder(NamedTuple):
@@ -130,6 +159,13 @@ class Features(NamedTuple):
     reconstruction: dict[int, jax.Array]
     z: dict[int, jax.Array]
     h_views: dict[int, jax.Array]
+    h: jax.Array
+
+
+class Kept(NamedTuple):
+    """What a client keeps, with federated centroids: its model, and H of its rows [rows, d]."""
+
+    model: PyTree
     h: jax.Array
 
 
@@ -247,17 +283,33 @@ def distillation_loss(
     views: Views,
     h_joint: jax.Array,
     mask: jax.Array,
+    seen: Views | None = None,
 ) -> jax.Array:
     """Eq. (6): H of every partial model towards the client's joint H, which is a constant.
 
-    Reconstruction is added, so that the decoders stay those of their encoders.
+    Reconstruction is added, so that the decoders stay those of their encoders. `seen` is what the
+    models are given, if that is not the views themselves.
     """
     total = jnp.zeros(())
     for model in models.values():
-        out = features(config, model, views)
+        out = features(config, model, views if seen is None else seen)
         total += losses.mean_squared_error(out.h, h_joint, mask)
         total += reconstruction_loss(out.reconstruction, views, mask)
     return total
+
+
+def hide_features(key: jax.Array, views: Views, rate: jax.Array | float) -> Views:
+    """Sets this share of the entries of [rows, D_v] to zero, each by itself.
+
+    A row's draws follow from its place and not from how many rows there are.
+    """
+
+    def kept(v: int, x: jax.Array) -> jax.Array:
+        own = jax.random.fold_in(key, v)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.arange(x.shape[0]))
+        return jax.vmap(lambda k: jax.random.bernoulli(k, 1 - rate, x.shape[1:]))(keys)
+
+    return {v: x * kept(v, x) for v, x in views.items()}
 
 
 # --- Weights, section 3.4 -------------------------------------------------------------------------
@@ -287,7 +339,8 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     """FMCSC, algorithm 1, as a `FederatedAlgorithm`.
 
     Server state: `ServerState`. Client state: a partial client's own `Model`, which it keeps from
-    round to round; nothing on a client with all views, which starts every round from f_g.
+    round to round; nothing on a client with all views, which starts every round from f_g. With
+    federated centroids both are the model of a `Kept`.
 
     `init` raises ValueError where no client holds all views, or a client has fewer samples than
     clusters; `assign` and `embed` where there is no global model for the client's subset of views.
@@ -309,23 +362,57 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             for kind in held | {(v,) for v in full}
         }
         clients = tuple(
-            ()
-            if cohort.view_ids == full
-            else jax.tree.map(
-                lambda x, n=cohort.n_clients: jnp.broadcast_to(x, (n, *x.shape)),
-                models[cohort.view_ids],
+            kept(
+                ()
+                if cohort.view_ids == full
+                else jax.tree.map(
+                    lambda x, n=cohort.n_clients: jnp.broadcast_to(x, (n, *x.shape)),
+                    models[cohort.view_ids],
+                ),
+                jnp.zeros((*cohort.mask.shape, config.latent_dim)),
             )
             for cohort in federation.cohorts
         )
         return ServerState(models, jnp.zeros((config.n_clusters, config.latent_dim))), clients
 
     def fit(
-        key: jax.Array, params: PyTree, loss: Any, rows: PyTree, mask: jax.Array, epochs: int
+        key: jax.Array,
+        params: PyTree,
+        loss: Any,
+        rows: PyTree,
+        mask: jax.Array,
+        epochs: int,
+        keyed: bool = False,
     ) -> tuple[PyTree, jax.Array]:
         return nn.fit(
-            key, params, loss, rows, mask,
-            epochs=epochs, batch_size=config.batch_size, learning_rate=hyper.learning_rate,
+            key, params, loss, rows, mask, epochs=epochs, batch_size=config.batch_size,
+            learning_rate=hyper.learning_rate, keyed=keyed,
         )  # fmt: skip
+
+    def kept(model: PyTree, h: jax.Array) -> PyTree:
+        return Kept(model, h) if config.centroids == "federated" else model
+
+    def model_of(state: PyTree) -> PyTree:
+        return state.model if isinstance(state, Kept) else state
+
+    def with_model(state: PyTree, model: Model) -> PyTree:
+        return state._replace(model=model) if isinstance(state, Kept) else model
+
+    def released(key: jax.Array, trained: PyTree, received: PyTree) -> PyTree:
+        """What of the parameters leaves the client."""
+        update = jax.tree.map(jnp.subtract, trained, received)
+        if hyper.clip is not None:
+            norm = sum(jnp.sum(jnp.abs(x)) for x in jax.tree.leaves(update))
+            share = jnp.minimum(1.0, hyper.clip / jnp.maximum(norm, 1e-12))
+            trained = jax.tree.map(lambda x, u: x + share * u, received, update)
+        if hyper.noise_scale is None:
+            return trained
+        leaves, tree = jax.tree.flatten(trained)
+        noisy = [
+            x + hyper.noise_scale * jax.random.laplace(jax.random.fold_in(key, i), x.shape)
+            for i, x in enumerate(leaves)
+        ]
+        return jax.tree.unflatten(tree, noisy)
 
     # Setup: (consensus) pre-training, section 3.2.
 
@@ -338,6 +425,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         """Eq. (1), (2); the message is the client's autoencoders and nothing else."""
         start = sent.autoencoders
         key_start, key_fit = jax.random.split(key)
+        key_noise = jax.random.fold_in(key, 2)
         if not has["A"]:
             start = {
                 v: init_autoencoder(jax.random.fold_in(key_start, v), config, x.shape[-1])
@@ -352,8 +440,9 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         trained, history = fit(
             key_fit, start, loss, client.by_view(), client.mask, config.pretrain_epochs
         )
-        if isinstance(state, Model):  # a partial client, which keeps its model
-            state = sent._replace(autoencoders=trained)
+        if model_of(state):  # a partial client, which keeps its model
+            state = with_model(state, sent._replace(autoencoders=trained))
+        trained = released(key_noise, trained, sent.autoencoders)
         return state, trained, {"loss": history[-1:].sum()}
 
     def average_autoencoders(
@@ -394,6 +483,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
         views, mask = client.by_view(), client.mask
         key_own, key_copies = jax.random.split(key)
+        key_noise = jax.random.fold_in(key, 2)
 
         def loss(model: Model, views: Views, mask: jax.Array) -> jax.Array:
             return multi_view_loss(config, hyper.tau_m, model, views, mask)
@@ -402,27 +492,41 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         out = features(config, own, views)
         trained = {client.view_ids: own}
         bits = {client.view_ids: multi_view_weight(config, out, mask)}
-        info = {"loss": history[-1:].sum()}
+        info = {
+            "loss": history[-1:].sum(),
+            "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
+        }
 
         received = {kind: m for kind, m in sent.items() if kind != client.view_ids}
         if received:
 
             def distillation(
-                models: dict[Kind, Model], rows: tuple[Views, jax.Array], mask: jax.Array
+                models: dict[Kind, Model],
+                rows: tuple[Views, jax.Array],
+                mask: jax.Array,
+                *key: jax.Array,
             ) -> jax.Array:
-                return distillation_loss(config, models, *rows, mask)
+                seen = None
+                if hyper.mask_rate is not None:
+                    seen = hide_features(key[0], rows[0], hyper.mask_rate)
+                return distillation_loss(config, models, *rows, mask, seen)
 
-            target = jax.lax.stop_gradient(out.h)
+            if config.target == "own":
+                target = jax.lax.stop_gradient(out.h)
+            else:
+                target = features(config, sent[client.view_ids], views).h
             copies, history = fit(
-                key_copies, received, distillation, (views, target), mask, config.distill_epochs
-            )
+                key_copies, received, distillation, (views, target), mask, config.distill_epochs,
+                keyed=hyper.mask_rate is not None,
+            )  # fmt: skip
             info["distillation"] = history[-1:].sum()
             for kind, copy in copies.items():
                 h_global = features(config, received[kind], views).h
                 copied = features(config, copy, views)
                 trained[kind] = copy
                 bits[kind] = partial_view_weight(config, copied, h_global, mask)
-        return state, upload(trained, bits), info | {"weight": bits[client.view_ids]}
+        info["weight"] = bits[client.view_ids]
+        return state, upload(key_noise, trained, sent, bits), info
 
     def train_partial_view(
         key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
@@ -439,19 +543,33 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
 
         own, history = fit(
             key,
-            state if has["C"] else received,
+            model_of(state) if has["C"] else received,
             loss,
             (views, h_global),
             mask,
             config.local_epochs,
         )
-        bits = partial_view_weight(config, features(config, own, views), h_global, mask)
-        info = {"loss": history[-1:].sum(), "weight": bits}
-        return own, upload({client.view_ids: own}, {client.view_ids: bits}), info
+        out = features(config, own, views)
+        bits = partial_view_weight(config, out, h_global, mask)
+        info = {
+            "loss": history[-1:].sum(),
+            "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
+            "weight": bits,
+        }
+        key_noise, mine = jax.random.fold_in(key, 2), client.view_ids
+        message = upload(key_noise, {mine: own}, sent, {mine: bits})
+        return with_model(state, own), message, info
 
-    def upload(models: dict[Kind, Model], bits: dict[Kind, jax.Array]) -> Update:
+    def upload(
+        key: jax.Array,
+        models: dict[Kind, Model],
+        sent: dict[Kind, Model],
+        bits: dict[Kind, jax.Array],
+    ) -> Update:
+        models = released(key, models, {kind: sent[kind] for kind in models})
+        weighted = has["D"] and hyper.clip is None
         weights = {
-            kind: jnp.maximum(b, hyper.weight_floor) if has["D"] else jnp.ones(())
+            kind: jnp.maximum(b, hyper.weight_floor) if weighted else jnp.ones(())
             for kind, b in bits.items()
         }
         scaled = {
@@ -472,7 +590,8 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         }
         return server._replace(models=models), {}
 
-    # Finish: clustering, eq. (12). One client's centroids give every client the same numbering.
+    # Finish: clustering, eq. (12). One client's centroids give every client the same numbering,
+    # and are where federated k-means starts.
 
     def seed_centroids(
         key: jax.Array, sent: Model, state: PyTree, client: Cohort
@@ -491,9 +610,35 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         return server.models[view_ids], server.centroids
 
     def receive(
-        key: jax.Array, sent: tuple[Model, jax.Array], state: PyTree, client: Cohort
+        key: jax.Array, sent: PyTree, state: PyTree, client: Cohort
     ) -> tuple[PyTree, tuple[()], dict]:
         return state, (), {}
+
+    def send_centroids(server: ServerState, view_ids: Kind) -> jax.Array:
+        return server.centroids
+
+    def embed_and_tally(
+        key: jax.Array, sent: tuple[Model, jax.Array], state: Kept, client: Cohort
+    ) -> tuple[Kept, PyTree, dict]:
+        model, centroids = sent
+        state = state._replace(h=features(config, model, client.by_view()).h)
+        return tally(key, centroids, state, client)
+
+    def tally(
+        key: jax.Array, centroids: jax.Array, state: Kept, client: Cohort
+    ) -> tuple[Kept, tuple[jax.Array, jax.Array], dict]:
+        """Sum [K, d] and number [K] of the client's rows of H nearest to each centroid."""
+        nearest = jax.nn.one_hot(predict(state.h, centroids), config.n_clusters)
+        nearest *= client.mask[:, None]
+        return state, (nearest.T @ state.h, jnp.sum(nearest, axis=0)), {}
+
+    def move_centroids(
+        key: jax.Array, server: ServerState, messages: tuple, counts: tuple
+    ) -> tuple[ServerState, dict]:
+        """Means of all clients' rows; a cluster without rows stays where it is."""
+        sums, sizes = (sum(parts) for parts in zip(*messages, strict=True))
+        means = sums / jnp.maximum(sizes, 1.0)[:, None]
+        return server._replace(centroids=jnp.where(sizes[:, None] > 0, means, server.centroids)), {}
 
     def keep(
         key: jax.Array, server: ServerState, messages: tuple, counts: tuple
@@ -509,21 +654,35 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         return features(config, server.models[client.view_ids], client.by_view()).h
 
     def assign(server: ServerState, state: PyTree, client: Cohort) -> jax.Array:
-        """k-means on the client's own H, from the centroids that were passed on."""
+        """k-means on the client's own H, from the centroids that were passed on.
+
+        With federated centroids the nearest of them.
+        """
         h = embed(server, state, client)
+        if config.centroids == "federated":
+            return jnp.where(client.mask, predict(h, server.centroids), -1)
         return kmeans(
             None, h, config.n_clusters, where=client.mask, centroids=server.centroids
         ).labels
 
+    lead_clusters = Phase(send_model, seed_centroids, pass_centroids, who="leader")
+    finish: tuple[Phase, ...]
+    if config.centroids == "leader":
+        finish = (lead_clusters, Phase(send_result, receive, keep, reduce="sum"))
+    else:
+        finish = (
+            lead_clusters,
+            Phase(send_result, embed_and_tally, move_centroids, reduce="sum"),
+            *(Phase(send_centroids, tally, move_centroids, reduce="sum"),)
+            * (config.centroid_rounds - 1),
+            Phase(send_centroids, receive, keep, reduce="sum"),
+        )
     lead = (pretrain_phase("leader"),) if has["A"] else ()
     return FederatedAlgorithm(
         init=init,
         setup=(*lead, pretrain_phase("everyone")),
         round=(Phase(send_models, local_training, aggregate, reduce="sum"),),
-        finish=(
-            Phase(send_model, seed_centroids, pass_centroids, who="leader"),
-            Phase(send_result, receive, keep, reduce="sum"),
-        ),
+        finish=finish,
         assign=assign,
         embed=embed,
     )
