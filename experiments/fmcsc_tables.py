@@ -155,7 +155,7 @@ def _table_1(wish: Wish) -> Iterator[Row]:
                 yield wish.row(dataset, ratio, name, ratio=ratio, **more)
             local = wish.row(dataset, ratio, wish.presets[-1], ratio=ratio)
             yield local._replace(name=LOCAL, algorithm=LOCAL)
-            yield local._replace(name=ALONE, algorithm=ALONE)
+            yield local._replace(name=ALONE, algorithm=ALONE, flags=dict(local.flags))
 
 
 def _table_2(wish: Wish) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -57,9 +58,10 @@ class FMCSCConfig:
         f_g, which all clients of the round share, so that the models that they send are fitted to
         one space.
       centroids: "leader": one client's centroids are what all others start from, as in the paper.
-        "federated": they are where federated k-means starts; every client sends the sum and the
-        number of its rows of H in each cluster, and rows go to the nearest of the common centroids.
-      centroid_rounds: Exchanges of federated k-means.
+        "federated": every client sends centroids and sizes of a k-means of its own, the server
+        clusters these, and Lloyd's steps follow, for which clients send the sum and the number of
+        their rows of H in each cluster. Rows go to the nearest of the common centroids.
+      centroid_rounds: Lloyd's steps of federated k-means.
     """
 
     n_clusters: int
@@ -113,8 +115,9 @@ class FMCSCHyperparams:
       tau_p: Temperature of the model contrast, eq. (7).
       weight_floor: Least mutual-information weight of a model, in bits, before normalisation.
         The difference of section 3.4 can be negative, and a weight cannot.
-      mask_rate: Share of the features that are set to zero, drawn anew in every step, before the
-        partial models see them in eq. (6); what they reconstruct is whole. None: off.
+      mask_rate: Share of the features that are set to zero, drawn anew in every step, before a
+        multi-view client's models see them in eq. (5) and (6); what they reconstruct is whole.
+        None: off.
       noise_scale: Scale b of Laplace noise on every parameter that a client sends. None: off.
       clip: Largest L1 norm of a client's update, sent minus received, over all its models; what is
         longer is scaled down, and models are then averaged plainly, since weights would tell of
@@ -252,11 +255,19 @@ def reconstruction_loss(
 
 
 def multi_view_loss(
-    config: FMCSCConfig, tau_m: jax.Array | float, model: Model, views: Views, mask: jax.Array
+    config: FMCSCConfig,
+    tau_m: jax.Array | float,
+    model: Model,
+    views: Views,
+    mask: jax.Array,
+    seen: Views | None = None,
 ) -> jax.Array:
-    """Eq. (8) on a client with all views: eq. (1) plus eq. (5)."""
+    """Eq. (8) on a client with all views: eq. (1) plus eq. (5).
+
+    `seen` is what the model is given, if that is not the views themselves.
+    """
     contrast = losses.feature_contrast if config.contrast == "paper" else losses.ntxent
-    out = features(config, model, views)
+    out = features(config, model, views if seen is None else seen)
     total = reconstruction_loss(out.reconstruction, views, mask)
     for h_view in out.h_views.values():
         total += contrast(out.h, h_view, mask, tau_m)
@@ -287,8 +298,7 @@ def distillation_loss(
 ) -> jax.Array:
     """Eq. (6): H of every partial model towards the client's joint H, which is a constant.
 
-    Reconstruction is added, so that the decoders stay those of their encoders. `seen` is what the
-    models are given, if that is not the views themselves.
+    Reconstruction is added, so that the decoders stay those of their encoders. `seen`: as above.
     """
     total = jnp.zeros(())
     for model in models.values():
@@ -389,6 +399,14 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             learning_rate=hyper.learning_rate, keyed=keyed,
         )  # fmt: skip
 
+    fit_masked = partial(fit, keyed=hyper.mask_rate is not None)
+
+    def seen(views: Views, *key: jax.Array) -> Views | None:
+        """What models are given instead of the views, with the key of a step of `fit_masked`."""
+        if hyper.mask_rate is None:
+            return None
+        return hide_features(key[0], views, hyper.mask_rate)
+
     def kept(model: PyTree, h: jax.Array) -> PyTree:
         return Kept(model, h) if config.centroids == "federated" else model
 
@@ -485,10 +503,12 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         key_own, key_copies = jax.random.split(key)
         key_noise = jax.random.fold_in(key, 2)
 
-        def loss(model: Model, views: Views, mask: jax.Array) -> jax.Array:
-            return multi_view_loss(config, hyper.tau_m, model, views, mask)
+        def loss(model: Model, views: Views, mask: jax.Array, *key: jax.Array) -> jax.Array:
+            return multi_view_loss(config, hyper.tau_m, model, views, mask, seen(views, *key))
 
-        own, history = fit(key_own, sent[client.view_ids], loss, views, mask, config.local_epochs)
+        own, history = fit_masked(
+            key_own, sent[client.view_ids], loss, views, mask, config.local_epochs
+        )
         out = features(config, own, views)
         trained = {client.view_ids: own}
         bits = {client.view_ids: multi_view_weight(config, out, mask)}
@@ -506,19 +526,15 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
                 mask: jax.Array,
                 *key: jax.Array,
             ) -> jax.Array:
-                seen = None
-                if hyper.mask_rate is not None:
-                    seen = hide_features(key[0], rows[0], hyper.mask_rate)
-                return distillation_loss(config, models, *rows, mask, seen)
+                return distillation_loss(config, models, *rows, mask, seen(rows[0], *key))
 
             if config.target == "own":
                 target = jax.lax.stop_gradient(out.h)
             else:
                 target = features(config, sent[client.view_ids], views).h
-            copies, history = fit(
-                key_copies, received, distillation, (views, target), mask, config.distill_epochs,
-                keyed=hyper.mask_rate is not None,
-            )  # fmt: skip
+            copies, history = fit_masked(
+                key_copies, received, distillation, (views, target), mask, config.distill_epochs
+            )
             info["distillation"] = history[-1:].sum()
             for kind, copy in copies.items():
                 h_global = features(config, received[kind], views).h
@@ -590,8 +606,8 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         }
         return server._replace(models=models), {}
 
-    # Finish: clustering, eq. (12). One client's centroids give every client the same numbering,
-    # and are where federated k-means starts.
+    # Finish: clustering, eq. (12). One client's centroids give every client the same numbering;
+    # or all clients' do.
 
     def seed_centroids(
         key: jax.Array, sent: Model, state: PyTree, client: Cohort
@@ -617,12 +633,27 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     def send_centroids(server: ServerState, view_ids: Kind) -> jax.Array:
         return server.centroids
 
-    def embed_and_tally(
-        key: jax.Array, sent: tuple[Model, jax.Array], state: Kept, client: Cohort
-    ) -> tuple[Kept, PyTree, dict]:
-        model, centroids = sent
-        state = state._replace(h=features(config, model, client.by_view()).h)
-        return tally(key, centroids, state, client)
+    def own_centroids(
+        key: jax.Array, sent: Model, state: Kept, client: Cohort
+    ) -> tuple[Kept, tuple[jax.Array, jax.Array], dict]:
+        """The client's own centroids [K, d] and their numbers of rows [K]."""
+        h = features(config, sent, client.by_view()).h
+        found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init)
+        sizes = jnp.sum(jax.nn.one_hot(found.labels, config.n_clusters), axis=0)  # -1: padding
+        return state._replace(h=h), (found.centroids, sizes), {"inertia": found.inertia}
+
+    def cluster_centroids(
+        key: jax.Array, server: ServerState, messages: tuple, weights: tuple
+    ) -> tuple[ServerState, dict]:
+        """k-means of all clients' centroids, each as often as it has rows."""
+        centroids = jnp.concatenate([c.reshape(-1, config.latent_dim) for c, _ in messages])
+        sizes = jnp.concatenate(
+            [(n * w[:, None]).ravel() for (_, n), w in zip(messages, weights, strict=True)]
+        )
+        found = kmeans(
+            key, centroids, config.n_clusters, where=sizes > 0, weights=sizes, n_init=config.n_init
+        )
+        return server._replace(centroids=found.centroids), {}
 
     def tally(
         key: jax.Array, centroids: jax.Array, state: Kept, client: Cohort
@@ -665,16 +696,16 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             None, h, config.n_clusters, where=client.mask, centroids=server.centroids
         ).labels
 
-    lead_clusters = Phase(send_model, seed_centroids, pass_centroids, who="leader")
     finish: tuple[Phase, ...]
     if config.centroids == "leader":
-        finish = (lead_clusters, Phase(send_result, receive, keep, reduce="sum"))
+        finish = (
+            Phase(send_model, seed_centroids, pass_centroids, who="leader"),
+            Phase(send_result, receive, keep, reduce="sum"),
+        )
     else:
         finish = (
-            lead_clusters,
-            Phase(send_result, embed_and_tally, move_centroids, reduce="sum"),
-            *(Phase(send_centroids, tally, move_centroids, reduce="sum"),)
-            * (config.centroid_rounds - 1),
+            Phase(send_model, own_centroids, cluster_centroids),
+            *(Phase(send_centroids, tally, move_centroids, reduce="sum"),) * config.centroid_rounds,
             Phase(send_centroids, receive, keep, reduce="sum"),
         )
     lead = (pretrain_phase("leader"),) if has["A"] else ()

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 
@@ -21,6 +22,7 @@ from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc import (
     distillation_loss,
     features,
+    hide_features,
     init_model,
     multi_view_loss,
     multi_view_weight,
@@ -470,6 +472,109 @@ def test_copies_of_partial_models_are_drawn_to_the_own_representation(
     close(trained, copies, atol=1e-4)
 
 
+def test_the_target_of_the_copies_may_be_the_received_global_model(federation, pretrained):
+    """Without epochs of its own a client's f_m is f_g, and the two targets are one."""
+    client, sent = at(federation.cohorts[0], 0), pretrained.server.models
+    train = {
+        (target, epochs): jit(build(target=target, local_epochs=epochs).round[0].client)
+        for target in ("own", "global")
+        for epochs in (0, 1)
+    }
+    found = {key: parts_of(f(KEY, sent, (), client)[1]) for key, f in train.items()}
+    close(found["own", 0], found["global", 0], rtol=1e-5)
+    for kind in sent:
+        trained = found["global", 1][kind], found["global", 0][kind]
+        if kind == FULL:
+            assert largest_difference(*trained) > 1e-3
+        else:  # what the client made of f_m does not show
+            close(*trained, rtol=1e-5)
+    assert largest_difference(found["own", 1][(1,)], found["own", 0][(1,)]) > 1e-3
+
+
+def test_hidden_features_are_a_share_and_the_same_behind_padding():
+    views = {
+        v: 1.0 + np.arange(200 * d, dtype=np.float32).reshape(200, d) for v, d in ((0, 9), (2, 5))
+    }
+    hidden = jit(hide_features)(KEY, views, 0.3)
+    zeros = {v: np.asarray(x) == 0 for v, x in hidden.items()}
+    for v, x in hidden.items():
+        np.testing.assert_array_equal(np.asarray(x)[~zeros[v]], views[v][~zeros[v]])
+    everything = np.concatenate([z.ravel() for z in zeros.values()])
+    # 2800 draws: four standard deviations about the mean.
+    assert abs(everything.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / everything.size)
+    assert not np.array_equal(zeros[0][:, :5], zeros[2])
+    fewer = jit(hide_features)(KEY, {v: x[:50] for v, x in views.items()}, 0.3)
+    chex.assert_trees_all_equal(fewer, {v: x[:50] for v, x in hidden.items()})
+
+
+def test_losses_see_what_is_left_and_reconstruct_all(sample):
+    models, views, mask, real = sample
+    left = {v: x.at[:, 0].set(0.0) for v, x in jax.tree.map(jnp.asarray, views).items()}
+    out = np_features(models[FULL], {v: np.asarray(x)[mask] for v, x in left.items()})
+    expected = np_reconstruction(out, real)
+    expected += sum(np_paper_contrast(out["h"], h, TAU_M) for h in out["h_views"].values())
+    value = jit(functools.partial(multi_view_loss, CONFIG))(TAU_M, models[FULL], views, mask, left)
+    assert value == pytest.approx(expected, rel=1e-4)
+    pair = np_features(models[PAIR], {v: np.asarray(x)[mask] for v, x in left.items()})
+    expected = np.mean((pair["h"] - out["h"]) ** 2) + np_reconstruction(pair, real)
+    target = np.zeros((8, CONFIG.latent_dim), np.float32)
+    target[mask] = out["h"]
+    value = jit(functools.partial(distillation_loss, CONFIG))(
+        {PAIR: models[PAIR]}, views, target, mask, left
+    )
+    assert value == pytest.approx(expected, rel=1e-4)
+
+
+def test_features_are_hidden_in_training_on_multi_view_clients_only(federation, pretrained):
+    masked = fmcsc(CONFIG, dataclasses.replace(HYPER, mask_rate=0.5)).round[0]
+    for c, expected in ((0, True), (1, False)):
+        client, state = at(federation.cohorts[c], 0), at(pretrained.clients[c], 0)
+        sent = masked.broadcast(pretrained.server, client.view_ids)
+        new = [
+            parts_of(jit(phase.client)(KEY, sent, state, client)[1])
+            for phase in (masked, build().round[0])
+        ]
+        for kind in new[0]:
+            assert (largest_difference(new[0][kind], new[1][kind]) > 1e-3) == expected
+
+
+# --- Privacy --------------------------------------------------------------------------------------
+
+
+def test_uploads_are_clipped_in_l1_and_averaged_plainly(federation, pretrained):
+    clip = 0.05
+    hyper = dataclasses.replace(HYPER, clip=clip)
+    for c in (0, 1):
+        client, state = at(federation.cohorts[c], 0), at(pretrained.clients[c], 0)
+        phase = fmcsc(CONFIG, hyper).round[0]
+        sent = phase.broadcast(pretrained.server, client.view_ids)
+        _, update, _ = jit(phase.client)(KEY, sent, state, client)
+        _, free, _ = jit(build().round[0].client)(KEY, sent, state, client)
+        assert set(update.weights.values()) == {1.0}
+        moved = jax.tree.map(jnp.subtract, update.models, {k: sent[k] for k in update.models})
+        norm = sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(moved))
+        assert norm == pytest.approx(clip, rel=0.02)  # parameters are rounded to float32
+        unclipped = jax.tree.map(jnp.subtract, parts_of(free), {k: sent[k] for k in update.models})
+        assert sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(unclipped)) > 10 * clip
+
+
+def test_noise_on_uploads_is_laplace_and_the_clients_own(federation, pretrained):
+    hyper = dataclasses.replace(HYPER, noise_scale=2.0)
+    phase = fmcsc(CONFIG, hyper).round[0]
+    client, state = at(federation.cohorts[1], 0), at(pretrained.clients[1], 0)
+    sent = phase.broadcast(pretrained.server, client.view_ids)
+    kept, update, _ = jit(phase.client)(KEY, sent, state, client)
+    plain, free, _ = jit(build().round[0].client)(KEY, sent, state, client)
+    close(kept, plain, rtol=1e-5)  # what stays is not noised
+    noise = jax.tree.map(jnp.subtract, parts_of(update), parts_of(free))
+    drawn = np.concatenate([np.asarray(x).ravel() for x in jax.tree.leaves(noise)])
+    assert scipy.stats.kstest(drawn, scipy.stats.laplace(scale=2.0).cdf).pvalue > 1e-3
+    setup = fmcsc(CONFIG, hyper).setup[1]
+    sent = setup.broadcast(pretrained.server, client.view_ids)
+    noisy = jit(setup.client)(KEY, sent, state, client)[1]
+    assert largest_difference(noisy, jit(build().setup[1].client)(KEY, sent, state, client)[1]) > 1
+
+
 def test_a_partial_client_trains_its_own_model_against_the_global_one(
     federation, pretrained, exchanged
 ):
@@ -727,6 +832,64 @@ def test_only_centroids_travel(federation, pretrained, finished):
     np.testing.assert_allclose(finished.server.centroids, means, atol=1e-5)
 
 
+def test_federated_centroids_are_lloyds_on_all_rows(federation, pretrained):
+    """From k-means of all clients' own centroids; sums and counts are all that travels."""
+    algorithm = build(centroids="federated", centroid_rounds=3)
+    clients = engine.start(algorithm, federation, KEY).clients
+    state = pretrained._replace(clients=clients)
+    first, *steps, last = algorithm.finish
+    assert len(steps) == 3 and all(phase.reduce == "sum" for phase in steps)
+    ended, _ = jit(functools.partial(engine.finish, algorithm, round_index=0))(
+        federation, KEY, state
+    )
+    begun, _ = jit(
+        functools.partial(engine.finish, algorithm._replace(finish=(first,)), round_index=0)
+    )(federation, KEY, state)
+    rows = [
+        np_features(pretrained.server.models[client.view_ids], real_views(client))["h"]
+        for _, _, _, client in members(federation)
+    ]
+    everything, centroids = np.concatenate(rows), np.asarray(begun.server.centroids)
+    for _ in range(3):
+        nearest = np.argmin(((everything[:, None] - centroids) ** 2).sum(-1), axis=1)
+        centroids = np.stack([everything[nearest == k].mean(axis=0) for k in range(K)])
+    close(ended.server.centroids, centroids, rtol=1e-3)
+    # The first exchange: centroids of a client's own rows, and how many rows each has.
+    client = at(federation.cohorts[1], 1)
+    sent = first.broadcast(state.server, client.view_ids)
+    kept, (own, sizes), _ = jit(first.client)(KEY, sent, at(state.clients[1], 1), client)
+    h = np_features(sent, real_views(client))["h"]
+    close(np.asarray(kept.h)[np.asarray(client.mask)], h)
+    groups = np.argmin(((h[:, None] - np.asarray(own)) ** 2).sum(-1), axis=1)
+    np.testing.assert_array_equal(sizes, np.bincount(groups, minlength=K))
+    message = jax.eval_shape(steps[0].client, KEY, own, kept, client)[1]
+    assert [x.shape for x in message] == [(K, CONFIG.latent_dim), (K,)]
+    assert last.broadcast(ended.server, FULL).shape == (K, CONFIG.latent_dim)
+    # A client's rows go to the nearest, padding to none.
+    labels = np.asarray(jit(algorithm.assign)(ended.server, kept, client))
+    real = np.asarray(client.mask)
+    final = np.asarray(ended.server.centroids)
+    np.testing.assert_array_equal(
+        labels[real], np.argmin(((h[:, None] - final) ** 2).sum(-1), axis=1)
+    )
+    assert (labels[~real] == -1).all()
+
+
+def test_a_round_with_federated_centroids_is_the_round_without(federation, pretrained):
+    """The model that a partial client keeps lies beside H; nothing else changes."""
+    algorithm = build("AC", centroids="federated")
+    clients = engine.start(algorithm, federation, KEY).clients
+    kept = tuple(s._replace(model=m) for s, m in zip(clients, pretrained.clients, strict=True))
+    both = [
+        round_program("AC", **changes)(federation, KEY, state)[0]
+        for changes, state in (
+            ({}, pretrained), ({"centroids": "federated"}, pretrained._replace(clients=kept)),
+        )
+    ]  # fmt: skip
+    chex.assert_trees_all_equal(both[0].server, both[1].server)
+    chex.assert_trees_all_equal(both[0].clients, tuple(s.model for s in both[1].clients))
+
+
 def new_clients(view_ids, n=3, rows=9):
     rng = np.random.default_rng(8)
     return Cohort(
@@ -778,6 +941,7 @@ def test_views_without_a_model_are_refused(finished):
         {"n_clusters": 0}, {"latent_dim": 0}, {"head_hidden": 0}, {"batch_size": 0},
         {"n_bins": 0}, {"n_init": 0}, {"pretrain_epochs": -1}, {"local_epochs": -1},
         {"distill_epochs": -1}, {"hidden": (4, 0)}, {"contrast": "cosine"}, {"components": "ABX"},
+        {"target": "joint"}, {"centroids": "first"}, {"centroid_rounds": 0},
     ],
 )  # fmt: skip
 def test_a_bad_configuration_is_named(change):
