@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import charts
+from experiments import base, charts
 from experiments.sweep_runs import ROUNDS
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -42,6 +42,9 @@ EPSILONS = (10, 50, 100, 500)
 LOCAL = "local FMCSC"
 ALONE = "k-means, each client alone"
 POOLED = "k-means, raw views pooled"
+
+# Between these lines of the README stands table 1.
+_MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
 
 
 class Row(NamedTuple):
@@ -458,6 +461,19 @@ def markdown(table: Sequence[Entry], x: str) -> str:
         title = SETS.get(e.set, e.set)
         text.append(f"| {title} | {e.x} | {e.name} | {e.seeds or ''} | {cells} | {size} |")
     return "\n".join(text) + "\n"
+
+
+def write_between_marks(path: Path, text: str) -> None:
+    """Replaces what stands between the marks of a file.
+
+    Raises:
+      ValueError, OSError: There are no marks, or the file cannot be written.
+    """
+    before, begin, rest = path.read_text().partition(_MARKS[0])
+    _, end, after = rest.partition(_MARKS[1])
+    if not begin or not end:
+        raise ValueError(f"readme: {path} has no lines {_MARKS[0]} and {_MARKS[1]}")
+    base.write(path, f"{before}{begin}\n{text}{end}{after}")
 
 
 def draw_bars(path: Path, table: Sequence[Entry], title: str) -> None:

@@ -55,7 +55,6 @@ _X = {
     "figure4a": "samples per client", "figure4b": "clients", "figure4c": "epsilon",
     "figure7": "Dirichlet beta", "figurebytes": "M : S",
 }  # fmt: skip
-_MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
 # Flags of this module and of jobs in general, which are not settings of a run.
 _NOT_OF_A_RUN = {
     "algorithm", "batch", "checkpoint_every", "compilation_cache", "data_dir", "datasets",
@@ -253,23 +252,10 @@ def show(
             picture, table, _X[asked.what], title, asked.what in ("figure4c", "figure7")
         )
     if FLAGS.readme and asked.what == "table1":
-        checked(lambda: write_between_marks(Path(FLAGS.readme), tables.markdown(
+        checked(lambda: tables.write_between_marks(Path(FLAGS.readme), tables.markdown(
             tables.short(table), _X[asked.what]
         )))  # fmt: skip
     _summary(folder, asked, {"rows": [e.flat() for e in table]})
-
-
-def write_between_marks(path: Path, text: str) -> None:
-    """Replaces what stands between the marks of a file.
-
-    Raises:
-      ValueError, OSError: There are no marks, or the file cannot be written.
-    """
-    before, begin, rest = path.read_text().partition(_MARKS[0])
-    _, end, after = rest.partition(_MARKS[1])
-    if not begin or not end:
-        raise ValueError(f"readme: {path} has no lines {_MARKS[0]} and {_MARKS[1]}")
-    base.write(path, f"{before}{begin}\n{text}{end}{after}")
 
 
 def _folder() -> Path:

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import importlib
 import io
 import json
 import multiprocessing
@@ -16,6 +17,7 @@ import pytest
 from absl import app, flags
 from absl.testing import flagsaver
 
+from experiments import base
 from tests import kills
 
 KILLS = 20
@@ -27,19 +29,20 @@ FMCSC = (
 GRID = "--grid=tau_m=0.3,0.6; components=A,AD"
 
 
-def call(arguments):
-    """Exit code, stdout and stderr of the binary, in this process."""
-    from experiments import sweep
+def call(binary, arguments):
+    """Exit code, stdout and stderr of a binary, in this process."""
+    module = importlib.import_module(f"experiments.{binary}")
 
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
     saved = flagsaver.save_flag_values()
     out, err, code = io.StringIO(), io.StringIO(), 0
-    sys.argv = ["experiments.sweep", *arguments]
+    sys.argv = [f"experiments.{binary}", *arguments]
+    start = getattr(module, "launch", None) or (lambda: base.launch(module.main))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            sweep.launch()
+            start()
         except SystemExit as left:
             code = left.code or 0
     if set(saved) <= set(flags.FLAGS):
@@ -54,20 +57,25 @@ def _now(name):
     return flagsaver.save_flag_values()[name]
 
 
-def calls(lists, answers):
+def calls(binary, lists, answers):
     for arguments in lists:
         try:
-            answers.put(call(arguments))
+            answers.put(call(binary, arguments))
         except BaseException:
             answers.put((1, "", traceback.format_exc()))
 
 
 def several(*lists):
+    """`several_of` the binary of sweeps."""
+    return several_of("sweep", *lists)
+
+
+def several_of(binary, *lists):
     """Answers to several calls of one process, so that it imports and compiles once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(kills.PRELOAD)
     answers = context.Queue()
-    process = context.Process(target=calls, args=(lists, answers))
+    process = context.Process(target=calls, args=(binary, lists, answers))
     process.start()
     found = [answers.get(timeout=300) for _ in lists]
     process.join()

@@ -550,7 +550,7 @@ def test_uploads_are_clipped_in_l1_and_averaged_plainly(federation, pretrained):
         sent = phase.broadcast(pretrained.server, client.view_ids)
         _, update, _ = jit(phase.client)(KEY, sent, state, client)
         _, free, _ = jit(build().round[0].client)(KEY, sent, state, client)
-        assert set(update.weights.values()) == {1.0}
+        assert {float(weight) for weight in update.weights.values()} == {1.0}
         moved = jax.tree.map(jnp.subtract, update.models, {k: sent[k] for k in update.models})
         norm = sum(float(jnp.abs(x).sum()) for x in jax.tree.leaves(moved))
         assert norm == pytest.approx(clip, rel=0.02)  # parameters are rounded to float32
