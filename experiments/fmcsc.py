@@ -30,6 +30,10 @@ flags.DEFINE_float("tau_m", 0.5, "Temperature of the feature contrast, eq. (5)."
 flags.DEFINE_float("tau_p", 0.5, "Temperature of the model contrast, eq. (7).")
 flags.DEFINE_float("weight_floor", 1e-3, "Least mutual-information weight, in bits.")
 
+flags.DEFINE_integer(
+    "leader_epochs", 0, "Epochs for which one client trains all models before the first round."
+)
+flags.DEFINE_bool("partial_rounds", True, "Whether partial clients train and send in the rounds.")
 flags.DEFINE_enum("target", "own", ["own", "global"], "Whose H partial models are fitted to.")
 flags.DEFINE_enum(
     "centroids", "leader", ["leader", "federated"],
@@ -69,7 +73,8 @@ def config(n_clusters: int) -> FMCSCConfig:
     """
     names = (
         "latent_dim", "head_hidden", "pretrain_epochs", "local_epochs", "distill_epochs",
-        "batch_size", "contrast", "components", "n_init", "target", "centroids", "centroid_rounds",
+        "batch_size", "contrast", "components", "n_init", "leader_epochs",
+        "partial_rounds", "target", "centroids", "centroid_rounds",
     )  # fmt: skip
     try:
         hidden = tuple(int(width) for width in FLAGS.hidden)
@@ -110,7 +115,9 @@ def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
 def cost(stage: str, phase: int, held: int, n_views: int) -> float:
     """Work of one client in passes over one view, for the time left."""
     if stage == "setup":
-        return FLAGS.pretrain_epochs * held
+        return (2 * FLAGS.leader_epochs if phase == 2 else FLAGS.pretrain_epochs) * held
+    if held < n_views and not FLAGS.partial_rounds:
+        return 0.0
     distills = held == n_views and "B" in FLAGS.components
     return (FLAGS.local_epochs + FLAGS.distill_epochs * distills) * held
 

@@ -104,7 +104,7 @@ def _losses(
         mine = [
             report
             for report, cohort in zip(told, federation.cohorts, strict=True)
-            if federation.holds_all_views(cohort) == is_full
+            if federation.holds_all_views(cohort) == is_full and "loss" in report
         ]
         if not mine:
             continue

@@ -333,9 +333,11 @@ def _statistics(scores: list[Scores], group: str, way: str) -> dict[str, Any]:
 
 def _losses(info: Any, federation: Federation) -> dict[str, float]:
     """Mean losses of the last phase that has them: of all, multi-view and partial clients."""
-    clients = [phase["clients"] for phase in info if "loss" in phase["clients"][0]][-1]
+    clients = [p["clients"] for p in info if any("loss" in c for c in p["clients"])][-1]
     values: dict[str, list[np.ndarray]] = {"multi_view": [], "partial_view": []}
     for cohort, reported in zip(federation.cohorts, clients, strict=True):
+        if "loss" not in reported:
+            continue
         kind = "multi_view" if federation.holds_all_views(cohort) else "partial_view"
         values[kind].append(np.asarray(reported["loss"]))
     means = {f"loss_{k}": float(np.mean(np.concatenate(v))) for k, v in values.items() if v}

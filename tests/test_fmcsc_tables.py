@@ -102,7 +102,7 @@ def test_table_1_reads_the_papers_rounds_and_the_last_ones():
     elsewhere = reference._replace(x="2:1")
     table = fmcsc_tables.table_1(runs, [reference, elsewhere])
     by_name = {e.name: e for e in table}
-    assert [e.name for e in table][:2] == ["paper: FMCSC", "paper: FCUIF"]
+    assert [e.name for e in table][:2] == ["paper: FMCSC", "paper: FedDMVC"]
     assert by_name["paper: FMCSC"].scores["acc"] == (0.919, 0.012)
     assert by_name["best, R = 5"].scores["acc"] == pytest.approx((0.91, 0.02))
     assert by_name["best, R = 6"].scores["acc"] == pytest.approx((0.92, 0.02))

@@ -43,6 +43,9 @@ class FMCSCConfig:
       latent_dim: d_v = d, the width of Z^v, H^v and H. One number, since eq. (7) compares them.
       head_hidden: Hidden width of the heads H^v and H.
       pretrain_epochs: Epochs of reconstruction before the rounds.
+      leader_epochs: Epochs for which one multi-view client then trains all global models, with eq.
+        (8) and (6), before the first round: all clients begin from one common space of H and not
+        from random heads. 0: off, as in the paper, whose consensus is on autoencoders alone.
       local_epochs: E, epochs of a round.
       distill_epochs: Epochs of eq. (6) in a round.
       batch_size: Rows of a step.
@@ -54,6 +57,8 @@ class FMCSCConfig:
         weights (without it a plain average).
       n_bins: Bins of the mutual information's histogram.
       n_init: k-means++ restarts of the client whose centroids are passed on.
+      partial_rounds: Whether partial clients train and send their models in the rounds. If not,
+        they pre-train, and receive the models in the end: C, eq. (7), is then without effect.
       target: Of eq. (6). "own": H of the client's own f_m, as printed. "global": H of the received
         f_g, which all clients of the round share, so that the models that they send are fitted to
         one space.
@@ -76,6 +81,8 @@ class FMCSCConfig:
     components: str = "ABCD"
     n_bins: int = 10
     n_init: int = 100
+    leader_epochs: int = 0
+    partial_rounds: bool = True
     target: str = "own"
     centroids: str = "leader"
     centroid_rounds: int = 10
@@ -88,7 +95,7 @@ class FMCSCConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")
-        for name in ("pretrain_epochs", "local_epochs", "distill_epochs"):
+        for name in ("pretrain_epochs", "leader_epochs", "local_epochs", "distill_epochs"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 0 or more")
         if any(width < 1 for width in self.hidden):
@@ -483,16 +490,74 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     def pretrain_phase(who: Any) -> Phase:
         return Phase(send_model, pretrain, average_autoencoders, reduce="sum", who=who)
 
+    # What clients with all views train, in the rounds and before.
+
+    def train_own(
+        key: jax.Array, model: Model, client: Cohort, epochs: int
+    ) -> tuple[Model, Features, jax.Array]:
+        """Eq. (8); also what the trained model makes of the rows."""
+        views = client.by_view()
+
+        def loss(model: Model, views: Views, mask: jax.Array, *key: jax.Array) -> jax.Array:
+            return multi_view_loss(config, hyper.tau_m, model, views, mask, seen(views, *key))
+
+        own, history = fit_masked(key, model, loss, views, client.mask, epochs)
+        return own, features(config, own, views), history
+
+    def train_copies(
+        key: jax.Array, models: dict[Kind, Model], target: jax.Array, client: Cohort, epochs: int
+    ) -> tuple[dict[Kind, Model], jax.Array]:
+        """Eq. (6)."""
+
+        def loss(
+            models: dict[Kind, Model],
+            rows: tuple[Views, jax.Array],
+            mask: jax.Array,
+            *key: jax.Array,
+        ) -> jax.Array:
+            return distillation_loss(config, models, *rows, mask, seen(rows[0], *key))
+
+        rows = client.by_view(), jax.lax.stop_gradient(target)
+        return fit_masked(key, models, loss, rows, client.mask, epochs)
+
+    def send_all(server: ServerState, view_ids: Kind) -> dict[Kind, Model]:
+        return server.models
+
+    def lead(
+        key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
+    ) -> tuple[PyTree, dict[Kind, Model], dict[str, jax.Array]]:
+        """All models, the partial ones from the encoders of the model of all views."""
+        key_own, key_copies = jax.random.split(key)
+        full = client.view_ids
+        own, out, history = train_own(key_own, sent[full], client, config.leader_epochs)
+        starts = {
+            kind: model._replace(autoencoders={v: own.autoencoders[v] for v in kind})
+            for kind, model in sent.items()
+            if kind != full
+        }
+        copies, _ = train_copies(key_copies, starts, out.h, client, config.leader_epochs)
+        models = released(jax.random.fold_in(key, 2), {full: own, **copies}, sent)
+        return state, models, {"loss": history[-1:].sum()}
+
+    def adopt(
+        key: jax.Array, server: ServerState, messages: tuple, weights: tuple
+    ) -> tuple[ServerState, dict]:
+        return server._replace(models=jax.tree.map(lambda x: x[0], messages[0])), {}
+
     # Rounds: sections 3.3 and 3.4.
 
     def send_models(server: ServerState, view_ids: Kind) -> dict[Kind, Model]:
         """A multi-view client receives every global model that it will train, others their own."""
-        trains_all = has["B"] and _is_full(view_ids, server)
-        return {k: m for k, m in server.models.items() if trains_all or k == view_ids}
+        is_full = _is_full(view_ids, server)
+        if not (is_full or config.partial_rounds):
+            return {}
+        return {k: m for k, m in server.models.items() if (has["B"] and is_full) or k == view_ids}
 
     def local_training(
         key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
     ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
+        if not sent:
+            return state, Update({}, {}), {}
         is_full = bool(sent[client.view_ids].view_heads)
         return (train_multi_view if is_full else train_partial_view)(key, sent, state, client)
 
@@ -502,14 +567,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         views, mask = client.by_view(), client.mask
         key_own, key_copies = jax.random.split(key)
         key_noise = jax.random.fold_in(key, 2)
-
-        def loss(model: Model, views: Views, mask: jax.Array, *key: jax.Array) -> jax.Array:
-            return multi_view_loss(config, hyper.tau_m, model, views, mask, seen(views, *key))
-
-        own, history = fit_masked(
-            key_own, sent[client.view_ids], loss, views, mask, config.local_epochs
-        )
-        out = features(config, own, views)
+        own, out, history = train_own(key_own, sent[client.view_ids], client, config.local_epochs)
         trained = {client.view_ids: own}
         bits = {client.view_ids: multi_view_weight(config, out, mask)}
         info = {
@@ -519,21 +577,11 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
 
         received = {kind: m for kind, m in sent.items() if kind != client.view_ids}
         if received:
-
-            def distillation(
-                models: dict[Kind, Model],
-                rows: tuple[Views, jax.Array],
-                mask: jax.Array,
-                *key: jax.Array,
-            ) -> jax.Array:
-                return distillation_loss(config, models, *rows, mask, seen(rows[0], *key))
-
-            if config.target == "own":
-                target = jax.lax.stop_gradient(out.h)
-            else:
+            target = out.h
+            if config.target == "global":
                 target = features(config, sent[client.view_ids], views).h
-            copies, history = fit_masked(
-                key_copies, received, distillation, (views, target), mask, config.distill_epochs
+            copies, history = train_copies(
+                key_copies, received, target, client, config.distill_epochs
             )
             info["distillation"] = history[-1:].sum()
             for kind, copy in copies.items():
@@ -708,10 +756,14 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             *(Phase(send_centroids, tally, move_centroids, reduce="sum"),) * config.centroid_rounds,
             Phase(send_centroids, receive, keep, reduce="sum"),
         )
-    lead = (pretrain_phase("leader"),) if has["A"] else ()
+    setup: tuple[Phase, ...] = (pretrain_phase("everyone"),)
+    if has["A"]:
+        setup = (pretrain_phase("leader"), *setup)
+        if config.leader_epochs:
+            setup = (*setup, Phase(send_all, lead, adopt, who="leader"))
     return FederatedAlgorithm(
         init=init,
-        setup=(*lead, pretrain_phase("everyone")),
+        setup=setup,
         round=(Phase(send_models, local_training, aggregate, reduce="sum"),),
         finish=finish,
         assign=assign,
