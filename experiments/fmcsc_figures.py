@@ -147,7 +147,7 @@ def table_5(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
                     published.get(f"parameters_per_client_{k}", "-") for k in ("single", "multi")
                 ),
                 "gflop": round(cost.predicted().run_flops / _BILLION),
-                "megabytes": round(sum(traffic.values()) / 1e6, 1),
+                "megabytes": round(sum(traffic.values()) / 1e6, 3),
                 "compile_seconds": round(compiled - began, 1),
                 "run_seconds": round(ended - compiled, 1),
                 "paper_seconds_rtx3090": published.get("runtime_seconds_rtx3090", "-"),

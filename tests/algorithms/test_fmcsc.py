@@ -491,6 +491,57 @@ def test_the_target_of_the_copies_may_be_the_received_global_model(federation, p
     assert largest_difference(found["own", 1][(1,)], found["own", 0][(1,)]) > 1e-3
 
 
+def test_the_leader_may_train_all_models_before_the_rounds(federation, pretrained):
+    """A step of eq. (8) on f_g, then one of eq. (6) on models that begin with f_g's encoders."""
+    algorithm = build(leader_epochs=1)
+    phase = algorithm.setup[2]
+    assert len(algorithm.setup) == 3 and phase.who == "leader"
+    client = at(federation.cohorts[0], 1)  # client 0, of the lowest id
+    views, sent = client.by_view(), pretrained.server.models
+
+    @jit
+    def by_hand(sent):
+        def loss(model):
+            return multi_view_loss(CONFIG, TAU_M, model, views, client.mask)
+
+        own = adam_step(sent[FULL], jax.grad(loss)(sent[FULL]))
+        starts = {
+            kind: model._replace(autoencoders={v: own.autoencoders[v] for v in kind})
+            for kind, model in sent.items()
+            if kind != FULL
+        }
+        target = features(CONFIG, own, views).h
+
+        def distillation(models):
+            return distillation_loss(CONFIG, models, views, target, client.mask)
+
+        return {FULL: own, **adam_step(starts, jax.grad(distillation)(starts))}
+
+    _, message, _ = jit(phase.client)(KEY, sent, (), client)
+    close(message, by_hand(sent), atol=1e-4)
+    alone = algorithm._replace(setup=(phase,))
+    after, _ = jit(functools.partial(engine.setup, alone))(federation, KEY, pretrained)
+    close(after.server.models, message, rtol=1e-3, atol=1e-4)  # no key is drawn from
+    chex.assert_trees_all_equal(after.clients, pretrained.clients)
+
+
+def test_partial_clients_may_stay_out_of_the_rounds(federation, pretrained, exchanged):
+    algorithm = build(partial_rounds=False)
+    broadcast = algorithm.round[0].broadcast
+    assert broadcast(pretrained.server, PAIR) == {} == broadcast(pretrained.server, (1,))
+    assert set(broadcast(pretrained.server, FULL)) == set(pretrained.server.models)
+    after = round_program(partial_rounds=False)(federation, KEY, pretrained)[0]
+    chex.assert_trees_all_equal(after.clients, pretrained.clients)
+    mine = [update for i, (_, update, _) in exchanged.items() if i in CLIENTS[0][1]]
+    for kind, model in after.server.models.items():
+        expected = mean(
+            [parts_of(update)[kind] for update in mine], [float(u.weights[kind]) for u in mine]
+        )
+        close(model, expected, rtol=1e-3, atol=1e-4)
+    both = [engine.traffic(a, federation)["round"] for a in (algorithm, build())]
+    assert both[0].up < both[1].up and both[0].down < both[1].down
+
+
 def test_hidden_features_are_a_share_and_the_same_behind_padding():
     views = {
         v: 1.0 + np.arange(200 * d, dtype=np.float32).reshape(200, d) for v, d in ((0, 9), (2, 5))
@@ -941,7 +992,7 @@ def test_views_without_a_model_are_refused(finished):
         {"n_clusters": 0}, {"latent_dim": 0}, {"head_hidden": 0}, {"batch_size": 0},
         {"n_bins": 0}, {"n_init": 0}, {"pretrain_epochs": -1}, {"local_epochs": -1},
         {"distill_epochs": -1}, {"hidden": (4, 0)}, {"contrast": "cosine"}, {"components": "ABX"},
-        {"target": "joint"}, {"centroids": "first"}, {"centroid_rounds": 0},
+        {"leader_epochs": -1}, {"target": "joint"}, {"centroids": "first"}, {"centroid_rounds": 0},
     ],
 )  # fmt: skip
 def test_a_bad_configuration_is_named(change):
