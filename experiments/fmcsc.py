@@ -118,8 +118,10 @@ def cost(stage: str, phase: int, held: int, n_views: int) -> float:
         return (2 * FLAGS.leader_epochs if phase == 2 else FLAGS.pretrain_epochs) * held
     if held < n_views and not FLAGS.partial_rounds:
         return 0.0
-    distills = held == n_views and "B" in FLAGS.components
-    return (FLAGS.local_epochs + FLAGS.distill_epochs * distills) * held
+    trains, distills = True, held == n_views and "B" in FLAGS.components
+    if FLAGS.target == "global" and "B" in FLAGS.components:  # two exchanges
+        trains, distills = (held == n_views) == (phase == 0), distills and phase == 1
+    return (FLAGS.local_epochs * trains + FLAGS.distill_epochs * distills) * held
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from experiments import base, charts, grid, sweep_report
 from experiments import fmcsc_tables as tables
 from experiments.ledger import csv_text
 from experiments.progress import ProgressBar
-from experiments.sweep_runs import Group, Program
+from experiments.sweep_runs import Group, Program, told
 from jaxfedmvc import engine, plots
 from jaxfedmvc.federation import Federation
 
@@ -99,11 +99,11 @@ def _losses(
 ) -> list[dict[str, Any]]:
     """A row for each round and kind of clients."""
     rows = []
-    told = jax.device_get(info["rounds"][0]["clients"])
+    reports = told(jax.device_get(info["rounds"]))
     for kind, is_full in (("multi-view", True), ("single-view", False)):
         mine = [
             report
-            for report, cohort in zip(told, federation.cohorts, strict=True)
+            for report, cohort in zip(reports, federation.cohorts, strict=True)
             if federation.holds_all_views(cohort) == is_full and "loss" in report
         ]
         if not mine:

@@ -13,6 +13,7 @@ import numpy as np
 from absl import flags
 
 from experiments import base, charts
+from experiments.sweep_runs import told
 from jaxfedmvc import checkpoint, plots
 from jaxfedmvc.exchange import RunState, Traffic
 from jaxfedmvc.federation import Federation
@@ -332,10 +333,9 @@ def _statistics(scores: list[Scores], group: str, way: str) -> dict[str, Any]:
 
 
 def _losses(info: Any, federation: Federation) -> dict[str, float]:
-    """Mean losses of the last phase that has them: of all, multi-view and partial clients."""
-    clients = [p["clients"] for p in info if any("loss" in c for c in p["clients"])][-1]
+    """Mean losses that clients reported last: of all, multi-view and partial clients."""
     values: dict[str, list[np.ndarray]] = {"multi_view": [], "partial_view": []}
-    for cohort, reported in zip(federation.cohorts, clients, strict=True):
+    for cohort, reported in zip(federation.cohorts, told(info), strict=True):
         if "loss" not in reported:
             continue
         kind = "multi_view" if federation.holds_all_views(cohort) else "partial_view"

@@ -134,13 +134,25 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
 
 def last_loss(info: Mapping[str, Any], n_rounds: jax.Array) -> jax.Array | None:
     """Mean over clients of the loss that they reported in the last round; None if they do not."""
-    for phase in reversed(info["rounds"] if jax.tree.leaves(info["rounds"]) else []):
-        reports = [getattr(c, "inner", c) for c in phase["clients"]]
-        losses = [r["loss"] for r in reports if isinstance(r, Mapping) and "loss" in r]
-        if losses and losses[0].shape[0]:
-            last = [loss[jnp.maximum(n_rounds - 1, 0)].ravel() for loss in losses]
-            return jnp.mean(jnp.concatenate(last))
+    reports = told(info["rounds"]) if jax.tree.leaves(info["rounds"]) else []
+    losses = [r["loss"] for r in reports if "loss" in r]
+    if losses and losses[0].shape[0]:
+        last = [loss[jnp.maximum(n_rounds - 1, 0)].ravel() for loss in losses]
+        return jnp.mean(jnp.concatenate(last))
     return None
+
+
+def told(phases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each cohort's clients reported in the phases of a round; the last word counts."""
+    found: list[dict[str, Any]] = []
+    for phase in phases:
+        for c, report in enumerate(phase["clients"]):
+            report = getattr(report, "inner", report)
+            if c == len(found):
+                found.append({})
+            if isinstance(report, Mapping):
+                found[c] |= report
+    return found
 
 
 def _has_nan(tree: PyTree) -> jax.Array:

@@ -59,9 +59,9 @@ class FMCSCConfig:
       n_init: k-means++ restarts of the client whose centroids are passed on.
       partial_rounds: Whether partial clients train and send their models in the rounds. If not,
         they pre-train, and receive the models in the end: C, eq. (7), is then without effect.
-      target: Of eq. (6). "own": H of the client's own f_m, as printed. "global": H of the received
-        f_g, which all clients of the round share, so that the models that they send are fitted to
-        one space.
+      target: Of eq. (6). "own": H of the client's own f_m, as printed. "global": H of the round's
+        new f_g, in an exchange of its own after f_m are averaged: what is averaged then was fitted
+        to one space by all clients.
       centroids: "leader": one client's centroids are what all others start from, as in the paper.
         "federated": every client sends centroids and sizes of a k-means of its own, the server
         clusters these, and Lloyd's steps follow, for which clients send the sum and the number of
@@ -553,33 +553,47 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             return {}
         return {k: m for k, m in server.models.items() if (has["B"] and is_full) or k == view_ids}
 
+    def send_own(server: ServerState, view_ids: Kind) -> dict[Kind, Model]:
+        return {view_ids: server.models[view_ids]} if _is_full(view_ids, server) else {}
+
     def local_training(
-        key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
+        key: jax.Array,
+        sent: dict[Kind, Model],
+        state: PyTree,
+        client: Cohort,
+        parts: tuple[str, ...] = ("own", "copies"),
     ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
+        """What a client does with what it was sent; clients with all views these parts of it."""
         if not sent:
             return state, Update({}, {}), {}
-        is_full = bool(sent[client.view_ids].view_heads)
-        return (train_multi_view if is_full else train_partial_view)(key, sent, state, client)
+        if not sent[client.view_ids].view_heads:
+            return train_partial_view(key, sent, state, client)
+        return train_multi_view(key, sent, state, client, parts)
 
     def train_multi_view(
-        key: jax.Array, sent: dict[Kind, Model], state: PyTree, client: Cohort
+        key: jax.Array,
+        sent: dict[Kind, Model],
+        state: PyTree,
+        client: Cohort,
+        parts: tuple[str, ...],
     ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
         views, mask = client.by_view(), client.mask
         key_own, key_copies = jax.random.split(key)
         key_noise = jax.random.fold_in(key, 2)
-        own, out, history = train_own(key_own, sent[client.view_ids], client, config.local_epochs)
-        trained = {client.view_ids: own}
-        bits = {client.view_ids: multi_view_weight(config, out, mask)}
-        info = {
-            "loss": history[-1:].sum(),
-            "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
-        }
-
+        trained: dict[Kind, Model] = {}
+        bits: dict[Kind, jax.Array] = {}
+        info: dict[str, jax.Array] = {}
+        target = features(config, sent[client.view_ids], views).h
+        if "own" in parts:
+            own, out, history = train_own(
+                key_own, sent[client.view_ids], client, config.local_epochs
+            )
+            trained[client.view_ids], target = own, out.h
+            bits[client.view_ids] = info["weight"] = multi_view_weight(config, out, mask)
+            info["loss"] = history[-1:].sum()
+            info["reconstruction"] = reconstruction_loss(out.reconstruction, views, mask)
         received = {kind: m for kind, m in sent.items() if kind != client.view_ids}
-        if received:
-            target = out.h
-            if config.target == "global":
-                target = features(config, sent[client.view_ids], views).h
+        if "copies" in parts and received:
             copies, history = train_copies(
                 key_copies, received, target, client, config.distill_epochs
             )
@@ -589,7 +603,6 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
                 copied = features(config, copy, views)
                 trained[kind] = copy
                 bits[kind] = partial_view_weight(config, copied, h_global, mask)
-        info["weight"] = bits[client.view_ids]
         return state, upload(key_noise, trained, sent, bits), info
 
     def train_partial_view(
@@ -761,10 +774,18 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         setup = (pretrain_phase("leader"), *setup)
         if config.leader_epochs:
             setup = (*setup, Phase(send_all, lead, adopt, who="leader"))
+    rounds: tuple[Phase, ...] = (Phase(send_models, local_training, aggregate, reduce="sum"),)
+    if config.target == "global" and has["B"]:
+        own_only = partial(local_training, parts=("own",))
+        the_others = partial(local_training, parts=("copies",))
+        rounds = (
+            Phase(send_own, own_only, aggregate, reduce="sum"),
+            Phase(send_models, the_others, aggregate, reduce="sum"),
+        )
     return FederatedAlgorithm(
         init=init,
         setup=setup,
-        round=(Phase(send_models, local_training, aggregate, reduce="sum"),),
+        round=rounds,
         finish=finish,
         assign=assign,
         embed=embed,

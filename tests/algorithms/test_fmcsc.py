@@ -472,23 +472,38 @@ def test_copies_of_partial_models_are_drawn_to_the_own_representation(
     close(trained, copies, atol=1e-4)
 
 
-def test_the_target_of_the_copies_may_be_the_received_global_model(federation, pretrained):
-    """Without epochs of its own a client's f_m is f_g, and the two targets are one."""
-    client, sent = at(federation.cohorts[0], 0), pretrained.server.models
-    train = {
-        (target, epochs): jit(build(target=target, local_epochs=epochs).round[0].client)
-        for target in ("own", "global")
-        for epochs in (0, 1)
-    }
-    found = {key: parts_of(f(KEY, sent, (), client)[1]) for key, f in train.items()}
-    close(found["own", 0], found["global", 0], rtol=1e-5)
-    for kind in sent:
-        trained = found["global", 1][kind], found["global", 0][kind]
-        if kind == FULL:
-            assert largest_difference(*trained) > 1e-3
-        else:  # what the client made of f_m does not show
-            close(*trained, rtol=1e-5)
-    assert largest_difference(found["own", 1][(1,)], found["own", 0][(1,)]) > 1e-3
+def test_the_target_of_the_copies_may_be_the_new_global_model(federation, pretrained, exchanged):
+    """Two exchanges: first f_m alone, as ever; then copies, towards H of what f_g is by now."""
+    algorithm = build(target="global")
+    first, second = algorithm.round
+    client, models = at(federation.cohorts[0], 0), pretrained.server.models
+    sent = first.broadcast(pretrained.server, FULL)
+    assert set(sent) == {FULL} and first.broadcast(pretrained.server, PAIR) == {}
+    _, update, info = jit(first.client)(KEY, sent, (), client)
+    assert set(update.models) == {FULL} and set(info) == {"loss", "reconstruction", "weight"}
+    alone = jit(first.client)(jax.random.fold_in(KEY, 3), sent, (), client)[1]
+    close(parts_of(alone)[FULL], parts_of(exchanged[3][1])[FULL], rtol=1e-5)
+
+    def step(received, full):
+        target = features(CONFIG, full, client.by_view()).h
+
+        def loss(models):
+            return distillation_loss(CONFIG, models, client.by_view(), target, client.mask)
+
+        return adam_step(received, jax.grad(loss)(received))
+
+    new = parts_of(alone)[FULL]
+    sent = second.broadcast(pretrained.server._replace(models=models | {FULL: new}), FULL)
+    _, update, info = jit(second.client)(KEY, sent, (), client)
+    received = {kind: model for kind, model in models.items() if kind != FULL}
+    close(parts_of(update), jit(step)(received, new), atol=1e-4)
+    assert set(info) == {"distillation"} and set(update.models) == set(received)
+    assert set(second.broadcast(pretrained.server, PAIR)) == {PAIR}
+    # f_g is what the usual round makes of it; without B there is nothing to fit.
+    both = [round_program(target=t)(federation, KEY, pretrained)[0] for t in ("global", "own")]
+    for state in both:
+        assert largest_difference(state.server.models[FULL], models[FULL]) > 1e-3
+    assert len(build("ACD", target="global").round) == 1
 
 
 def test_the_leader_may_train_all_models_before_the_rounds(federation, pretrained):
