@@ -42,6 +42,7 @@ EPSILONS = (10, 50, 100, 500)
 LOCAL = "local FMCSC"
 ALONE = "k-means, each client alone"
 POOLED = "k-means, raw views pooled"
+REFERENCES = {"local": LOCAL, "alone": ALONE, "pooled": POOLED}
 
 # Between these lines of the README stands table 1.
 _MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
@@ -113,6 +114,7 @@ class Wish(NamedTuple):
       sets: Of `SETS`.
       ratios: Of table 1.
       presets: "paper", "best".
+      references: Of table 1, some of `REFERENCES`.
       quick: See `preset`.
       flags: Flags given on the command line, which go before any preset.
     """
@@ -121,6 +123,7 @@ class Wish(NamedTuple):
     sets: Sequence[str]
     ratios: Sequence[str]
     presets: Sequence[str]
+    references: Sequence[str]
     quick: bool
     flags: Mapping[str, str]
 
@@ -156,9 +159,10 @@ def _table_1(wish: Wish) -> Iterator[Row]:
             for name in wish.presets:
                 more = {"rounds": _MORE_ROUNDS} if name == "best" and not wish.quick else {}
                 yield wish.row(dataset, ratio, name, ratio=ratio, **more)
-            local = wish.row(dataset, ratio, wish.presets[-1], ratio=ratio)
-            yield local._replace(name=LOCAL, algorithm=LOCAL)
-            yield local._replace(name=ALONE, algorithm=ALONE, flags=dict(local.flags))
+            local = wish.row(dataset, ratio, (wish.presets or ["best"])[-1], ratio=ratio)
+            for name in (LOCAL, ALONE):
+                if name in wish.references:
+                    yield local._replace(name=name, algorithm=name, flags=dict(local.flags))
 
 
 def _table_2(wish: Wish) -> Iterator[Row]:

@@ -9,6 +9,7 @@ the presets. Runs are batched as `experiments.sweep` batches them, --resume incl
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,11 +42,12 @@ flags.DEFINE_enum(
 flags.DEFINE_list("datasets", [], "Some of mnist_usps, bdgp, multi_fashion, nuswide.")
 flags.DEFINE_list("ratios", list(tables.RATIOS), "Of table 1.")
 flags.DEFINE_list("presets", [], "paper, best, or both; table 1 and bytes: both, the others: best.")
+flags.DEFINE_list("references", list(tables.REFERENCES), "Of table 1: local, alone, pooled.")
 flags.DEFINE_bool(
     "quick", False, "The same on the digits with narrow networks: a few minutes on a CPU."
 )
 flags.DEFINE_string("readme", None, "Writes table 1 between this file's marks, too.")
-flags.DEFINE_string("runs_file", None, "runs.csv of an earlier job: shown anew, nothing is run.")
+flags.DEFINE_list("runs_file", [], "runs.csv of earlier jobs: shown anew, nothing is run.")
 flags.DEFINE_enum("algorithm", "fmcsc", ["fmcsc"], "Of the runs; there is one.")
 
 # The sets that the paper shows a figure on; three sets where it shows all.
@@ -59,7 +61,7 @@ _X = {
 _NOT_OF_A_RUN = {
     "algorithm", "batch", "checkpoint_every", "compilation_cache", "data_dir", "datasets",
     "dry_run", "figure", "flagfile", "output_dir", "paper", "precision", "presets", "progress",
-    "quick", "ratios", "readme", "resume", "runs_file", "seed", "seeds", "table",
+    "quick", "ratios", "readme", "references", "resume", "runs_file", "seed", "seeds", "table",
 }  # fmt: skip
 
 
@@ -86,6 +88,11 @@ def wish() -> Wish:
     ratios = ["1:1"] if FLAGS.quick and not FLAGS["ratios"].present else FLAGS.ratios
     for ratio in ratios:
         data.parse_ratio(ratio)
+    if not set(FLAGS.references) <= set(tables.REFERENCES):
+        got = ",".join(FLAGS.references)
+        raise ValueError(f"references: got {got!r}; allowed are {', '.join(tables.REFERENCES)}")
+    references = [tables.REFERENCES[name] for name in FLAGS.references]
+    presets = FLAGS.presets if FLAGS["presets"].present else both
     given = {
         flag.name: str(flag.serialize().partition("=")[2])
         for module, defined in FLAGS.flags_by_module_dict().items()
@@ -93,7 +100,7 @@ def wish() -> Wish:
         for flag in defined
         if flag.present and flag.name not in _NOT_OF_A_RUN
     }
-    return Wish(what, sets, ratios, FLAGS.presets or both, FLAGS.quick, given)
+    return Wish(what, sets, ratios, presets, references, FLAGS.quick, given)
 
 
 def seeds() -> list[int]:
@@ -114,7 +121,7 @@ def main() -> None:
     custom = asked.what in fmcsc_figures.MAKERS
     rows = checked(lambda: tables.rows(asked))
     if FLAGS.runs_file:
-        known = checked(lambda: _known(Path(FLAGS.runs_file), asked))
+        known = checked(lambda: _known([Path(name) for name in FLAGS.runs_file], asked))
         show(asked, checked(_folder), *known)
         return
     for name in asked.sets:
@@ -134,7 +141,8 @@ def main() -> None:
         bar.advance(len(ledger.rows))
         bar.write(f"{sum(len(g.runs) for g in groups)} runs, {len(groups)} programs")
         sweep_runs.execute(groups, ledger, batch=size, on_batch=bar.advance, write=bar.write)
-    references = pooled_kmeans(rows) if asked.what == "table1" else []
+    wanted = asked.what == "table1" and tables.POOLED in asked.references
+    references = pooled_kmeans(asked) if wanted else []
     if references:
         base.write(folder / "references.csv", csv_text([e.flat() for e in references]))
     show(asked, folder, ledger.rows, references)
@@ -171,15 +179,15 @@ def _as(algorithm: str, group: Group) -> dict[str, Any]:
     return {}
 
 
-def pooled_kmeans(rows: Sequence[Row]) -> list[Entry]:
+def pooled_kmeans(asked: Wish) -> list[Entry]:
     """k-means on all raw views of the samples that clients hold, which no client could run."""
     from sklearn.cluster import KMeans
 
     from jaxfedmvc import metrics
 
     found = []
-    for dataset, x in dict.fromkeys((row.set, row.x) for row in rows):
-        settings = next(row.flags for row in rows if (row.set, row.x) == (dataset, x))
+    for dataset, x in itertools.product(asked.sets, asked.ratios):
+        settings = tables.preset("paper", dataset, asked.quick) | {"ratio": x} | dict(asked.flags)
         with sweep_setup.flags_set(settings):
             loaded, parts, k = common.load_partitioned()
         features = np.concatenate(loaded.views, axis=1)
@@ -199,20 +207,25 @@ def pooled_kmeans(rows: Sequence[Row]) -> list[Entry]:
     return found
 
 
-def _known(path: Path, asked: Wish) -> tuple[list[dict[str, Any]], list[Entry]]:
-    """Runs of an earlier job, and the references beside them.
+def _known(paths: Sequence[Path], asked: Wish) -> tuple[list[dict[str, Any]], list[Entry]]:
+    """Runs of earlier jobs, and the references beside them.
 
     Raises:
-      ValueError, OSError: The file holds something else, or cannot be read.
+      ValueError, OSError: A file holds something else, or cannot be read.
     """
     if asked.what in fmcsc_figures.MAKERS:
         raise ValueError(f"runs_file: {asked.what} is not made of runs")
-    runs = tables.read(path)
-    if not runs or not {"set", "x", "row", "rounds_made"} <= set(runs[0]):
-        raise ValueError(f"runs_file: {path} holds no runs of this program")
-    beside = path.with_name(path.name.replace("runs", "references"))
-    known = tables.read(beside) if beside.exists() and beside != path else []
-    return runs, [Entry.of(row) for row in known]
+    runs: list[dict[str, Any]] = []
+    references: list[Entry] = []
+    for path in paths:
+        found = tables.read(path)
+        if not found or not {"set", "x", "row", "rounds_made"} <= set(found[0]):
+            raise ValueError(f"runs_file: {path} holds no runs of this program")
+        runs += found
+        beside = path.with_name(path.name.replace("runs", "references"))
+        if beside.exists() and beside != path:
+            references += [Entry.of(row) for row in tables.read(beside)]
+    return runs, references
 
 
 def show(

@@ -20,7 +20,8 @@ REPRODUCE = "reproduce_fmcsc"
 
 def wish(what, **changes):
     given = {"sets": ["bdgp"], "ratios": ["2:1"], "presets": ["paper", "best"], "quick": False}
-    return Wish(what, **(given | {"flags": {}} | changes))
+    given |= {"references": list(fmcsc_tables.REFERENCES.values()), "flags": {}}
+    return Wish(what, **(given | changes))
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -228,6 +229,7 @@ def test_a_figure_end_to_end_and_what_can_be_wrong(tmp_path):
         ("--table=1", "--datasets=iris"): "datasets: got 'iris'",
         ("--table=1", "--presets=mine"): "presets: got 'mine'",
         ("--table=1", "--ratios=1-1"): "ratio",
+        ("--table=1", "--references=mine"): "references: got 'mine'; allowed are local, alone",
         ("--table=1", "--grid=tau_m=1"): "grid: has no meaning here",
         job: "holds results already",
     }
