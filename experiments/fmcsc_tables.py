@@ -242,7 +242,9 @@ def _figure_4c(wish: Wish) -> Iterator[Row]:
         for name in wish.presets:
             plain = wish.row(dataset, "inf", name, ratio="2:1")
             yield plain
-            uploads = int(plain.flags["rounds"]) + 2  # and two of pre-training, at most
+            # Two of pre-training, at most, and the exchanges of every round; centroids not counted.
+            exchanges = 2 if plain.flags.get("target") == "global" else 1
+            uploads = 2 + exchanges * int(plain.flags["rounds"])
             for epsilon in epsilons:
                 noise = {"noise_scale": f"{1 / epsilon:.9g}"}
                 yield plain._replace(x=str(epsilon), flags=plain.flags | noise)
