@@ -31,6 +31,7 @@ from jaxfedmvc.federation import Cohort, Federation
 PyTree = Any
 Kind = tuple[int, ...]
 Views = Mapping[int, jax.Array]
+_NOISE = 2**29  # folded into a client's key: the number of no epoch
 
 
 @dataclass(frozen=True)
@@ -450,7 +451,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         """Eq. (1), (2); the message is the client's autoencoders and nothing else."""
         start = sent.autoencoders
         key_start, key_fit = jax.random.split(key)
-        key_noise = jax.random.fold_in(key, 2)
+        key_noise = jax.random.fold_in(key, _NOISE)
         if not has["A"]:
             start = {
                 v: init_autoencoder(jax.random.fold_in(key_start, v), config, x.shape[-1])
@@ -536,7 +537,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             if kind != full
         }
         copies, _ = train_copies(key_copies, starts, out.h, client, config.leader_epochs)
-        models = released(jax.random.fold_in(key, 2), {full: own, **copies}, sent)
+        models = released(jax.random.fold_in(key, _NOISE), {full: own, **copies}, sent)
         return state, models, {"loss": history[-1:].sum()}
 
     def adopt(
@@ -579,7 +580,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
         views, mask = client.by_view(), client.mask
         key_own, key_copies = jax.random.split(key)
-        key_noise = jax.random.fold_in(key, 2)
+        key_noise = jax.random.fold_in(key, _NOISE)
         trained: dict[Kind, Model] = {}
         bits: dict[Kind, jax.Array] = {}
         info: dict[str, jax.Array] = {}
@@ -633,7 +634,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
             "weight": bits,
         }
-        key_noise, mine = jax.random.fold_in(key, 2), client.view_ids
+        key_noise, mine = jax.random.fold_in(key, _NOISE), client.view_ids
         message = upload(key_noise, {mine: own}, sent, {mine: bits})
         return with_model(state, own), message, info
 
