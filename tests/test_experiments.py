@@ -190,8 +190,9 @@ def test_without_labels_nothing_is_scored(files, tmp_path):
     folder = tmp_path / "results"
     code, out, _ = launch(
         *TINY, f"--dataset={files['unlabelled']}", "--n_clusters=2", "--rounds=1",
-        "--components=AC", "--participation=0.5,1", "--resample_participants",
-        f"--output_dir={folder}",
+        "--components=ABC", "--participation=0.5,1", "--resample_participants",
+        "--target=global", "--partial_rounds=false", "--centroids=federated",
+        "--centroid_rounds=1", "--mask_rate=0.2", f"--output_dir={folder}",
     )  # fmt: skip
     assert code == 0
     assert "no labels: nothing is scored" in out and "k-means" not in out
@@ -304,7 +305,8 @@ PAPER = {
 
 
 def test_every_preset_is_known():
-    assert {path.stem for path in PRESETS.iterdir()} == set(PAPER)
+    ours = {"fmcsc_best", "fmcsc_quick", "fmcsc_digits"}
+    assert {path.stem for path in PRESETS.iterdir()} == set(PAPER) | ours
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -320,6 +322,43 @@ def test_a_preset_is_the_papers_setting(name):
         assert binary.hyperparams() == FMCSCHyperparams()
     finally:
         flagsaver.restore_flag_values(saved)
+
+
+def test_the_best_preset_lies_over_a_sets_own():
+    saved = flagsaver.save_flag_values()
+    try:
+        FLAGS(
+            [
+                "fmcsc",
+                *(f"--flagfile={PRESETS / name}.flags" for name in ("fmcsc_bdgp", "fmcsc_best")),
+            ]
+        )
+        config = binary.config(5)
+        assert (FLAGS.dataset, FLAGS.n_clients, FLAGS.rounds) == ("bdgp", 12, 5)
+        assert (config.local_epochs, config.components) == (10, "ABCD")
+        assert (config.target, config.centroids, config.partial_rounds) == (
+            "global",
+            "federated",
+            False,
+        )
+        assert binary.hyperparams().mask_rate == 0.3 and config.leader_epochs == 0
+    finally:
+        flagsaver.restore_flag_values(saved)
+
+
+def test_work_of_a_round_of_two_exchanges():
+    flagged = flagsaver.flagsaver(
+        local_epochs=25, distill_epochs=50, leader_epochs=5, target="global", partial_rounds=False
+    )
+    with flagged:
+        if not FLAGS.is_parsed():
+            FLAGS.mark_as_parsed()
+        cost = functools.partial(binary.cost, n_views=2)
+        assert cost("setup", 2, 2) == 2 * 2 * 5
+        assert [cost("round", phase, 2) for phase in (0, 1)] == [2 * 25, 2 * 50]
+        assert [cost("round", phase, 1) for phase in (0, 1)] == [0, 0]
+        FLAGS.partial_rounds = True
+        assert [cost("round", phase, 1) for phase in (0, 1)] == [0, 25]
 
 
 @pytest.mark.parametrize("components", ["ABCD", "ACD"])
