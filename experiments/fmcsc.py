@@ -41,12 +41,12 @@ flags.DEFINE_enum(
 )  # fmt: skip
 flags.DEFINE_integer("centroid_rounds", 10, "Exchanges of federated k-means.")
 flags.DEFINE_float("mask_rate", None, "Share of features hidden from partial models in eq. (6).")
-flags.DEFINE_float("noise_scale", None, "Scale of Laplace noise on what clients send.")
-flags.DEFINE_float("clip", None, "Largest L1 norm of a client's update.")
+flags.DEFINE_float("upload_noise", None, "Scale of Laplace noise on what clients send.")
+flags.DEFINE_float("upload_clip", None, "Largest L1 norm of a client's update.")
 
 # Flags of numbers that runs of one program may differ in.
 TRACED = (
-    "learning_rate", "tau_m", "tau_p", "weight_floor", "mask_rate", "noise_scale", "clip"
+    "learning_rate", "tau_m", "tau_p", "weight_floor", "mask_rate", "upload_noise", "upload_clip"
 )  # fmt: skip
 
 

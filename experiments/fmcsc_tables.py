@@ -251,11 +251,11 @@ def _figure_4c(wish: Wish) -> Iterator[Row]:
             exchanges = 2 if plain.flags.get("target") == "global" else 1
             uploads = 2 + exchanges * int(plain.flags["rounds"])
             for epsilon in epsilons:
-                noise = {"noise_scale": f"{1 / epsilon:.9g}"}
+                noise = {"upload_noise": f"{1 / epsilon:.9g}"}
                 yield plain._replace(x=str(epsilon), flags=plain.flags | noise)
             for epsilon in epsilons:
                 scale = 2 * _CLIP * uploads / epsilon
-                noise = {"noise_scale": f"{scale:.9g}", "clip": str(_CLIP)}
+                noise = {"upload_noise": f"{scale:.9g}", "upload_clip": str(_CLIP)}
                 yield plain._replace(
                     x=str(epsilon), name=f"{name}, clipped", flags=plain.flags | noise
                 )

@@ -68,11 +68,11 @@ def test_presets_are_one_setting_over_what_the_paper_sets_per_set():
 
 def test_epsilon_is_that_of_all_uploads():
     rows = {(row.x, row.name): row.flags for row in fmcsc_tables.rows(wish("figure4c"))}
-    assert "clip" not in rows["50", "best"] and rows["50", "best"]["noise_scale"] == "0.02"
+    assert "upload_clip" not in rows["50", "best"] and rows["50", "best"]["upload_noise"] == "0.02"
     flags = rows["50", "best, clipped"]
     uploads = 2 + 2 * int(flags["rounds"])  # f_m, then the copies
     # One release of L1 sensitivity 2 C with Laplace noise of scale b spends 2 C / b.
-    spent = uploads * 2 * float(flags["clip"]) / float(flags["noise_scale"])
+    spent = uploads * 2 * float(flags["upload_clip"]) / float(flags["upload_noise"])
     assert spent == pytest.approx(50)
 
 

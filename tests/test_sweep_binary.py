@@ -173,7 +173,7 @@ def test_vertical_algorithms_are_swept_alike(toy, tmp_path, algorithm, more, tra
 def job(folder, *arguments):
     """Begins the sweep of the folder or goes on with it: what runs in processes that are killed."""
     begun = (folder / "flags.txt").exists()
-    code, _, err = call((*arguments, f"--output_dir={folder}", *["--resume"] * begun))
+    code, _, err = call("sweep", (*arguments, f"--output_dir={folder}", *["--resume"] * begun))
     if code:
         raise AssertionError(err)
 

@@ -126,11 +126,12 @@ class FMCSCHyperparams:
       mask_rate: Share of the features that are set to zero, drawn anew in every step, before a
         multi-view client's models see them in eq. (5) and (6); what they reconstruct is whole.
         None: off.
-      noise_scale: Scale b of Laplace noise on every parameter that a client sends. None: off.
-      clip: Largest L1 norm of a client's update, sent minus received, over all its models; what is
-        longer is scaled down, and models are then averaged plainly, since weights would tell of
-        the data without noise. None: off. A client's whole data changes an upload by 2 clip in L1
-        at most: T uploads are (2 clip T / b)-differentially private for clients, centroids apart.
+      upload_noise: Scale b of Laplace noise on every parameter that a client sends. None: off.
+      upload_clip: C, largest L1 norm of a client's update, sent minus received, over all its
+        models; what is longer is scaled down, and models are then averaged plainly, since weights
+        would tell of the data without noise. None: off. A client's whole data changes an upload by
+        2 C in L1 at most: T uploads are (2 C T / b)-differentially private for clients, the
+        centroids apart.
     """
 
     learning_rate: jax.Array | float = 3e-4
@@ -138,8 +139,8 @@ class FMCSCHyperparams:
     tau_p: jax.Array | float = 0.5
     weight_floor: jax.Array | float = 1e-3
     mask_rate: jax.Array | float | None = None
-    noise_scale: jax.Array | float | None = None
-    clip: jax.Array | float | None = None
+    upload_noise: jax.Array | float | None = None
+    upload_clip: jax.Array | float | None = None
 
 
 class Autoencoder(NamedTuple):
@@ -427,15 +428,15 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     def released(key: jax.Array, trained: PyTree, received: PyTree) -> PyTree:
         """What of the parameters leaves the client."""
         update = jax.tree.map(jnp.subtract, trained, received)
-        if hyper.clip is not None:
+        if hyper.upload_clip is not None:
             norm = sum(jnp.sum(jnp.abs(x)) for x in jax.tree.leaves(update))
-            share = jnp.minimum(1.0, hyper.clip / jnp.maximum(norm, 1e-12))
+            share = jnp.minimum(1.0, hyper.upload_clip / jnp.maximum(norm, 1e-12))
             trained = jax.tree.map(lambda x, u: x + share * u, received, update)
-        if hyper.noise_scale is None:
+        if hyper.upload_noise is None:
             return trained
         leaves, tree = jax.tree.flatten(trained)
         noisy = [
-            x + hyper.noise_scale * jax.random.laplace(jax.random.fold_in(key, i), x.shape)
+            x + hyper.upload_noise * jax.random.laplace(jax.random.fold_in(key, i), x.shape)
             for i, x in enumerate(leaves)
         ]
         return jax.tree.unflatten(tree, noisy)
@@ -645,7 +646,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         bits: dict[Kind, jax.Array],
     ) -> Update:
         models = released(key, models, {kind: sent[kind] for kind in models})
-        weighted = has["D"] and hyper.clip is None
+        weighted = has["D"] and hyper.upload_clip is None
         weights = {
             kind: jnp.maximum(b, hyper.weight_floor) if weighted else jnp.ones(())
             for kind, b in bits.items()

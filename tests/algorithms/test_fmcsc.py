@@ -606,7 +606,7 @@ def test_features_are_hidden_in_training_on_multi_view_clients_only(federation, 
 
 def test_uploads_are_clipped_in_l1_and_averaged_plainly(federation, pretrained):
     clip = 0.05
-    hyper = dataclasses.replace(HYPER, clip=clip)
+    hyper = dataclasses.replace(HYPER, upload_clip=clip)
     for c in (0, 1):
         client, state = at(federation.cohorts[c], 0), at(pretrained.clients[c], 0)
         phase = fmcsc(CONFIG, hyper).round[0]
@@ -622,7 +622,7 @@ def test_uploads_are_clipped_in_l1_and_averaged_plainly(federation, pretrained):
 
 
 def test_noise_on_uploads_is_laplace_and_the_clients_own(federation, pretrained):
-    hyper = dataclasses.replace(HYPER, noise_scale=2.0)
+    hyper = dataclasses.replace(HYPER, upload_noise=2.0)
     phase = fmcsc(CONFIG, hyper).round[0]
     client, state = at(federation.cohorts[1], 0), at(pretrained.clients[1], 0)
     sent = phase.broadcast(pretrained.server, client.view_ids)
