@@ -259,7 +259,8 @@ def show(
     elif asked.what == "figure2":
         fmcsc_figures.draw_temperatures(folder, runs)
     elif asked.what.startswith("table"):
-        tables.draw_bars(picture, table, title)
+        drawn = tables.of_one_colour(table) if asked.what == "table1" else table
+        tables.draw_bars(picture, drawn, title)
     else:
         tables.draw_lines(
             picture, table, _X[asked.what], title, asked.what in ("figure4c", "figure7")
