@@ -116,5 +116,6 @@ def lines(
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(ylabel)
     figure.suptitle(title)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
+    # Two columns fit below one panel, whatever the names.
+    figure.legend(fontsize=8, loc="outside lower center", ncols=min(4, 2 * len(panels)))
     plots.save(figure, path)
