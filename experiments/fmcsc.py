@@ -34,13 +34,13 @@ flags.DEFINE_integer(
     "leader_epochs", 0, "Epochs for which one client trains all models before the first round."
 )
 flags.DEFINE_bool("partial_rounds", True, "Whether partial clients train and send in the rounds.")
-flags.DEFINE_enum("target", "own", ["own", "global"], "Whose H partial models are fitted to.")
+flags.DEFINE_enum("target", "own", ["own", "global"], "Whose H eq. (6) fits partial models to.")
 flags.DEFINE_enum(
     "centroids", "leader", ["leader", "federated"],
-    "One client's centroids, or federated k-means from there.",
+    "One client's centroids for all, or k-means of all clients' centroids and Lloyd's steps.",
 )  # fmt: skip
-flags.DEFINE_integer("centroid_rounds", 10, "Exchanges of federated k-means.")
-flags.DEFINE_float("mask_rate", None, "Share of features hidden from partial models in eq. (6).")
+flags.DEFINE_integer("centroid_rounds", 10, "Lloyd's steps of federated k-means.")
+flags.DEFINE_float("mask_rate", None, "Share of features hidden in eq. (5) and (6).")
 flags.DEFINE_float("upload_noise", None, "Scale of Laplace noise on what clients send.")
 flags.DEFINE_float("upload_clip", None, "Largest L1 norm of a client's update.")
 

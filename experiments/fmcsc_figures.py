@@ -19,8 +19,6 @@ from experiments.sweep_runs import Group, Program, told
 from jaxfedmvc import engine, plots
 from jaxfedmvc.federation import Federation
 
-_BILLION = 1e9
-
 
 def federation_of(group: Group, place: int) -> Federation:
     """The federation of a group's seed, by the seed's place."""
@@ -29,7 +27,7 @@ def federation_of(group: Group, place: int) -> Federation:
 
 
 def _program(group: Group) -> Callable[[Federation, jax.Array], Any]:
-    """`(federation, key) -> (result, embeddings)` of the group's first setting, compiled."""
+    """`(federation, key) -> (info, embeddings, models)` of the group's first setting, compiled."""
     algorithm = group.make(group.hyperparams[0])
 
     def run(federation: Federation, key: jax.Array) -> Any:
@@ -146,7 +144,7 @@ def table_5(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
                 "paper_parameters": " to ".join(
                     published.get(f"parameters_per_client_{k}", "-") for k in ("single", "multi")
                 ),
-                "gflop": round(cost.predicted().run_flops / _BILLION),
+                "gflop": round(cost.predicted().run_flops / 1e9),
                 "megabytes": round(sum(traffic.values()) / 1e6, 3),
                 "compile_seconds": round(compiled - began, 1),
                 "run_seconds": round(ended - compiled, 1),

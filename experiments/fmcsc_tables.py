@@ -95,10 +95,10 @@ def preset(name: str, dataset: str, quick: bool) -> dict[str, str]:
     """
     if name not in ("paper", "best"):
         raise ValueError(f"presets: got {name!r}; allowed are paper, best")
-    base = PRESETS / f"fmcsc_{dataset}.flags"
-    if not base.exists():
+    own = PRESETS / f"fmcsc_{dataset}.flags"
+    if dataset not in (*SETS, "digits"):
         raise ValueError(f"datasets: got {dataset!r}; allowed are {', '.join(SETS)}, digits")
-    flags = flags_of(base)
+    flags = flags_of(own)
     if name == "best":
         flags |= flags_of(PRESETS / "fmcsc_best.flags")
     return flags | (flags_of(PRESETS / "fmcsc_quick.flags") if quick else {})
@@ -193,11 +193,11 @@ def _figure_2(wish: Wish) -> Iterator[Row]:
                     yield wish.row(dataset, f"{tau_m} {tau_p}", name, tau_m=tau_m, tau_p=tau_p)
 
 
-def _varied(wish: Wish, flag: str, values: Sequence[Any], **more: Any) -> Iterator[Row]:
+def _varied(wish: Wish, flag: str, values: Sequence[Any]) -> Iterator[Row]:
     for dataset in wish.sets:
         for name in wish.presets:
             for value in values:
-                yield wish.row(dataset, str(value), name, **{flag: value} | more)
+                yield wish.row(dataset, str(value), name, **{flag: value})
 
 
 def _figure_4a(wish: Wish) -> Iterator[Row]:
@@ -304,13 +304,13 @@ class Entry(NamedTuple):
         return cls(row["set"], row["x"], row["row"], int(row["seeds"] or 0), scores, size)
 
 
-def _of(runs: Sequence[Mapping[str, str]]) -> Iterator[tuple[tuple[str, str, str], list]]:
+def _of(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], list]:
     """Runs by row; those that failed are left out."""
     found: dict[tuple[str, str, str], list] = {}
     for run in runs:
         if run["status"] == "ok":
             found.setdefault((run["set"], run["x"], run["row"]), []).append(run)
-    return iter(found.items())
+    return found
 
 
 def entry(
@@ -351,7 +351,7 @@ def published_1() -> dict[tuple[str, str, str], dict[str, tuple[float, float]]]:
 def table_1(runs: Sequence[Mapping[str, str]], references: Sequence[Entry]) -> list[Entry]:
     """For each set and ratio the paper's row and the best other of it, then what was measured."""
     paper = published_1()
-    measured = dict(_of(runs))
+    measured = _of(runs)
     result = []
     for dataset, ratio in dict.fromkeys((s, x) for s, x, _ in measured):
         of_cell = {m: v for (s, x, m), v in paper.items() if (s, x) == (dataset, ratio)}
@@ -388,7 +388,7 @@ def table_2(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
         key = (names[row["dataset"]], row["components_kept"])
         paper.setdefault(key, {})[row["metric"].lower()] = pair
     result = []
-    for (dataset, letters, name), of_row in _of(runs):
+    for (dataset, letters, name), of_row in _of(runs).items():
         if (dataset, letters) in paper:
             scores = paper.pop((dataset, letters))
             result.append(Entry(dataset, letters, f"paper: {ABLATIONS[letters]}", 0, scores))
@@ -410,7 +410,7 @@ def table_3(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
     }
     nan = float("nan")
     result = []
-    for (dataset, share, name), of_row in _of(runs):
+    for (dataset, share, name), of_row in _of(runs).items():
         for kind in ("participating", "non-participating"):
             number = paper.pop((dataset, share, kind), None)
             if number is not None:
@@ -424,7 +424,7 @@ def table_3(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
 def plain(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
     """All rows after their last round, multi-view and single-view clients apart too."""
     result = []
-    for (dataset, x, name), of_row in _of(runs):
+    for (dataset, x, name), of_row in _of(runs).items():
         result.append(entry((dataset, x, name), of_row))
         for group, label in (("multi_view", "multi-view"), ("partial_view", "single-view")):
             result.append(entry((dataset, x, f"{name}: {label} clients"), of_row, group))
@@ -530,7 +530,7 @@ _KINDS = (("all", ""), ("multi_view", ": multi-view"), ("partial_view", ": singl
 def draw_bytes(path: Path, runs: Sequence[Mapping[str, str]], title: str) -> None:
     """ACC after every round against all bytes that had travelled by then, for each set."""
     panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
-    for (dataset, _, name), of_row in _of(runs):
+    for (dataset, _, name), of_row in _of(runs).items():
         series = panels.setdefault(SETS.get(dataset, dataset), {})
         for group, label in _KINDS:
             points = series.setdefault(name + label, [])

@@ -143,7 +143,10 @@ def last_loss(info: Mapping[str, Any], n_rounds: jax.Array) -> jax.Array | None:
 
 
 def told(phases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each cohort's clients reported in the phases of a round; the last word counts."""
+    """What each cohort's clients reported in a round; of several phases the last word counts.
+
+    For phases that everyone takes part in: a leader's has one entry, of its own cohort.
+    """
     found: list[dict[str, Any]] = []
     for phase in phases:
         for c, report in enumerate(phase["clients"]):
