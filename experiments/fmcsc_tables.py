@@ -101,6 +101,9 @@ def preset(name: str, dataset: str, quick: bool) -> dict[str, str]:
     flags = flags_of(own)
     if name == "best":
         flags |= flags_of(PRESETS / "fmcsc_best.flags")
+        # Epochs of a round, which the paper sets per set, too.
+        if (of_set := PRESETS / f"fmcsc_best_{dataset}.flags").exists():
+            flags |= flags_of(of_set)
     return flags | (flags_of(PRESETS / "fmcsc_quick.flags") if quick else {})
 
 
