@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -158,6 +159,17 @@ def table_5(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
     for name in rows[0]:
         print(f"{name:24s}" + "".join(f"{row[name]!s:>26s}" for row in rows))
     return {"rows": rows}
+
+
+def draw_ablation(path: Path, table: Sequence[tables.Entry], title: str) -> None:
+    """Table 2: ACC of every row of `tables.table_2`, a panel for each set."""
+    panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
+    for e in table:
+        panel = panels.setdefault(f"{tables.SETS.get(e.set, e.set)}, ACC", {})
+        name, mean, std = e.name.partition(":")[0], *e.scores["acc"]
+        left_out = textwrap.fill(tables.ABLATIONS[e.x], 18)
+        panel.setdefault(left_out, {})[name] = (mean, float(np.nan_to_num(std)))
+    charts.bars(path, panels, "ACC", title)
 
 
 def draw_temperatures(folder: Path, runs: Sequence[dict[str, str]]) -> None:

@@ -467,13 +467,14 @@ def _cell(score: tuple[float, float]) -> str:
 
 def lines(table: Sequence[Entry]) -> Iterator[str]:
     """The table for the terminal."""
-    width = max([len(e.name) for e in table] or [0]) + 2
+    width = max(len(e.name) for e in table) + 2
     head = "".join(f"{m.upper():>16s}" for m in METRICS)
-    yield f"{'set':15s}{'':8s}{'':{width}s}{'seeds':>6s}{head}{'MB':>10s}"
+    varied = max(len(e.x) for e in table) + 2
+    yield f"{'set':15s}{'':{varied}s}{'':{width}s}{'seeds':>6s}{head}{'MB':>10s}"
     for e in table:
         cells = "".join(f"{_cell(e.scores[m]):>16s}" for m in METRICS)
         size = "" if np.isnan(e.bytes) else f"{e.bytes / 1e6:.0f}"
-        yield f"{e.set:15s}{e.x:8s}{e.name:{width}s}{e.seeds or '':>6}{cells}{size:>10s}"
+        yield f"{e.set:15s}{e.x:{varied}s}{e.name:{width}s}{e.seeds or '':>6}{cells}{size:>10s}"
 
 
 def markdown(table: Sequence[Entry], x: str) -> str:

@@ -258,6 +258,8 @@ def show(
         tables.draw_bytes(picture, runs, "FMCSC: accuracy against traffic")
     elif asked.what == "figure2":
         fmcsc_figures.draw_temperatures(folder, runs)
+    elif asked.what == "table2":
+        fmcsc_figures.draw_ablation(picture, table, title)
     elif asked.what.startswith("table"):
         drawn = tables.of_one_colour(table) if asked.what == "table1" else table
         tables.draw_bars(picture, drawn, title)
