@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from absl import flags
 
@@ -116,6 +117,9 @@ def main() -> None:
     FLAGS.seeds = len(seeds())
     base.use_compilation_cache()
     checked(sweeps.start_devices)
+    if asked.quick and jax.default_backend() == "cpu":
+        # A program runs for seconds here; optimising it takes more than half a minute.
+        jax.config.update("jax_disable_most_optimizations", True)
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     custom = asked.what in fmcsc_figures.MAKERS
@@ -126,8 +130,12 @@ def main() -> None:
         return
     for name in asked.sets:
         checked(lambda name=name: data.load(name, FLAGS.data_dir, FLAGS.scale))
-    groups = checked(lambda: groups_of(rows))
+    # To score every round costs nothing to speak of but the time to compile it.
+    by_round = not asked.quick or asked.what in ("table1", "figurebytes")
+    groups = checked(lambda: groups_of(rows, by_round))
     size = checked(sweep_setup.asked_batch)
+    if asked.quick and size is None:
+        size = len(seeds())  # small enough; a prediction would trace every program once more
     if FLAGS.dry_run:
         for line in sweeps.plan(groups, None, size):
             print(line)
@@ -148,8 +156,8 @@ def main() -> None:
     show(asked, folder, ledger.rows, references)
 
 
-def groups_of(rows: Sequence[Row]) -> list[Group]:
-    """Groups of runs, one for every program.
+def groups_of(rows: Sequence[Row], every_round: bool) -> list[Group]:
+    """Groups of runs, one for every program; scored after every round, or after the last alone.
 
     Raises:
       ValueError, OSError: What is wrong with a row's flags, or with the data.
@@ -163,7 +171,7 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
             columns = [names[id(flags)].columns for flags in group.columns]
             with sweep_setup.flags_set(group.columns[0]):
                 changes = _as(algorithm, group)
-            groups.append(group._replace(columns=columns, every_round=True, **changes))
+            groups.append(group._replace(columns=columns, every_round=every_round, **changes))
     return groups
 
 

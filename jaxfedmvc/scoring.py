@@ -44,31 +44,32 @@ def score(
         raise ValueError("score: the federation has no labels to score against")
     n_classes = federation.n_classes
 
-    def rows_of(labels: jax.Array, predicted: jax.Array, where: jax.Array) -> dict[str, jax.Array]:
-        return metrics.scores(labels, predicted, n_classes, n_clusters, where=where)
+    def table(labels: jax.Array, predicted: jax.Array, where: jax.Array) -> jax.Array:
+        return metrics.contingency(labels, predicted, n_classes, n_clusters, where=where)
 
-    truth = jnp.concatenate([labels.ravel() for labels in federation.labels])
-    labels = jnp.concatenate([p.ravel() for p in predicted])
     real = [cohort.mask for cohort in federation.cohorts]
-    single = [
-        jax.vmap(rows_of)(t, p, m)
-        for t, p, m in zip(federation.labels, predicted, real, strict=True)
-    ]
-    by_client = {name: jnp.concatenate([scores[name] for scores in single]) for name in single[0]}
-    has_rows = jnp.concatenate([jnp.any(m, axis=1) for m in real])
+    by_client = jnp.concatenate(
+        [jax.vmap(table)(*c) for c in zip(federation.labels, predicted, real, strict=True)]
+    )
+    n_clients = by_client.shape[0]
+    members = jnp.stack(
+        [jnp.concatenate(chosen) for chosen in _groups(federation, participants).values()]
+    )
+    # Counts of clients add up to those of their group. Matching clusters to classes is most of a
+    # program to compile, so that all tables go through one.
+    pooled = jnp.sum(jnp.where(members[:, :, None, None], by_client, 0.0), axis=1)
+    scores = jax.vmap(metrics.scores_from_contingency)(jnp.concatenate([by_client, pooled]))
 
+    has_rows = jnp.concatenate([jnp.any(m, axis=1) for m in real])
     result = {}
-    for group, members in _groups(federation, participants).items():
-        rows = jnp.concatenate(
-            [(m & chosen[:, None]).ravel() for m, chosen in zip(real, members, strict=True)]
-        )
-        chosen = jnp.concatenate(members) & has_rows
+    for g, group in enumerate(GROUPS):
+        chosen = members[g] & has_rows
         count = jnp.sum(chosen)
         result[group] = {
-            "pooled": rows_of(truth, labels, rows),
+            "pooled": {name: values[n_clients + g] for name, values in scores.items()},
             "per_client": {
-                name: jnp.sum(jnp.where(chosen, values, 0.0)) / count
-                for name, values in by_client.items()
+                name: jnp.sum(jnp.where(chosen, values[:n_clients], 0.0)) / count
+                for name, values in scores.items()
             },
         }
     return result
