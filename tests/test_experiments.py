@@ -305,7 +305,7 @@ PAPER = {
 
 
 def test_every_preset_is_known():
-    ours = {"fmcsc_best", "fmcsc_quick", "fmcsc_digits"}
+    ours = {"fmcsc_best", "fmcsc_best_multi_fashion", "fmcsc_quick", "fmcsc_digits"}
     assert {path.stem for path in PRESETS.iterdir()} == set(PAPER) | ours
 
 

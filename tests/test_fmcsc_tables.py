@@ -188,7 +188,7 @@ def shown(path):
     return matplotlib.image.imread(path).shape[1] > 300
 
 
-def test_maps_losses_and_costs(groups, tmp_path, capsys, no_bar):
+def test_maps_losses_and_costs(groups, tmp_path, capsys, no_bar, one_program):
     fmcsc_figures.figure_3(groups, tmp_path)
     assert shown(tmp_path / "figure3_toy.png")
     rows = fmcsc_figures.figure_6(groups, tmp_path)["rows"]
@@ -221,6 +221,19 @@ def no_bar(monkeypatch):
             pass
 
     monkeypatch.setattr(fmcsc_figures, "ProgressBar", Silent)
+
+
+@pytest.fixture
+def one_program(monkeypatch):
+    """All figures run the same program of a group, which takes its time to compile."""
+    programs, compiled = {}, fmcsc_figures._program
+
+    def of(group):
+        if id(group) not in programs:
+            programs[id(group)] = compiled(group)
+        return programs[id(group)]
+
+    monkeypatch.setattr(fmcsc_figures, "_program", of)
 
 
 # --- End to end -----------------------------------------------------------------------------------
