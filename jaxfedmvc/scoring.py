@@ -55,8 +55,8 @@ def score(
     members = jnp.stack(
         [jnp.concatenate(chosen) for chosen in _groups(federation, participants).values()]
     )
-    # Counts of clients add up to those of their group. Matching clusters to classes is most of a
-    # program to compile, so that all tables go through one.
+    # Counts of clients add up to those of their group. Matching clusters to classes takes long to
+    # compile, so that all tables go through one.
     pooled = jnp.sum(jnp.where(members[:, :, None, None], by_client, 0.0), axis=1)
     scores = jax.vmap(metrics.scores_from_contingency)(jnp.concatenate([by_client, pooled]))
 
