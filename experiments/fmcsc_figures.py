@@ -166,7 +166,9 @@ def draw_ablation(path: Path, table: Sequence[tables.Entry], title: str) -> None
     panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     for e in table:
         panel = panels.setdefault(f"{tables.SETS.get(e.set, e.set)}, ACC", {})
-        name, mean, std = e.name.partition(":")[0], *e.scores["acc"]
+        # A preset is called "paper", too.
+        name = e.name.partition(":")[0] if e.seeds else "published"
+        mean, std = e.scores["acc"]
         left_out = textwrap.fill(tables.ABLATIONS[e.x], 18)
         panel.setdefault(left_out, {})[name] = (mean, float(np.nan_to_num(std)))
     charts.bars(path, panels, "ACC", title)

@@ -506,7 +506,7 @@ def draw_bars(path: Path, table: Sequence[Entry], title: str) -> None:
     shown = [e for e in table if "clients" not in e.name]
     panels = {
         metric.upper(): {
-            f"{SETS.get(s, s)} {x}": {
+            f"{SETS.get(s, s)}\n{x}": {
                 e.name: (e.scores[metric][0], float(np.nan_to_num(e.scores[metric][1])))
                 for e in shown
                 if (e.set, e.x) == (s, x) and not np.isnan(e.scores[metric][0])

@@ -260,7 +260,8 @@ def show(
     text = tables.markdown(table, _X[asked.what])
     base.write(folder / "table.md", text)
     picture = folder / f"{asked.what}.png"
-    n_seeds = max(e.seeds for e in table)
+    numbers = sorted({e.seeds for e in table if e.seeds})
+    n_seeds = " to ".join(str(n) for n in dict.fromkeys((numbers[0], numbers[-1])))
     title = f"FMCSC, {asked.what.replace('e', 'e ', 1)}, {n_seeds} seeds"
     if asked.what == "figurebytes":
         tables.draw_bytes(picture, runs, "FMCSC: accuracy against traffic")
