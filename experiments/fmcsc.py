@@ -34,6 +34,10 @@ flags.DEFINE_integer(
     "leader_epochs", 0, "Epochs for which one client trains all models before the first round."
 )
 flags.DEFINE_bool("partial_rounds", True, "Whether partial clients train and send in the rounds.")
+flags.DEFINE_enum(
+    "partial_models", "distilled", ["distilled", "branch"],
+    "Models for one view: fitted by eq. (6), or the global model's own branch for the view.",
+)  # fmt: skip
 flags.DEFINE_enum("target", "own", ["own", "global"], "Whose H eq. (6) fits partial models to.")
 flags.DEFINE_enum(
     "centroids", "leader", ["leader", "federated"],
@@ -74,7 +78,7 @@ def config(n_clusters: int) -> FMCSCConfig:
     names = (
         "latent_dim", "head_hidden", "pretrain_epochs", "local_epochs", "distill_epochs",
         "batch_size", "contrast", "components", "n_init", "leader_epochs",
-        "partial_rounds", "target", "centroids", "centroid_rounds",
+        "partial_rounds", "partial_models", "target", "centroids", "centroid_rounds",
     )  # fmt: skip
     try:
         hidden = tuple(int(width) for width in FLAGS.hidden)
@@ -118,8 +122,9 @@ def cost(stage: str, phase: int, held: int, n_views: int) -> float:
         return (2 * FLAGS.leader_epochs if phase == 2 else FLAGS.pretrain_epochs) * held
     if held < n_views and not FLAGS.partial_rounds:
         return 0.0
-    trains, distills = True, held == n_views and "B" in FLAGS.components
-    if FLAGS.target == "global" and "B" in FLAGS.components:  # two exchanges
+    fitted = "B" in FLAGS.components and FLAGS.partial_models == "distilled"
+    trains, distills = True, held == n_views and fitted
+    if FLAGS.target == "global" and fitted:  # two exchanges
         trains, distills = (held == n_views) == (phase == 0), distills and phase == 1
     return (FLAGS.local_epochs * trains + FLAGS.distill_epochs * distills) * held
 

@@ -191,7 +191,7 @@ def test_without_labels_nothing_is_scored(files, tmp_path):
     code, out, _ = launch(
         *TINY, f"--dataset={files['unlabelled']}", "--n_clusters=2", "--rounds=1",
         "--components=ABC", "--participation=0.5,1", "--resample_participants",
-        "--target=global", "--partial_rounds=false", "--centroids=federated",
+        "--partial_models=branch", "--partial_rounds=false", "--centroids=federated",
         "--centroid_rounds=1", "--mask_rate=0.2", f"--output_dir={folder}",
     )  # fmt: skip
     assert code == 0
@@ -359,6 +359,8 @@ def test_work_of_a_round_of_two_exchanges():
         assert [cost("round", phase, 1) for phase in (0, 1)] == [0, 0]
         FLAGS.partial_rounds = True
         assert [cost("round", phase, 1) for phase in (0, 1)] == [0, 25]
+        FLAGS.partial_rounds, FLAGS.partial_models = False, "branch"  # one exchange
+        assert (cost("round", 0, 2), cost("round", 0, 1)) == (2 * 25, 0)
 
 
 @pytest.mark.parametrize("components", ["ABCD", "ACD"])

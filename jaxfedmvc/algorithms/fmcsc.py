@@ -60,6 +60,10 @@ class FMCSCConfig:
       n_init: k-means++ restarts of the client whose centroids are passed on.
       partial_rounds: Whether partial clients train and send their models in the rounds. If not,
         they pre-train, and receive the models in the end: C, eq. (7), is then without effect.
+      partial_models: What the global models for one view are. "distilled": those that multi-view
+        clients fit by eq. (6), as in the paper. "branch": f_g's own branch for the view, E^v, D^v
+        and H^v, which eq. (5) has drawn to H as f_g was trained: nothing more is trained or sent,
+        and partial clients take no part in the rounds.
       target: Of eq. (6). "own": H of the client's own f_m, as printed. "global": H of the round's
         new f_g, in an exchange of its own after f_m are averaged: what is averaged then was fitted
         to one space by all clients.
@@ -84,6 +88,7 @@ class FMCSCConfig:
     n_init: int = 100
     leader_epochs: int = 0
     partial_rounds: bool = True
+    partial_models: str = "distilled"
     target: str = "own"
     centroids: str = "leader"
     centroid_rounds: int = 10
@@ -105,6 +110,15 @@ class FMCSCConfig:
             raise ValueError(f"contrast: got {self.contrast!r}; allowed is 'paper' or 'ntxent'")
         if self.target not in ("own", "global"):
             raise ValueError(f"target: got {self.target!r}; allowed is 'own' or 'global'")
+        if self.partial_models not in ("distilled", "branch"):
+            raise ValueError(
+                f"partial_models: got {self.partial_models!r}; allowed is 'distilled' or 'branch'"
+            )
+        if self.partial_models == "branch" and self.partial_rounds:
+            raise ValueError(
+                "partial_rounds: got True; allowed is False with partial_models='branch', where"
+                " nothing that partial clients could send is used"
+            )
         if self.centroids not in ("leader", "federated"):
             raise ValueError(
                 f"centroids: got {self.centroids!r}; allowed is 'leader' or 'federated'"
@@ -250,6 +264,14 @@ def features(config: FMCSCConfig, model: Model, views: Views) -> Features:
     )
 
 
+def branch(model: Model, view: int) -> Model:
+    """The part of a model for all views that needs one view alone: its H is H^v, with unit rows.
+
+    Eq. (5) draws H and H^v of the same sample together, so that H^v stands in for H.
+    """
+    return Model({view: model.autoencoders[view]}, {}, model.view_heads[view])
+
+
 # --- Losses, eq. (1) to (8) -----------------------------------------------------------------------
 
 
@@ -361,11 +383,13 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     round to round; nothing on a client with all views, which starts every round from f_g. With
     federated centroids both are the model of a `Kept`.
 
-    `init` raises ValueError where no client holds all views, or a client has fewer samples than
-    clusters; `assign` and `embed` where there is no global model for the client's subset of views.
+    `init` raises ValueError where no client holds all views, a client has fewer samples than
+    clusters, or partial models are branches and a partial client holds several views; `assign` and `embed` where there is no global model for the client's subset of views.
     """
     hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
     has = {letter: letter in config.components for letter in "ABCD"}
+    # Without B nothing is done for partial models.
+    branched = has["B"] and config.partial_models == "branch"
 
     def init(key: jax.Array, federation: Federation) -> tuple[ServerState, tuple[PyTree, ...]]:
         full = tuple(range(federation.n_views))
@@ -374,6 +398,12 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             raise ValueError(
                 f"federation: no client holds all {federation.n_views} views; FMCSC needs one at"
                 " least, to learn what the views have in common"
+            )
+        several = [kind for kind in sorted(held) if 1 < len(kind) < federation.n_views]
+        if branched and several:
+            raise ValueError(
+                f"partial_models: got 'branch' with a client that holds views {several[0]}, and"
+                " f_g has a branch for each view and for all; allowed is 'distilled'"
             )
         federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
         models = {
@@ -492,6 +522,13 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     def pretrain_phase(who: Any) -> Phase:
         return Phase(send_model, pretrain, average_autoencoders, reduce="sum", who=who)
 
+    def updated(server: ServerState, models: dict[Kind, Model]) -> ServerState:
+        """The server with these global models; partial models follow f_g if they are branches."""
+        if branched:
+            (full,) = (kind for kind, model in models.items() if model.view_heads)
+            models = {**{(v,): branch(models[full], v) for v in full}, full: models[full]}
+        return server._replace(models=models)
+
     # What clients with all views train, in the rounds and before.
 
     def train_own(
@@ -537,14 +574,17 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             for kind, model in sent.items()
             if kind != full
         }
-        copies, _ = train_copies(key_copies, starts, out.h, client, config.leader_epochs)
+        copies = starts
+        if starts:
+            copies, _ = train_copies(key_copies, starts, out.h, client, config.leader_epochs)
         models = released(jax.random.fold_in(key, _NOISE), {full: own, **copies}, sent)
         return state, models, {"loss": history[-1:].sum()}
 
     def adopt(
         key: jax.Array, server: ServerState, messages: tuple, weights: tuple
     ) -> tuple[ServerState, dict]:
-        return server._replace(models=jax.tree.map(lambda x: x[0], messages[0])), {}
+        models = jax.tree.map(lambda x: x[0], messages[0])
+        return updated(server, {**server.models, **models}), {}
 
     # Rounds: sections 3.3 and 3.4.
 
@@ -667,7 +707,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             )
             for kind, model in server.models.items()
         }
-        return server._replace(models=models), {}
+        return updated(server, models), {}
 
     # Finish: clustering, eq. (12). One client's centroids give every client the same numbering;
     # or all clients' do.
@@ -775,10 +815,13 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     if has["A"]:
         setup = (pretrain_phase("leader"), *setup)
         if config.leader_epochs:
-            setup = (*setup, Phase(send_all, lead, adopt, who="leader"))
+            sent = send_own if branched else send_all
+            setup = (*setup, Phase(sent, lead, adopt, who="leader"))
     rounds: tuple[Phase, ...] = (Phase(send_models, local_training, aggregate, reduce="sum"),)
-    if config.target == "global" and has["B"]:
-        own_only = partial(local_training, parts=("own",))
+    own_only = partial(local_training, parts=("own",))
+    if branched:
+        rounds = (Phase(send_own, own_only, aggregate, reduce="sum"),)
+    elif config.target == "global" and has["B"]:
         the_others = partial(local_training, parts=("copies",))
         rounds = (
             Phase(send_own, own_only, aggregate, reduce="sum"),

@@ -20,6 +20,7 @@ from sklearn.cluster import KMeans
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc import (
+    branch,
     distillation_loss,
     features,
     hide_features,
@@ -558,6 +559,63 @@ def test_partial_clients_may_stay_out_of_the_rounds(federation, pretrained, exch
     assert both[0].up < both[1].up and both[0].down < both[1].down
 
 
+BRANCHES = dict(partial_models="branch", partial_rounds=False)
+
+
+def test_a_branch_is_what_one_view_alone_tells_of_h(federation, pretrained):
+    client = at(federation.cohorts[0], 0)
+    model = pretrained.server.models[FULL]
+    whole = jit(functools.partial(features, CONFIG))(model, client.by_view())
+    for v in FULL:
+        part = branch(model, v)
+        chex.assert_trees_all_equal_shapes(part, pretrained.server.models[v,])
+        alone = jit(functools.partial(features, CONFIG))(part, {v: client.by_view()[v]})
+        norm = np.linalg.norm(whole.h_views[v], axis=1, keepdims=True)
+        np.testing.assert_allclose(alone.h, whole.h_views[v] / norm, rtol=1e-4, atol=1e-6)
+        chex.assert_trees_all_close(alone.reconstruction[v], whole.reconstruction[v], rtol=1e-5)
+
+
+def test_partial_models_may_be_branches_of_the_new_global_model(federation, pretrained, exchanged):
+    algorithm = build(**BRANCHES)
+    (phase,) = algorithm.round
+    server, client = pretrained.server, at(federation.cohorts[0], 0)
+    assert set(phase.broadcast(server, FULL)) == {FULL}
+    assert phase.broadcast(server, (1,)) == {} == phase.broadcast(server, PAIR)
+    _, update, _ = client_program(phase.client)(
+        jax.random.fold_in(KEY, 3), phase.broadcast(server, FULL), (), client
+    )
+    assert set(update.models) == {FULL}
+    new = parts_of(update)[FULL]
+    close(new, parts_of(exchanged[3][1])[FULL], rtol=1e-5)
+    nothing = ({}, {})
+    after, _ = phase.server(KEY, server, (update, *(type(update)(*nothing),) * 2), (1, 2, 2))
+    assert set(after.models) == {FULL, (0,), (1,), (2,)}
+    for v in FULL:
+        close(after.models[v,], branch(new, v), rtol=1e-4)
+
+
+def test_the_leader_trains_no_copies_where_partial_models_are_branches(federation, pretrained):
+    algorithm = build(leader_epochs=1, **BRANCHES)
+    phase, client = algorithm.setup[2], at(federation.cohorts[0], 1)
+    sent = phase.broadcast(pretrained.server, FULL)
+    assert set(sent) == {FULL}
+    _, message, _ = client_program(phase.client)(KEY, sent, (), client)
+    assert set(message) == {FULL}
+    stacked = jax.tree.map(lambda x: x[None], message)
+    after, _ = phase.server(KEY, pretrained.server, (stacked,), (1,))
+    chex.assert_trees_all_equal(after.models[1,], branch(message[FULL], 1))
+
+
+def test_branches_are_for_one_view_each_and_take_no_uploads(federation):
+    with pytest.raises(ValueError, match=r"partial_models: got 'branch' .* views \(0, 2\), .*;"):
+        build(**BRANCHES).init(KEY, federation)
+    with pytest.raises(ValueError, match="partial_rounds: got True; allowed is False with"):
+        dataclasses.replace(CONFIG, partial_models="branch")
+    assert len(build("ACD", **BRANCHES).round) == 1  # B off: models for one view stay as they were
+    server = build("ACD", **BRANCHES).init(KEY, federation)[0]
+    assert set(server.models) == {FULL, PAIR, (0,), (1,), (2,)}
+
+
 def test_hidden_features_are_a_share_and_the_same_behind_padding():
     views = {
         v: 1.0 + np.arange(200 * d, dtype=np.float32).reshape(200, d) for v, d in ((0, 9), (2, 5))
@@ -1013,6 +1071,7 @@ def test_views_without_a_model_are_refused(finished):
         {"n_bins": 0}, {"n_init": 0}, {"pretrain_epochs": -1}, {"local_epochs": -1},
         {"distill_epochs": -1}, {"hidden": (4, 0)}, {"contrast": "cosine"}, {"components": "ABX"},
         {"leader_epochs": -1}, {"target": "joint"}, {"centroids": "first"}, {"centroid_rounds": 0},
+        {"partial_models": "none"},
     ],
 )  # fmt: skip
 def test_a_bad_configuration_is_named(change):
