@@ -37,6 +37,12 @@ ABLATIONS = {
     "ABC": "without D, weights",
     "ABCD": "all",
     "ABD, idle": "all, partial clients idle in rounds",
+    "ABD, branches": "idle too, partial models are branches",
+}
+_PROTOCOLS = {
+    "": {"partial_rounds": "true", "partial_models": "distilled"},
+    "idle": {"partial_rounds": "false", "partial_models": "distilled"},
+    "branches": {"partial_rounds": "false", "partial_models": "branch"},
 }
 TEMPERATURES = ("0.1", "0.3", "0.5", "0.7", "1")
 EPSILONS = (10, 50, 100, 500)
@@ -174,10 +180,8 @@ def _table_2(wish: Wish) -> Iterator[Row]:
     for dataset in wish.sets:
         for name in wish.presets:
             for item in ABLATIONS:
-                letters, _, idle = item.partition(", ")
-                yield wish.row(
-                    dataset, item, name, components=letters, partial_rounds=str(not idle).lower()
-                )
+                letters, _, protocol = item.partition(", ")
+                yield wish.row(dataset, item, name, components=letters, **_PROTOCOLS[protocol])
 
 
 def _table_3(wish: Wish) -> Iterator[Row]:
@@ -251,7 +255,8 @@ def _figure_4c(wish: Wish) -> Iterator[Row]:
             plain = wish.row(dataset, "inf", name, ratio="2:1")
             yield plain
             # Two of pre-training, at most, and the exchanges of every round; centroids not counted.
-            exchanges = 2 if plain.flags.get("target") == "global" else 1
+            branched = plain.flags.get("partial_models") == "branch"
+            exchanges = 2 if plain.flags.get("target") == "global" and not branched else 1
             uploads = 2 + exchanges * int(plain.flags["rounds"])
             for epsilon in epsilons:
                 noise = {"upload_noise": f"{1 / epsilon:.9g}"}

@@ -336,11 +336,8 @@ def test_the_best_preset_lies_over_a_sets_own():
         config = binary.config(5)
         assert (FLAGS.dataset, FLAGS.n_clients, FLAGS.rounds) == ("bdgp", 12, 5)
         assert (config.local_epochs, config.components) == (10, "ABCD")
-        assert (config.target, config.centroids, config.partial_rounds) == (
-            "global",
-            "federated",
-            False,
-        )
+        assert (config.partial_models, config.centroids) == ("branch", "federated")
+        assert not config.partial_rounds
         assert binary.hyperparams().mask_rate == 0.3 and config.leader_epochs == 0
     finally:
         flagsaver.restore_flag_values(saved)

@@ -384,7 +384,8 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     federated centroids both are the model of a `Kept`.
 
     `init` raises ValueError where no client holds all views, a client has fewer samples than
-    clusters, or partial models are branches and a partial client holds several views; `assign` and `embed` where there is no global model for the client's subset of views.
+    clusters, or partial models are branches and a partial client holds several views; `assign`
+    and `embed` where there is no global model for the client's subset of views.
     """
     hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
     has = {letter: letter in config.components for letter in "ABCD"}
