@@ -26,7 +26,7 @@ FMCSC = (
     "--n_init=2", "--n_clients=2", "--ratio=1:0", "--rounds=2", "--n_clusters=3", "--seeds=2",
     "--noprogress",
 )  # fmt: skip
-GRID = "--grid=tau_m=0.3,0.6; components=A,AD"
+GRID = "--grid=tau_m=0.3,0.6; components=C,CD"
 
 
 def call(binary, arguments):
@@ -132,21 +132,21 @@ def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
     rows = rows_of(folder / "runs.csv")
     settings = [(row["tau_m"], row["components"], row["seed"]) for row in rows]
     # The two programs one after the other; every setting meets both seeds.
-    assert settings == [(t, c, s) for c in ("A", "AD") for t in ("0.3", "0.6") for s in "01"]
+    assert settings == [(t, c, s) for c in ("C", "CD") for t in ("0.3", "0.6") for s in "01"]
     assert {row["status"] for row in rows} == {"ok"}
     assert len({row["loss"] for row in rows}) == 8
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["runs"] == 8 and summary["compilations_here"] == 2 and summary["failed"] == 0
     (first,) = (
-        r for r in rows_of(folder / "summary.csv") if (r["tau_m"], r["components"]) == ("0.6", "AD")
+        r for r in rows_of(folder / "summary.csv") if (r["tau_m"], r["components"]) == ("0.6", "CD")
     )
-    mine = [float(row["acc"]) for row in rows if (row["tau_m"], row["components"]) == ("0.6", "AD")]
+    mine = [float(row["acc"]) for row in rows if (row["tau_m"], row["components"]) == ("0.6", "CD")]
     assert float(first["acc_mean"]) == pytest.approx(np.mean(mine))
     assert float(first["acc_std"]) == pytest.approx(np.std(mine))
     assert {path.name for path in folder.iterdir()} == {
         "runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt", "heatmap.png",
     }  # fmt: skip
-    assert re.search(r"best by mean ACC \(needs labels\): tau_m=0\.\d, components=AD?: ", out)
+    assert re.search(r"best by mean ACC \(needs labels\): tau_m=0\.\d, components=CD?: ", out)
     assert "first by silhouette (no labels): " in out
 
 
