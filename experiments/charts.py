@@ -76,6 +76,7 @@ def lines(
     ylabel: str,
     title: str,
     log_x: bool = False,
+    log_y: bool = False,
 ) -> None:
     """For each panel a line for each series, with error bars; a line of one point is a marker.
 
@@ -86,6 +87,7 @@ def lines(
       ylabel: Of all panels.
       title: Of the whole picture.
       log_x: Whether x is drawn in logarithms.
+      log_y: Whether y is.
     """
     plt = plots.require_matplotlib()
     figure, axes = plt.subplots(
@@ -109,8 +111,13 @@ def lines(
             for _, mean, _ in (p for p in points if not np.isfinite(p[0])):
                 axis.axhline(mean, color=colour, linestyle="--", linewidth=1, label=label)
                 label = None
+        every_x = [point[0] for points in series.values() for point in points]
         if log_x:
             axis.set_xscale("log")
+        elif all(x == round(x) for x in every_x if np.isfinite(x)):  # rounds, clients
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        if log_y:
+            axis.set_yscale("log")
         axis.set_title(panel)
         axis.set_xlabel(xlabel)
         axis.grid(alpha=0.3)

@@ -89,7 +89,8 @@ def figure_6(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
                     for r in sorted({row["round"] for row in mine})
                     for values in [[x[name] for x in mine if (x["round"], x["row"]) == (r, preset)]]
                 ]
-    charts.lines(folder / "figure6.png", panels, "round", "loss", "losses after local training")
+    title = "losses after local training"
+    charts.lines(folder / "figure6.png", panels, "round", "loss", title, log_y=True)
     return {"rows": rows}
 
 

@@ -192,11 +192,14 @@ def _table_3(wish: Wish) -> Iterator[Row]:
 
 
 def _figure_2(wish: Wish) -> Iterator[Row]:
+    """tau_p is partial clients': it is left as it is where they stay out of the rounds."""
     values = TEMPERATURES[::2] if wish.quick else TEMPERATURES
     for dataset in wish.sets:
         for name in wish.presets:
+            flags = wish.row(dataset, "", name).flags
+            idle = flags.get("partial_rounds") == "false"
             for tau_m in values:
-                for tau_p in values:
+                for tau_p in (flags.get("tau_p", "0.5"),) if idle else values:
                     yield wish.row(dataset, f"{tau_m} {tau_p}", name, tau_m=tau_m, tau_p=tau_p)
 
 
