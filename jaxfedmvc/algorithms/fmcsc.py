@@ -63,7 +63,8 @@ class FMCSCConfig:
       partial_models: What the global models for one view are. "distilled": those that multi-view
         clients fit by eq. (6), as in the paper. "branch": f_g's own branch for the view, E^v, D^v
         and H^v, which eq. (5) has drawn to H as f_g was trained: nothing more is trained or sent,
-        and partial clients take no part in the rounds.
+        and partial clients take no part in the rounds. Their rows then move centroids, if these
+        are federated, and no model: f_g averages the pre-training of clients with all views.
       target: Of eq. (6). "own": H of the client's own f_m, as printed. "global": H of the round's
         new f_g, in an exchange of its own after f_m are averaged: what is averaged then was fitted
         to one space by all clients.
