@@ -90,6 +90,8 @@ def lines(
       log_y: Whether y is.
     """
     plt = plots.require_matplotlib()
+    from matplotlib import ticker
+
     figure, axes = plt.subplots(
         1, len(panels), figsize=(5.2 * len(panels) + 0.6, 4.8), layout="constrained", squeeze=False
     )
@@ -114,6 +116,9 @@ def lines(
         every_x = [point[0] for points in series.values() for point in points]
         if log_x:
             axis.set_xscale("log")
+            axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter(ticker.NullFormatter())  # they overlap
         elif all(x == round(x) for x in every_x if np.isfinite(x)):  # rounds, clients
             axis.xaxis.get_major_locator().set_params(integer=True)
         if log_y:
