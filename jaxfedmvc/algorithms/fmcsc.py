@@ -59,12 +59,12 @@ class FMCSCConfig:
       n_bins: Bins of the mutual information's histogram.
       n_init: k-means++ restarts of the client whose centroids are passed on.
       partial_rounds: Whether partial clients train and send their models in the rounds. If not,
-        they pre-train, and receive the models in the end: C, eq. (7), is then without effect.
+        they pre-train at most, and receive the models in the end: C, eq. (7), is without effect.
       partial_models: What the global models for one view are. "distilled": those that multi-view
         clients fit by eq. (6), as in the paper. "branch": f_g's own branch for the view, E^v, D^v
         and H^v, which eq. (5) has drawn to H as f_g was trained: nothing more is trained or sent,
-        and partial clients take no part in the rounds. Their rows then move centroids, if these
-        are federated, and no model: f_g averages the pre-training of clients with all views.
+        and partial clients train nothing, before the rounds or in them. Their rows move
+        centroids, if these are federated, and no model.
       target: Of eq. (6). "own": H of the client's own f_m, as printed. "global": H of the round's
         new f_g, in an exchange of its own after f_m are averaged: what is averaged then was fitted
         to one space by all clients.
@@ -381,8 +381,8 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     """FMCSC, algorithm 1, as a `FederatedAlgorithm`.
 
     Server state: `ServerState`. Client state: a partial client's own `Model`, which it keeps from
-    round to round; nothing on a client with all views, which starts every round from f_g. With
-    federated centroids both are the model of a `Kept`.
+    round to round; nothing on a client with all views, which starts every round from f_g, nor
+    where partial models are branches. With federated centroids that is the model of a `Kept`.
 
     `init` raises ValueError where no client holds all views, a client has fewer samples than
     clusters, or partial models are branches and a partial client holds several views; `assign`
@@ -415,7 +415,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         clients = tuple(
             kept(
                 ()
-                if cohort.view_ids == full
+                if cohort.view_ids == full or branched
                 else jax.tree.map(
                     lambda x, n=cohort.n_clients: jnp.broadcast_to(x, (n, *x.shape)),
                     models[cohort.view_ids],
@@ -473,15 +473,28 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         ]
         return jax.tree.unflatten(tree, noisy)
 
+    def updated(server: ServerState, models: dict[Kind, Model]) -> ServerState:
+        """The server with these global models; partial models follow f_g if they are branches."""
+        if branched:
+            (full,) = (kind for kind, model in models.items() if model.view_heads)
+            models = {**{(v,): branch(models[full], v) for v in full}, full: models[full]}
+        return server._replace(models=models)
+
     # Setup: (consensus) pre-training, section 3.2.
 
     def send_model(server: ServerState, view_ids: Kind) -> Model:
         return server.models[view_ids]
 
+    def send_start(server: ServerState, view_ids: Kind) -> Model | tuple[()]:
+        """Nothing to partial clients where branches of f_g stand for what they would train."""
+        return () if branched and not _is_full(view_ids, server) else send_model(server, view_ids)
+
     def pretrain(
-        key: jax.Array, sent: Model, state: PyTree, client: Cohort
+        key: jax.Array, sent: Model | tuple[()], state: PyTree, client: Cohort
     ) -> tuple[PyTree, dict[int, Autoencoder], dict[str, jax.Array]]:
         """Eq. (1), (2); the message is the client's autoencoders and nothing else."""
+        if not sent:
+            return state, {}, {}
         start = sent.autoencoders
         key_start, key_fit = jax.random.split(key)
         key_noise = jax.random.fold_in(key, _NOISE)
@@ -519,17 +532,10 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
                 if set(kind) <= set(message)
             ]
             models[kind] = model._replace(autoencoders=_average(parts, model.autoencoders))
-        return server._replace(models=models), {}
+        return updated(server, models), {}
 
     def pretrain_phase(who: Any) -> Phase:
-        return Phase(send_model, pretrain, average_autoencoders, reduce="sum", who=who)
-
-    def updated(server: ServerState, models: dict[Kind, Model]) -> ServerState:
-        """The server with these global models; partial models follow f_g if they are branches."""
-        if branched:
-            (full,) = (kind for kind, model in models.items() if model.view_heads)
-            models = {**{(v,): branch(models[full], v) for v in full}, full: models[full]}
-        return server._replace(models=models)
+        return Phase(send_start, pretrain, average_autoencoders, reduce="sum", who=who)
 
     # What clients with all views train, in the rounds and before.
 

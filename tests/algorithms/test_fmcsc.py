@@ -594,6 +594,22 @@ def test_partial_models_may_be_branches_of_the_new_global_model(federation, pret
         close(after.models[v,], branch(new, v), rtol=1e-4)
 
 
+def test_partial_clients_pre_train_nothing_where_partial_models_are_branches(federation):
+    algorithm = build(**BRANCHES)
+    phase = algorithm.setup[1]
+    server = build().init(KEY, federation)[0]
+    client = at(federation.cohorts[1], 0)
+    assert phase.broadcast(server, (1,)) == () == phase.broadcast(server, PAIR)
+    state, nothing, info = phase.client(KEY, (), (), client)
+    assert (state, nothing, info) == ((), {}, {})
+    full = {v: jax.tree.map(lambda x: 3 * x, server.models[FULL].autoencoders[v]) for v in FULL}
+    after, _ = phase.server(KEY, server, (full, {}, {}), (2, 0, 0))
+    new = after.models[FULL]
+    close(new.autoencoders, jax.tree.map(lambda x: x / 2, full), rtol=1e-5)
+    for v in FULL:
+        chex.assert_trees_all_equal(after.models[v,], branch(new, v))
+
+
 def test_the_leader_trains_no_copies_where_partial_models_are_branches(federation, pretrained):
     algorithm = build(leader_epochs=1, **BRANCHES)
     phase, client = algorithm.setup[2], at(federation.cohorts[0], 1)
