@@ -118,11 +118,12 @@ def build(n_clusters: int, federation: Federation) -> FederatedAlgorithm:
 
 def cost(stage: str, phase: int, held: int, n_views: int) -> float:
     """Work of one client in passes over one view, for the time left."""
+    branched = "B" in FLAGS.components and FLAGS.partial_models == "branch"
+    if held < n_views and (branched or (stage != "setup" and not FLAGS.partial_rounds)):
+        return 0.0
     if stage == "setup":
         return (2 * FLAGS.leader_epochs if phase == 2 else FLAGS.pretrain_epochs) * held
-    if held < n_views and not FLAGS.partial_rounds:
-        return 0.0
-    fitted = "B" in FLAGS.components and FLAGS.partial_models == "distilled"
+    fitted = "B" in FLAGS.components and not branched
     trains, distills = True, held == n_views and fitted
     if FLAGS.target == "global" and fitted:  # two exchanges
         trains, distills = (held == n_views) == (phase == 0), distills and phase == 1

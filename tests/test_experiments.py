@@ -358,6 +358,7 @@ def test_work_of_a_round_of_two_exchanges():
         assert [cost("round", phase, 1) for phase in (0, 1)] == [0, 25]
         FLAGS.partial_rounds, FLAGS.partial_models = False, "branch"  # one exchange
         assert (cost("round", 0, 2), cost("round", 0, 1)) == (2 * 25, 0)
+        assert (cost("setup", 1, 2), cost("setup", 1, 1)) == (2 * FLAGS.pretrain_epochs, 0)
 
 
 @pytest.mark.parametrize("components", ["ABCD", "ACD"])

@@ -594,10 +594,9 @@ def test_partial_models_may_be_branches_of_the_new_global_model(federation, pret
         close(after.models[v,], branch(new, v), rtol=1e-4)
 
 
-def test_partial_clients_pre_train_nothing_where_partial_models_are_branches(federation):
+def test_partial_clients_pre_train_nothing_where_partial_models_are_branches(federation, started):
     algorithm = build(**BRANCHES)
-    phase = algorithm.setup[1]
-    server = build().init(KEY, federation)[0]
+    phase, server = algorithm.setup[1], started.server
     client = at(federation.cohorts[1], 0)
     assert phase.broadcast(server, (1,)) == () == phase.broadcast(server, PAIR)
     state, nothing, info = phase.client(KEY, (), (), client)
