@@ -126,19 +126,21 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
 
 
-def make_folder(name: str, resume: bool = False) -> Path:
+def make_folder(name: str, resume: bool = False, given_only: bool = False) -> Path:
     """Makes the result folder and writes flags.txt, which serves as a --flagfile, into it.
 
     Args:
       name: Of the job, for a folder of its own under results/ where --output_dir is not given.
       resume: Go on in a folder that is there, as `reopen_folder` does.
+      given_only: Leave flags that were not given out of flags.txt, where giving a default is not
+        the same as giving nothing.
 
     Raises:
       OSError, ValueError: The folder cannot be written, or holds results already; or --resume is
         given and the job knows nothing of it.
     """
     if resume:
-        return reopen_folder()
+        return reopen_folder(given_only)
     if FLAGS.resume:
         raise ValueError("resume: this job keeps no checkpoints; leave it out")
     asked = FLAGS.output_dir
@@ -158,12 +160,12 @@ def make_folder(name: str, resume: bool = False) -> Path:
         ) from error
     if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
-    write(folder / "flags.txt", "\n".join(_flag_lines()) + "\n")
+    write(folder / "flags.txt", "\n".join(_flag_lines(given_only)) + "\n")
     return folder
 
 
-def reopen_folder() -> Path:
-    """The folder of --output_dir, for a job that goes on in it.
+def reopen_folder(given_only: bool = False) -> Path:
+    """The folder of --output_dir, for a job that goes on in it; `given_only` as in `make_folder`.
 
     Raises:
       ValueError: No --output_dir, or no job was begun there, or one with other flags.
@@ -176,11 +178,12 @@ def reopen_folder() -> Path:
             f"resume: {str(folder)!r} holds no job (no flags.txt); leave --resume out to begin one"
         )
     then = _named_flags((folder / "flags.txt").read_text().splitlines())
-    now = _named_flags(_flag_lines())
+    now = _named_flags(_flag_lines(given_only))
 
     def is_new(name: str) -> bool:
         """Not in the file, and not given now: as if it had been there."""
-        return name not in then and FLAGS[name].value == FLAGS[name].default
+        unchanged = FLAGS[name].value == FLAGS[name].default
+        return unchanged and not given_only and name not in then
 
     odd = [
         f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} now)"
@@ -234,10 +237,12 @@ def _named_flags(lines: Iterable[str]) -> dict[str, str]:
     return values
 
 
-def _flag_lines() -> Iterator[str]:
+def _flag_lines(given_only: bool) -> Iterator[str]:
     """The flags of the binaries."""
     for module, defined in sorted(FLAGS.flags_by_module_dict().items()):
         if "experiments" in module:
             for flag in defined:
-                if flag.value is not None and flag.name not in _NOT_WRITTEN:
+                if flag.value is None or flag.name in _NOT_WRITTEN:
+                    continue
+                if flag.present or not given_only:
                     yield flag.serialize()

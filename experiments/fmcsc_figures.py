@@ -108,14 +108,16 @@ def _losses(
         ]
         if not mine:
             continue
-        total = np.concatenate([r["loss"] for r in mine], axis=1).mean(axis=1)
-        reconstruction = np.concatenate([r["reconstruction"] for r in mine], axis=1).mean(axis=1)
+        parts = {
+            name: np.concatenate([r[name] for r in mine], axis=1).mean(axis=1)
+            for name in ("reconstruction", "contrast")
+        }
         for r in range(group.rounds):
             rows.append(
                 {key: group.columns[0][key] for key in ("set", "row")}
-                | {"kind": kind, "seed": seed, "round": r + 1, "total": float(total[r])}
-                | {"reconstruction": float(reconstruction[r])}
-                | {"contrast": float(total[r] - reconstruction[r])}
+                | {"kind": kind, "seed": seed, "round": r + 1}
+                | {"total": float(sum(part[r] for part in parts.values()))}
+                | {name: float(part[r]) for name, part in parts.items()}
             )
     return rows
 

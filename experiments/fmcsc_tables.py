@@ -138,8 +138,15 @@ class Wish(NamedTuple):
     flags: Mapping[str, str]
 
     def row(self, dataset: str, x: str, name: str, **flags: Any) -> Row:
-        """A row of one of the presets, with these flags changed."""
+        """A row of one of the presets, with these flags changed.
+
+        Raises:
+          ValueError: The command line gives one of them, too; but for the number of rounds, which
+            a table may be read after.
+        """
         told = {key: str(value) for key, value in flags.items()}
+        if twice := sorted((told.keys() & self.flags.keys()) - {"rounds"}):
+            raise ValueError(f"{twice[0]}: {self.what} gives it values of its own; leave it out")
         kept = preset(name, dataset, self.quick) | told | dict(self.flags)
         return Row(dataset, x, name, kept)
 
@@ -148,7 +155,7 @@ def rows(wish: Wish) -> list[Row]:
     """The rows of what was asked for, of all that is made of runs.
 
     Raises:
-      ValueError: An unknown set or preset.
+      ValueError: An unknown set or preset, or nothing is left to run.
     """
     makers = {
         "table1": _table_1, "table2": _table_2, "table3": _table_3, "figure2": _figure_2,
@@ -156,7 +163,11 @@ def rows(wish: Wish) -> list[Row]:
         "figure7": _figure_7, "figurebytes": _figure_bytes, "figure3": _figure_3,
         "figure6": _presets, "table5": _presets,
     }  # fmt: skip
-    return list(makers[wish.what](wish))
+    if not wish.presets and wish.what != "table1":
+        raise ValueError("presets: got none; allowed are paper, best")
+    if not (found := list(makers[wish.what](wish))):
+        raise ValueError("presets: got none, and no ratios or no local or alone among references")
+    return found
 
 
 # Rounds of `best` in table 1: it is read after the paper's 5, and after these.
@@ -257,10 +268,12 @@ def _figure_4c(wish: Wish) -> Iterator[Row]:
         for name in wish.presets:
             plain = wish.row(dataset, "inf", name, ratio="2:1")
             yield plain
-            # Two of pre-training, at most, and the exchanges of every round; centroids not counted.
+            # Two of pre-training and a leader's, at most, and the exchanges of every round;
+            # centroids are not counted.
             branched = plain.flags.get("partial_models") == "branch"
             exchanges = 2 if plain.flags.get("target") == "global" and not branched else 1
-            uploads = 2 + exchanges * int(plain.flags["rounds"])
+            leads = int(plain.flags.get("leader_epochs", 0)) > 0
+            uploads = 2 + leads + exchanges * int(plain.flags["rounds"])
             for epsilon in epsilons:
                 noise = {"upload_noise": f"{1 / epsilon:.9g}"}
                 yield plain._replace(x=str(epsilon), flags=plain.flags | noise)
@@ -338,7 +351,9 @@ def entry(
             values = [value(run, metric, group, after) for run in runs]
         else:
             values = [float(run[f"{group}/{way}/{metric}"]) for run in runs]
-        scores[metric] = (float(np.mean(values)), float(np.std(values)))
+        # One seed has no spread.
+        std = float(np.std(values)) if len(values) > 1 else float("nan")
+        scores[metric] = (float(np.mean(values)), std)
     traffic = [
         float(run[f"{ROUNDS}bytes"].split()[after - 1])
         if after
@@ -410,7 +425,11 @@ def table_2(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
 
 
 def table_3(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
-    """Participation: clients that took part and clients that did not, the paper's beside ours."""
+    """Participation: clients that took part and clients that did not, the paper's beside ours.
+
+    A share is that of the clients of every kind, rounded: the two groups can differ in how many of
+    their clients hold all views (.9 of six, three and three are five, three and three).
+    """
     names = {title: name for name, title in SETS.items()}
     paper = {
         (names[row["dataset"]], row["participation_rate"], row["client_type"]): float(
@@ -496,17 +515,27 @@ def markdown(table: Sequence[Entry], x: str) -> str:
     return "\n".join(text) + "\n"
 
 
+def around_marks(path: Path) -> tuple[str, str]:
+    """What stands before and after the marks of a file.
+
+    Raises:
+      ValueError, OSError: There are no marks, or the file cannot be read.
+    """
+    before, begin, rest = path.read_text().partition(_MARKS[0])
+    _, end, after = rest.partition(_MARKS[1])
+    if not begin or not end:
+        raise ValueError(f"readme: {path} has no lines {_MARKS[0]} and {_MARKS[1]}")
+    return before, after
+
+
 def write_between_marks(path: Path, text: str) -> None:
     """Replaces what stands between the marks of a file.
 
     Raises:
       ValueError, OSError: There are no marks, or the file cannot be written.
     """
-    before, begin, rest = path.read_text().partition(_MARKS[0])
-    _, end, after = rest.partition(_MARKS[1])
-    if not begin or not end:
-        raise ValueError(f"readme: {path} has no lines {_MARKS[0]} and {_MARKS[1]}")
-    base.write(path, f"{before}{begin}\n{text}{end}{after}")
+    before, after = around_marks(path)
+    base.write(path, f"{before}{_MARKS[0]}\n{text}{_MARKS[1]}{after}")
 
 
 def draw_bars(path: Path, table: Sequence[Entry], title: str) -> None:

@@ -71,7 +71,8 @@ def wish() -> Wish:
 
     Raises:
       ValueError: Not one table or one figure; a set or a preset that there is not; a flag of sweeps
-        that has no meaning here.
+        that has no meaning here; a README without a place for the table.
+      OSError: That README cannot be read.
     """
     if (FLAGS.table is None) == (FLAGS.figure is None):
         raise ValueError("table: give either --table or --figure")
@@ -94,8 +95,13 @@ def wish() -> Wish:
         raise ValueError(f"references: got {got!r}; allowed are {', '.join(tables.REFERENCES)}")
     references = [tables.REFERENCES[name] for name in FLAGS.references]
     presets = FLAGS.presets if FLAGS["presets"].present else both
+    if FLAGS.readme:
+        if what != "table1":
+            raise ValueError("readme: takes table 1; leave it out")
+        tables.around_marks(Path(FLAGS.readme))
     given = {
-        flag.name: str(flag.serialize().partition("=")[2])
+        # absl writes booleans as --name and --noname.
+        flag.name: str(flag.value).lower() if flag.boolean else flag.serialize().partition("=")[2]
         for module, defined in FLAGS.flags_by_module_dict().items()
         if "experiments" in module
         for flag in defined
@@ -125,7 +131,7 @@ def main() -> None:
     custom = asked.what in fmcsc_figures.MAKERS
     rows = checked(lambda: tables.rows(asked))
     if FLAGS.runs_file:
-        known = checked(lambda: _known([Path(name) for name in FLAGS.runs_file], asked))
+        known = checked(lambda: _known([Path(name) for name in FLAGS.runs_file], asked, rows))
         show(asked, checked(_folder), *known)
         return
     for name in asked.sets:
@@ -142,7 +148,8 @@ def main() -> None:
         return
     folder = checked(_folder)
     if custom:
-        _summary(folder, asked, fmcsc_figures.MAKERS[asked.what](groups, folder))
+        found = fmcsc_figures.MAKERS[asked.what](groups, folder)
+        _summary(folder, asked, seeds()[: None if asked.what == "figure6" else 1], found)
         return
     ledger = Ledger(folder)
     with ProgressBar(sum(len(group.runs) for group in groups)) as bar:
@@ -215,7 +222,9 @@ def pooled_kmeans(asked: Wish) -> list[Entry]:
     return found
 
 
-def _known(paths: Sequence[Path], asked: Wish) -> tuple[list[dict[str, Any]], list[Entry]]:
+def _known(
+    paths: Sequence[Path], asked: Wish, rows: Sequence[Row]
+) -> tuple[list[dict[str, Any]], list[Entry]]:
     """Runs of earlier jobs, and the references beside them.
 
     Raises:
@@ -229,6 +238,11 @@ def _known(paths: Sequence[Path], asked: Wish) -> tuple[list[dict[str, Any]], li
         found = tables.read(path)
         if not found or not {"set", "x", "row", "rounds_made"} <= set(found[0]):
             raise ValueError(f"runs_file: {path} holds no runs of this program")
+        if others := sorted({run["x"] for run in found} - {row.x for row in rows}):
+            mine = ", ".join(dict.fromkeys(row.x for row in rows))
+            raise ValueError(
+                f"runs_file: {path} holds runs of {others[0]!r}; {asked.what} is made of {mine}"
+            )
         runs += found
         beside = path.with_name(path.name.replace("runs", "references"))
         if beside.exists() and beside != path:
@@ -280,16 +294,17 @@ def show(
         checked(lambda: tables.write_between_marks(Path(FLAGS.readme), tables.markdown(
             tables.short(table), _X[asked.what]
         )))  # fmt: skip
-    _summary(folder, asked, {"rows": [e.flat() for e in table]})
+    numbers = sorted({int(run["seed"]) for run in runs})
+    _summary(folder, asked, numbers, {"rows": [e.flat() for e in table]})
 
 
 def _folder() -> Path:
     what = f"table{FLAGS.table}" if FLAGS.table else f"figure{FLAGS.figure}"
-    return base.make_folder(f"reproduce-fmcsc-{what}", FLAGS.resume)
+    return base.make_folder(f"reproduce-fmcsc-{what}", FLAGS.resume, given_only=True)
 
 
-def _summary(folder: Path, asked: Wish, found: dict[str, Any]) -> None:
-    content = {"paper": "fmcsc", "what": asked.what, "quick": asked.quick, "seeds": seeds()}
+def _summary(folder: Path, asked: Wish, numbers: list[int], found: dict[str, Any]) -> None:
+    content = {"paper": "fmcsc", "what": asked.what, "quick": asked.quick, "seeds": numbers}
     content |= {"versions": base.versions()} | found
     text = json.dumps(content, indent=1, default=float).replace("NaN", "null")
     base.write(folder / "summary.json", text + "\n")

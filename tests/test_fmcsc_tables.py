@@ -115,6 +115,7 @@ def test_table_1_reads_the_papers_rounds_and_the_last_ones():
     assert by_name["best, R = 6"].scores["acc"] == pytest.approx((0.92, 0.02))
     assert by_name["best, R = 5"].bytes == 5e6 and by_name["best, R = 6"].seeds == 2
     assert by_name["best, R = 6: single-view clients"].scores["acc"][0] == pytest.approx(0.82)
+    assert math.isnan(by_name[fmcsc_tables.LOCAL].scores["acc"][1])  # one seed has no spread
     assert by_name[fmcsc_tables.POOLED] == reference and elsewhere not in table
     assert [e.name for e in fmcsc_tables.short(table)][2:4] == ["best, R = 5", "best, R = 6"]
     text = fmcsc_tables.markdown(table, "M : S")
@@ -247,6 +248,7 @@ def test_a_figure_end_to_end_and_what_can_be_wrong(tmp_path):
         "--pretrain_epochs=1", "--local_epochs=1", "--distill_epochs=1", "--rounds=1", "--n_init=1",
         "--centroid_rounds=1", "--n_clients=2", "--ratio=1:0", "--samples_per_client=12",
         "--seeds=1", "--noprogress", "--compilation_cache=", "--components=ACD",
+        "--noresample_participants",
     )  # fmt: skip
     folder = tmp_path / "out"
     job = ("--figure=2", *tiny, f"--output_dir={folder}")
@@ -259,13 +261,22 @@ def test_a_figure_end_to_end_and_what_can_be_wrong(tmp_path):
         ("--table=1", "--ratios=1-1"): "ratio",
         ("--table=1", "--references=mine"): "references: got 'mine'; allowed are local, alone",
         ("--table=1", "--grid=tau_m=1"): "grid: has no meaning here",
+        ("--table=1", "--ratio=1:2"): "ratio: table1 gives it values of its own; leave it out",
+        ("--table=2", "--components=ABC"): "components: table2 gives it values of its own",
+        ("--figure=3", "--presets="): "presets: got none; allowed are paper, best",
+        ("--table=1", "--ratios="): "presets: got none, and no ratios",
+        ("--figure=2", "--readme=README.md"): "readme: takes table 1; leave it out",
+        ("--table=1", "--readme=pyproject.toml"): "readme: pyproject.toml has no lines",
+        ("--table=2", f"--runs_file={folder}/runs.csv"): "holds runs of '0.1 0.5'; table2 is made",
         job: "holds results already",
     }
-    (code, out, err), (again, _, _), *answers = several_of(
-        REPRODUCE, job, (*job, "--resume"), *wrong
+    from_file = ("--resume", f"--output_dir={folder}", f"--flagfile={folder}/flags.txt")
+    (code, out, err), (again, _, _), (told, retold, _), *answers = several_of(
+        REPRODUCE, job, (*job, "--resume"), from_file, *wrong
     )
     assert code == 0, err
-    assert again == 0
+    assert again == told == 0
+    assert "3 runs" in retold
     runs = list(csv.DictReader((folder / "runs.csv").open()))
     assert len(runs) == 3 and {run["status"] for run in runs} == {"ok"}
     assert len({run["x"] for run in runs}) == 3

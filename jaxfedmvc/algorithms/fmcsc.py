@@ -286,6 +286,22 @@ def reconstruction_loss(
     )
 
 
+def view_contrasts(
+    config: FMCSCConfig, tau_m: jax.Array | float, out: Features, mask: jax.Array
+) -> list[jax.Array]:
+    """Eq. (5) for each view: H against H^v of the same rows."""
+    contrast = losses.feature_contrast if config.contrast == "paper" else losses.ntxent
+    return [contrast(out.h, h_view, mask, tau_m) for h_view in out.h_views.values()]
+
+
+def partial_contrast(
+    tau_p: jax.Array | float, out: Features, h_global: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Eq. (7), averaged over the client's views."""
+    contrast = [losses.model_contrast(out.h, h_global, z, mask, tau_p) for z in out.z.values()]
+    return sum(contrast, start=jnp.zeros(())) / len(contrast)
+
+
 def multi_view_loss(
     config: FMCSCConfig,
     tau_m: jax.Array | float,
@@ -298,12 +314,9 @@ def multi_view_loss(
 
     `seen` is what the model is given, if that is not the views themselves.
     """
-    contrast = losses.feature_contrast if config.contrast == "paper" else losses.ntxent
     out = features(config, model, views if seen is None else seen)
-    total = reconstruction_loss(out.reconstruction, views, mask)
-    for h_view in out.h_views.values():
-        total += contrast(out.h, h_view, mask, tau_m)
-    return total
+    reconstruction = reconstruction_loss(out.reconstruction, views, mask)
+    return sum(view_contrasts(config, tau_m, out, mask), start=reconstruction)
 
 
 def partial_view_loss(
@@ -314,10 +327,10 @@ def partial_view_loss(
     h_global: jax.Array,
     mask: jax.Array,
 ) -> jax.Array:
-    """Eq. (8) on a partial client: eq. (2) plus eq. (7), averaged over the client's views."""
+    """Eq. (8) on a partial client: eq. (2) plus eq. (7)."""
     out = features(config, model, views)
-    contrast = [losses.model_contrast(out.h, h_global, z, mask, tau_p) for z in out.z.values()]
-    return reconstruction_loss(out.reconstruction, views, mask) + sum(contrast) / len(contrast)
+    contrast = partial_contrast(tau_p, out, h_global, mask)
+    return reconstruction_loss(out.reconstruction, views, mask) + contrast
 
 
 def distillation_loss(
@@ -642,6 +655,8 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             bits[client.view_ids] = info["weight"] = multi_view_weight(config, out, mask)
             info["loss"] = history[-1:].sum()
             info["reconstruction"] = reconstruction_loss(out.reconstruction, views, mask)
+            contrasts = view_contrasts(config, hyper.tau_m, out, mask)
+            info["contrast"] = sum(contrasts, start=jnp.zeros(()))
         received = {kind: m for kind, m in sent.items() if kind != client.view_ids}
         if "copies" in parts and received:
             copies, history = train_copies(
@@ -681,6 +696,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         info = {
             "loss": history[-1:].sum(),
             "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
+            "contrast": partial_contrast(hyper.tau_p, out, h_global, mask) * has["C"],
             "weight": bits,
         }
         key_noise, mine = jax.random.fold_in(key, _NOISE), client.view_ids

@@ -481,7 +481,7 @@ def test_the_target_of_the_copies_may_be_the_new_global_model(federation, pretra
     sent = first.broadcast(pretrained.server, FULL)
     assert set(sent) == {FULL} and first.broadcast(pretrained.server, PAIR) == {}
     _, update, info = client_program(first.client)(KEY, sent, (), client)
-    assert set(update.models) == {FULL} and set(info) == {"loss", "reconstruction", "weight"}
+    assert set(update.models) == {FULL} and set(info) == {"loss", "reconstruction", "contrast", "weight"}
     alone = client_program(first.client)(jax.random.fold_in(KEY, 3), sent, (), client)[1]
     close(parts_of(alone)[FULL], parts_of(exchanged[3][1])[FULL], rtol=1e-5)
 
@@ -780,6 +780,18 @@ def test_weights_are_bits_with_a_floor_and_models_are_averaged_by_them(
         assert len(sent) == {FULL: 3, PAIR: 5, (0,): 3, (1,): 5, (2,): 3}[kind]
         models, shares = zip(*sent, strict=True)
         close(model, mean(models, weights=shares), rtol=1e-3, atol=1e-4)
+
+
+def test_reported_losses_are_those_of_the_trained_model(federation, exchanged):
+    for _, _, i, client in members(federation):
+        if client.view_ids != FULL:
+            continue
+        _, update, info = exchanged[i]
+        views = real_views(client)
+        out = np_features(parts_of(update)[FULL], views)
+        contrast = sum(np_paper_contrast(out["h"], out["h_views"][v], TAU_M) for v in FULL)
+        assert info["contrast"] == pytest.approx(contrast, rel=1e-3)
+        assert info["reconstruction"] == pytest.approx(np_reconstruction(out, views), rel=1e-3)
 
 
 def test_partial_clients_keep_their_model_and_see_nobody_elses_update(
