@@ -2,7 +2,8 @@
 
 A client with all views reconstructs and contrasts them, eq. (1) and (5), and clusters its H. A
 client with fewer views has no global model to be contrasted with, so eq. (2) is all that is left to
-it, and it clusters its Z. Epochs are those of `fmcsc`: pre-training, then E in every round.
+it, and it clusters its Z. Epochs are those of `fmcsc`: pre-training, then E in every round, where
+eq. (5) is given what `mask_rate` leaves of the features.
 
 Nothing is exchanged, so cluster numbers of different clients have nothing to do with each other.
 """
@@ -22,6 +23,7 @@ from jaxfedmvc.algorithms.fmcsc import (
     Model,
     Views,
     features,
+    hide_features,
     init_model,
     multi_view_loss,
     reconstruction_loss,
@@ -86,15 +88,18 @@ def local_fmcsc(
         contrast: bool,
     ) -> tuple[PyTree, tuple[()], dict]:
         model, own_key = state
+        rate = hyper.mask_rate if contrast else None
 
-        def loss(model: Model, views: Views, mask: jax.Array) -> jax.Array:
+        def loss(model: Model, views: Views, mask: jax.Array, *key: jax.Array) -> jax.Array:
             if contrast:
-                return multi_view_loss(config, hyper.tau_m, model, views, mask)
+                seen = None if rate is None else hide_features(key[0], views, rate)
+                return multi_view_loss(config, hyper.tau_m, model, views, mask, seen)
             return reconstruction_loss(features(config, model, views).reconstruction, views, mask)
 
         model, history = nn.fit(
             key, model, loss, client.by_view(), client.mask,
             epochs=epochs, batch_size=config.batch_size, learning_rate=hyper.learning_rate,
+            keyed=rate is not None,
         )  # fmt: skip
         return (model, own_key), (), {"loss": history[-1:].sum()}
 

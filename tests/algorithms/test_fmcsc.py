@@ -481,7 +481,12 @@ def test_the_target_of_the_copies_may_be_the_new_global_model(federation, pretra
     sent = first.broadcast(pretrained.server, FULL)
     assert set(sent) == {FULL} and first.broadcast(pretrained.server, PAIR) == {}
     _, update, info = client_program(first.client)(KEY, sent, (), client)
-    assert set(update.models) == {FULL} and set(info) == {"loss", "reconstruction", "contrast", "weight"}
+    assert set(update.models) == {FULL} and set(info) == {
+        "loss",
+        "reconstruction",
+        "contrast",
+        "weight",
+    }
     alone = client_program(first.client)(jax.random.fold_in(KEY, 3), sent, (), client)[1]
     close(parts_of(alone)[FULL], parts_of(exchanged[3][1])[FULL], rtol=1e-5)
 

@@ -56,6 +56,18 @@ def test_a_client_learns_from_its_own_rows_only(result):
     assert np.abs(moved[0] - moved[1]).max() > 1e-3
 
 
+def test_features_are_hidden_from_the_contrast_of_multi_view_clients_alone(result):
+    algorithm = local_fmcsc(CONFIG, FMCSCHyperparams(learning_rate=0.01, mask_rate=0.3))
+    hidden = jax.jit(functools.partial(engine.run, algorithm, rounds=2))(federation(), KEY)
+    for stage, phase in (("setup", 0), ("rounds", 0)):
+        losses = [
+            [np.asarray(c["loss"]) for c in r.info[stage][phase]["clients"]]
+            for r in (result, hidden)
+        ]
+        np.testing.assert_array_equal(losses[0][1], losses[1][1])
+        assert (losses[0][0] == losses[1][0]).all() == (stage == "setup")
+
+
 def test_losses_fall_and_heads_train_where_a_loss_reaches_them(result):
     start = engine.start(program()[0], federation(), KEY).clients
     setup, rounds = result.info["setup"][0], result.info["rounds"][0]
