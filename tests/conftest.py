@@ -3,15 +3,11 @@
 import gc
 import os
 import tempfile
-from importlib.metadata import version
 
 # Known answers are known to float32: no accelerator, where products may be coarser.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for milliseconds here and take seconds to optimise. Processes that tests start too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# A third less to compile. Only where the flag is known to exist: XLA ends at an unknown one.
-if version("jaxlib").startswith("0.10."):
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 # Workers, and processes that tests start, compile many of the same programs: one folder for all of
 # a session, made by the first process and removed when it ends.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
