@@ -195,11 +195,11 @@ def test_everything_is_finite(lab):
 
 
 def test_padding_chunks_and_order_of_cohorts_change_only_rounding(lab):
-    """Three rows more on every client, two clients at a time (of three: one is repeated), and the
-    cohorts and their clients the other way round."""
+    """Three rows more on every client, a loop over clients instead of vmap, and the cohorts and
+    their clients the other way round."""
     turned = [(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[lab.vertical][::-1]]
     wide, width = lab.divided(turned, extra=3), WIDTH[lab.vertical]
-    result = lab.run(wide, lab.key, chunk=2)
+    result = lab.run(wide, lab.key, chunk=1)
     assert by_client(wide, result.labels).keys() == set(range(wide.n_clients))
     chex.assert_trees_all_equal(
         {client: labels[:width] for client, labels in by_client(wide, result.labels).items()},
@@ -255,39 +255,6 @@ def test_labels_of_the_truth_reach_nothing(lab):
         }  # fmt: skip
     flipped = lab.federation.replace(labels=tuple(1 - x for x in lab.federation.labels))
     chex.assert_trees_all_equal(plain(lab.run(flipped, lab.key)), plain(lab.result))
-
-
-def test_vmap_over_clients_is_a_loop_over_clients(lab):
-    if lab.name == "dpfmps_p2est":
-        pytest.skip("its clients are dpfmps's; its server counts in another way")
-    for stage, phase in lab.phases():
-        one, many = _client_programs(phase.client)
-        # The first cohort of each number of views; another compiles as long and shows no more.
-        cohorts = reversed(lab.cohorts(phase))
-        for c in {len(lab.federation.cohorts[c].view_ids): c for c in cohorts}.values():
-            cohort, states = lab.federation.cohorts[c], lab.start.clients[c]
-            if cohort.n_clients == 1:  # the same client with two ids, hence two keys
-                cohort, states = jax.tree.map(lambda x: jnp.concatenate([x, x]), (cohort, states))
-                cohort = cohort.replace(client_ids=cohort.client_ids + jnp.array([0, 7]))
-            sent = phase.broadcast(lab.start.server, cohort.view_ids)
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(lab.key, cohort.client_ids)
-            together = many(keys, sent, states, cohort)
-            for i in range(cohort.n_clients):
-                alone = one(*_at((keys, sent, states, cohort), i, skip=1))
-                assert_close(alone, jax.tree.map(lambda x, i=i: x[i], together))
-                assert jax.tree.structure(alone[0]) == jax.tree.structure(states), stage
-
-
-@functools.cache
-def _client_programs(client):
-    return jit(client), jit(jax.vmap(client, (0, None, 0, 0)))
-
-
-def _at(arguments, i, skip):
-    return [
-        x if place == skip else jax.tree.map(lambda leaf: leaf[i], x)
-        for place, x in enumerate(arguments)
-    ]
 
 
 def _shapes(lab, phase, c):
