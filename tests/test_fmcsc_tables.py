@@ -59,7 +59,7 @@ def test_presets_are_one_setting_over_what_the_paper_sets_per_set():
     ]
     own = [dict(pairs).get("local_epochs") for pairs in changed]
     assert dict(zip(fmcsc_tables.SETS, own, strict=True)) == {
-        "mnist_usps": None, "bdgp": None, "multi_fashion": "100", "nuswide": None
+        "mnist_usps": None, "bdgp": None, "multi_fashion": "50", "nuswide": None
     }  # fmt: skip
     settings = [{name for name, _ in pairs} - {"local_epochs"} for pairs in changed]
     assert settings[0] == settings[1] == settings[2] == settings[3]
