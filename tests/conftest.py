@@ -27,6 +27,14 @@ gc.set_threshold(100_000, 50, 50)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+_SHORT = ("clustering", "data")
+
+
+def pytest_collection_modifyitems(items):
+    """Folders of short files come last: no worker is left alone with a long one at the end."""
+    items.sort(key=lambda item: item.path.parent.name in _SHORT)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def room_for_programs():
     """No module leaves more compiled programs behind than the next one has room beside."""
