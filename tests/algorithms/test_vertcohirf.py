@@ -32,7 +32,7 @@ from jaxfedmvc.algorithms.vertcohirf import (
 )
 from jaxfedmvc.attacks import ATTACKS, attacked, inverse_ranking
 from jaxfedmvc.clustering.consensus import strict_consensus
-from jaxfedmvc.clustering.local import dbscan_method, kmeans_method
+from jaxfedmvc.clustering.local import dbscan_method, kmeans_method, sc_srgf_method
 from jaxfedmvc.data import synthetic
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
@@ -68,6 +68,7 @@ HALVES = vertcohirf(LocalStep(by_halves))
 KMEANS = vertcohirf(LocalStep(kmeans_method(3), 0.6, 3))
 FEW = vertcohirf(LocalStep(by_halves), n_candidates=4)
 DENSE = vertcohirf(LocalStep(dbscan_method(2.0, 3)))
+GRAPHS = vertcohirf(LocalStep(sc_srgf_method(3, 3)))
 
 
 @functools.cache
@@ -198,8 +199,8 @@ def test_two_modalities_are_recovered_exactly():
 
 @pytest.mark.parametrize(
     ("algorithm", "seed"),
-    [(HALVES, 0), (HALVES, 1), (KMEANS, 0), (KMEANS, 1), (KMEANS, 2), (DENSE, 0)],
-    ids=["halves0", "halves1", "kmeans0", "kmeans1", "kmeans2", "dbscan0"],
+    [(HALVES, 0), (HALVES, 1), (KMEANS, 0), (KMEANS, 1), (KMEANS, 2), (DENSE, 0), (GRAPHS, 0)],
+    ids=["halves0", "halves1", "kmeans0", "kmeans1", "kmeans2", "dbscan0", "sc_srgf0"],
 )
 def test_masked_and_compacting_give_the_same_labels(algorithm, seed):
     views, _ = make_views(seed, n=80, spread=1.5)
