@@ -42,11 +42,7 @@ flags.DEFINE_integer("partial_views", 1, "Views that a partial client holds.", l
 flags.DEFINE_integer("samples_per_client", None, "Samples of each client; None deals out all.")
 flags.DEFINE_float("dirichlet", None, "Label skew beta; None deals out at random.")
 flags.DEFINE_integer("rounds", 5, "Communication rounds.", lower_bound=1)
-flags.DEFINE_list(
-    "participation", ["1.0"],
-    "Share of clients that take part: one number, or one for clients with all views and one for"
-    " the others.",
-)  # fmt: skip
+flags.DEFINE_list("participation", ["1.0"], "Share taking part; or two: of full-view, of others.")
 flags.DEFINE_bool("resample_participants", False, "Draw who takes part anew every round.")
 flags.DEFINE_integer(
     "client_chunk", None,
@@ -115,21 +111,28 @@ def load_federations() -> tuple[list[Federation], int, np.ndarray]:
 
 
 def participation_shares(federation: Federation) -> list[float]:
-    """One share for each cohort, from the flag.
+    """One share for each cohort, from the flag; at least one client of each takes part.
+
+    A share counts over all partial clients: .9 of two cohorts of three are three and two.
 
     Raises:
-      ValueError: Not one or two numbers.
+      ValueError: Not one or two numbers in (0, 1].
     """
     try:
         shares = [float(text) for text in FLAGS.participation]
     except ValueError:
         shares = []
-    if len(shares) not in (1, 2):
+    if len(shares) not in (1, 2) or not all(0 < share <= 1 for share in shares):
         raise ValueError(
             f"participation: got {','.join(FLAGS.participation)!r}; allowed is one number in"
             " (0, 1], or two with a comma between"
         )
-    return [shares[0 if federation.holds_all_views(c) else -1] for c in federation.cohorts]
+    sizes = np.array([cohort.n_clients for cohort in federation.cohorts])
+    full = np.array([federation.holds_all_views(cohort) for cohort in federation.cohorts])
+    counts = np.zeros(len(sizes))
+    for kind, share in ((full, shares[0]), (~full, shares[-1])):
+        counts[kind] = np.diff(np.round(share * np.cumsum(sizes[kind])), prepend=0)
+    return [float(share) for share in np.maximum(counts, 1) / sizes]
 
 
 def prepare(build: Callable[[int, Federation], FederatedAlgorithm]) -> Task:
@@ -141,12 +144,14 @@ def prepare(build: Callable[[int, Federation], FederatedAlgorithm]) -> Task:
     if FLAGS.client_chunk is not None and FLAGS.client_chunk < 1:
         raise ValueError(f"client_chunk: got {FLAGS.client_chunk}; allowed is 1 or more")
     federations, n_clusters, pooled = load_federations()
+    participation_shares(federations[0])
     algorithm = build(n_clusters, federations[0])
     for federation in federations:
-        engine.draw_participants(federation, jax.random.key(0), participation_shares(federation))
         federation.check_rows(n_clusters, f"as many as the {n_clusters} clusters")
     # Shapes only: whatever the algorithm itself refuses is found here.
-    jax.eval_shape(lambda key: algorithm.init(key, federations[0].without_labels()), _key(0))
+    jax.eval_shape(
+        lambda key: algorithm.init(key, federations[0].without_labels()), jax.random.key(0)
+    )
     return Task(algorithm, federations, n_clusters, pooled)
 
 
@@ -181,7 +186,7 @@ def main_job(
     if report.is_finished():
         print(f"finished already, nothing is left to do: {report.folder}/")
         return
-    like = jax.eval_shape(_start(task, shares), federation, _key(0))
+    like = jax.eval_shape(_start(task, shares), federation, jax.random.key(0))
     at = checked(lambda: report.reopen(like)) if FLAGS.resume else Place(FLAGS.seed, 0, None)
     total = (FLAGS.seed + FLAGS.seeds - at.seed) * (setup_work + FLAGS.rounds * round_work)
     total -= setup_work * (at.state is not None) + at.made * round_work
@@ -278,7 +283,7 @@ def _compile(task: Task, shares: list[float], progress: Progress | None) -> Prog
         parts = jnp.split(found, np.cumsum([mask.size for mask in masks])[:-1])
         return tuple(part.reshape(m.shape) for part, m in zip(parts, masks, strict=True))
 
-    federation, key, r = task.federations[0], _key(0), jnp.int32(0)
+    federation, key, r = task.federations[0], jax.random.key(0), jnp.int32(0)
     start = jax.jit(_start(task, shares))
     state = jax.eval_shape(start, federation, key)
     evaluating = jax.jit(evaluate)  # traced once, here
@@ -321,7 +326,7 @@ def _one_seed(
 ) -> int:
     """Runs one seed, or the rest of it, and reports it; returns the number of its rounds."""
     seed, made, state = at
-    key = _key(seed)
+    key = jax.random.key(seed)
     before, began = report.seconds["run"], time.perf_counter()
 
     def save() -> None:
@@ -364,10 +369,6 @@ def _one_seed(
     report.add_references(jax.device_get(rated))
     report.last = (federation, result)
     return made
-
-
-def _key(seed: int) -> jax.Array:
-    return jax.random.key(seed)
 
 
 def _progress(

@@ -18,7 +18,7 @@ from experiments import grid, sweep_runs
 from experiments.base import given, seeds
 from experiments.grid import Axis
 from experiments.sweep_runs import Group
-from jaxfedmvc import data, engine, sweep
+from jaxfedmvc import data, sweep
 from jaxfedmvc.algorithms import ALGORITHMS
 
 FLAGS = flags.FLAGS
@@ -183,7 +183,6 @@ def _group(module: ModuleType, columns: list[dict[str, str]], hyperparams: list[
     federation = sweep_runs.outline(dataset.views, parts[0])
     federation.check_rows(n_clusters, f"as many as the {n_clusters} clusters")
     shares = common.participation_shares(federation)
-    engine.draw_participants(federation, jax.random.key(0), shares)
     over_clients = mesh_sizes().get("clients", 1) > 1
     chunk = FLAGS.client_chunk
     if chunk is not None and chunk < 1:

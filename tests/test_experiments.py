@@ -14,8 +14,9 @@ import pytest
 from absl import app, flags
 from absl.testing import flagsaver
 
+from experiments import common
 from experiments import fmcsc as binary
-from jaxfedmvc import data
+from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc import init_model
 from tests import binaries
@@ -249,6 +250,21 @@ BAD = {
     "three shares": (["--participation=1,1,1"], "participation: got '1,1,1'"),
     "share of words": (["--participation=half"], "participation: got 'half'"),
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(["0.9"], [5, 3, 2]), (["0.5"], [3, 2, 1]), (["1", "0.1"], [6, 1, 1]), (["1.0"], [6, 3, 3])],
+)
+def test_a_share_counts_over_all_partial_clients(given, expected):
+    parts = data.hybrid_partition(0, n_samples=48, n_views=2, n_clients=12, ratio=(1, 1))
+    views = [np.zeros((48, d)) for d in DIMS]
+    federation = Federation.from_arrays(views, partition=parts)
+    with flagsaver.flagsaver(participation=given):
+        FLAGS.mark_as_parsed()
+        shares = common.participation_shares(federation)
+    taking_part = engine.draw_participants(federation, jax.random.key(0), shares)
+    assert [len(places) for places in taking_part] == expected
 
 
 @pytest.mark.parametrize("case", BAD)
