@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import base, charts, grid, sweep_report
+from experiments import base, charts, fmcsc_rows, grid, sweep_report
 from experiments import fmcsc_tables as tables
 from experiments.ledger import csv_text
 from experiments.progress import ProgressBar
@@ -56,7 +56,7 @@ def figure_3(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
                     i for i, x in enumerate(federation.cohorts) if federation.holds_all_views(x)
                 )
                 real = np.asarray(federation.cohorts[c].mask[0])
-                maps[tables.ABLATIONS[group.columns[0]["x"]]] = np.asarray(found[c][0])[real]
+                maps[fmcsc_rows.ABLATIONS[group.columns[0]["x"]]] = np.asarray(found[c][0])[real]
                 assert federation.labels is not None
                 truth = np.asarray(federation.labels[c][0])[real]
                 bar.advance(1)
@@ -80,7 +80,7 @@ def figure_6(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
     base.write(folder / "losses.csv", csv_text(rows))
     panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
     for dataset, kind in dict.fromkeys((row["set"], row["kind"]) for row in rows):
-        series = panels.setdefault(f"{tables.SETS.get(dataset, dataset)}: {kind} clients", {})
+        series = panels.setdefault(f"{fmcsc_rows.SETS.get(dataset, dataset)}: {kind} clients", {})
         mine = [row for row in rows if (row["set"], row["kind"]) == (dataset, kind)]
         for preset in dict.fromkeys(row["row"] for row in mine):
             for name in ("total", "reconstruction", "contrast"):
@@ -140,7 +140,7 @@ def table_5(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
             cost = Program(group)
             traffic = cost.traffic(group.rounds)
             dataset = group.columns[0]["set"]
-            published = paper.get(tables.SETS.get(dataset, ""), {})
+            published = paper.get(fmcsc_rows.SETS.get(dataset, ""), {})
             rows.append({
                 "set": dataset, "row": group.columns[0]["row"],
                 "parameters_single": f"{min(partial)} to {max(partial)}",
@@ -168,11 +168,11 @@ def draw_ablation(path: Path, table: Sequence[tables.Entry], title: str) -> None
     """Table 2: ACC of every row of `tables.table_2`, a panel for each set."""
     panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     for e in table:
-        panel = panels.setdefault(f"{tables.SETS.get(e.set, e.set)}, ACC", {})
+        panel = panels.setdefault(f"{fmcsc_rows.SETS.get(e.set, e.set)}, ACC", {})
         # A preset is called "paper", too.
         name = e.name.partition(":")[0] if e.seeds else "published"
         mean, std = e.scores["acc"]
-        left_out = textwrap.fill(tables.ABLATIONS[e.x], 18)
+        left_out = textwrap.fill(fmcsc_rows.ABLATIONS[e.x], 18)
         panel.setdefault(left_out, {})[name] = (mean, float(np.nan_to_num(std)))
     charts.bars(path, panels, "ACC", title)
 

@@ -19,12 +19,13 @@ import jax
 import numpy as np
 from absl import flags
 
-from experiments import base, common, fmcsc_figures, sweep_runs, sweep_setup
+from experiments import base, common, fmcsc_figures, fmcsc_rows, sweep_runs, sweep_setup
 from experiments import fmcsc as binary
 from experiments import fmcsc_tables as tables
 from experiments import sweep as sweeps
 from experiments.base import checked
-from experiments.fmcsc_tables import Entry, Row, Wish
+from experiments.fmcsc_rows import Row, Wish
+from experiments.fmcsc_tables import Entry
 from experiments.ledger import Ledger, csv_text
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.sweep_runs import Group
@@ -41,9 +42,9 @@ flags.DEFINE_enum(
     " clients, 4c privacy, 6 losses, 7 label skew; bytes is ACC against traffic, not in the paper.",
 )  # fmt: skip
 flags.DEFINE_list("datasets", [], "Some of mnist_usps, bdgp, multi_fashion, nuswide.")
-flags.DEFINE_list("ratios", list(tables.RATIOS), "Of table 1.")
+flags.DEFINE_list("ratios", list(fmcsc_rows.RATIOS), "Of table 1.")
 flags.DEFINE_list("presets", [], "paper, best, or both; table 1 and bytes: both, the others: best.")
-flags.DEFINE_list("references", list(tables.REFERENCES), "Of table 1: local, alone, pooled.")
+flags.DEFINE_list("references", list(fmcsc_rows.REFERENCES), "Of table 1: local, alone, pooled.")
 flags.DEFINE_bool(
     "quick", False, "The same on the digits with narrow networks: a few minutes on a CPU."
 )
@@ -90,10 +91,10 @@ def wish() -> Wish:
     ratios = ["1:1"] if FLAGS.quick and not FLAGS["ratios"].present else FLAGS.ratios
     for ratio in ratios:
         data.parse_ratio(ratio)
-    if not set(FLAGS.references) <= set(tables.REFERENCES):
+    if not set(FLAGS.references) <= set(fmcsc_rows.REFERENCES):
         got = ",".join(FLAGS.references)
-        raise ValueError(f"references: got {got!r}; allowed are {', '.join(tables.REFERENCES)}")
-    references = [tables.REFERENCES[name] for name in FLAGS.references]
+        raise ValueError(f"references: got {got!r}; allowed are {', '.join(fmcsc_rows.REFERENCES)}")
+    references = [fmcsc_rows.REFERENCES[name] for name in FLAGS.references]
     presets = FLAGS.presets if FLAGS["presets"].present else both
     if FLAGS.readme:
         if what != "table1":
@@ -129,7 +130,7 @@ def main() -> None:
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     custom = asked.what in fmcsc_figures.MAKERS
-    rows = checked(lambda: tables.rows(asked))
+    rows = checked(lambda: fmcsc_rows.rows(asked))
     if FLAGS.runs_file:
         known = checked(lambda: _known([Path(name) for name in FLAGS.runs_file], asked, rows))
         show(asked, checked(_folder), *known)
@@ -156,7 +157,7 @@ def main() -> None:
         bar.advance(len(ledger.rows))
         bar.write(f"{sum(len(g.runs) for g in groups)} runs, {len(groups)} programs")
         sweep_runs.execute(groups, ledger, batch=size, on_batch=bar.advance, write=bar.write)
-    wanted = asked.what == "table1" and tables.POOLED in asked.references
+    wanted = asked.what == "table1" and fmcsc_rows.POOLED in asked.references
     references = pooled_kmeans(asked) if wanted else []
     if references:
         base.write(folder / "references.csv", csv_text([e.flat() for e in references]))
@@ -186,10 +187,10 @@ def _as(algorithm: str, group: Group) -> dict[str, Any]:
     """What of a group is another method's."""
     k = group.n_clusters
     assert k is not None
-    if algorithm == tables.LOCAL:
+    if algorithm == fmcsc_rows.LOCAL:
         config = binary.config(k)
         return {"make": lambda hyper: local_fmcsc(config, hyper)}
-    if algorithm == tables.ALONE:
+    if algorithm == fmcsc_rows.ALONE:
         return {"make": lambda hyper: local_kmeans(k), "rounds": 0}
     return {}
 
@@ -202,7 +203,9 @@ def pooled_kmeans(asked: Wish) -> list[Entry]:
 
     found = []
     for dataset, x in itertools.product(asked.sets, asked.ratios):
-        settings = tables.preset("paper", dataset, asked.quick) | {"ratio": x} | dict(asked.flags)
+        settings = (
+            fmcsc_rows.preset("paper", dataset, asked.quick) | {"ratio": x} | dict(asked.flags)
+        )
         with sweep_setup.flags_set(settings):
             loaded, parts, k = common.load_partitioned()
         features = np.concatenate(loaded.views, axis=1)
@@ -218,7 +221,7 @@ def pooled_kmeans(asked: Wish) -> list[Entry]:
             m: (float(np.mean([s[m] for s in scores])), float(np.std([s[m] for s in scores])))
             for m in tables.METRICS
         }
-        found.append(Entry(dataset, x, tables.POOLED, len(scores), means))
+        found.append(Entry(dataset, x, fmcsc_rows.POOLED, len(scores), means))
     return found
 
 

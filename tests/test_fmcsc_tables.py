@@ -8,8 +8,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from experiments import fmcsc_figures, fmcsc_tables, sweep_runs
-from experiments.fmcsc_tables import Entry, Wish
+from experiments import fmcsc_figures, fmcsc_rows, fmcsc_tables, sweep_runs
+from experiments.fmcsc_rows import Wish
+from experiments.fmcsc_tables import Entry
 from experiments.sweep_runs import Group
 from jaxfedmvc import data, sweep
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, fmcsc
@@ -20,7 +21,7 @@ REPRODUCE = "reproduce_fmcsc"
 
 def wish(what, **changes):
     given = {"sets": ["bdgp"], "ratios": ["2:1"], "presets": ["paper", "best"], "quick": False}
-    given |= {"references": list(fmcsc_tables.REFERENCES.values()), "flags": {}}
+    given |= {"references": list(fmcsc_rows.REFERENCES.values()), "flags": {}}
     return Wish(what, **(given | changes))
 
 
@@ -36,44 +37,44 @@ def wish(what, **changes):
     ],
 )  # fmt: skip
 def test_rows_of_every_table_and_figure(what, n):
-    rows = fmcsc_tables.rows(wish(what))
+    rows = fmcsc_rows.rows(wish(what))
     assert len(rows) == n and len({row[:3] for row in rows}) == n
     assert all(row.flags["dataset"] == "bdgp" for row in rows)
     flags = [tuple(sorted(row.flags.items())) for row in rows if row.algorithm == "fmcsc"]
     assert len(set(flags)) == len(flags)  # no row is another one's
-    quick = fmcsc_tables.rows(wish(what, sets=["digits"], quick=True, flags={"n_bins": "7"}))
+    quick = fmcsc_rows.rows(wish(what, sets=["digits"], quick=True, flags={"n_bins": "7"}))
     assert {row.flags["hidden"] for row in quick} == {"64"}
     assert {row.flags["n_bins"] for row in quick} == {"7"}  # the command line comes last
 
 
 def test_presets_are_one_setting_over_what_the_paper_sets_per_set():
-    paper = fmcsc_tables.preset("paper", "bdgp", quick=False)
+    paper = fmcsc_rows.preset("paper", "bdgp", quick=False)
     assert (paper["local_epochs"], paper["n_clients"], paper["rounds"]) == ("10", "12", "5")
     changed = [
         {
             (name, value)
-            for name, value in fmcsc_tables.preset("best", dataset, quick=False).items()
-            if fmcsc_tables.preset("paper", dataset, quick=False).get(name) != value
+            for name, value in fmcsc_rows.preset("best", dataset, quick=False).items()
+            if fmcsc_rows.preset("paper", dataset, quick=False).get(name) != value
         }
-        for dataset in fmcsc_tables.SETS
+        for dataset in fmcsc_rows.SETS
     ]
     own = [dict(pairs).get("local_epochs") for pairs in changed]
-    assert dict(zip(fmcsc_tables.SETS, own, strict=True)) == {
+    assert dict(zip(fmcsc_rows.SETS, own, strict=True)) == {
         "mnist_usps": None, "bdgp": None, "multi_fashion": "50", "nuswide": None
     }  # fmt: skip
     settings = [{name for name, _ in pairs} - {"local_epochs"} for pairs in changed]
     assert settings[0] == settings[1] == settings[2] == settings[3]
     assert not settings[0] & {"dataset", "n_clients", "ratio", "rounds"}
     with pytest.raises(ValueError, match="presets: got 'mine'; allowed are paper, best"):
-        fmcsc_tables.preset("mine", "bdgp", quick=False)
+        fmcsc_rows.preset("mine", "bdgp", quick=False)
     with pytest.raises(ValueError, match="datasets: got 'iris'; allowed are mnist_usps"):
-        fmcsc_tables.preset("best", "iris", quick=False)
+        fmcsc_rows.preset("best", "iris", quick=False)
 
 
 @pytest.mark.parametrize(("models", "exchanges"), [("branch", 1), ("distilled", 2)])
 def test_epsilon_is_that_of_all_uploads(models, exchanges):
     wished = wish("figure4c", flags={"partial_models": models})
-    rows = {(row.x, row.name): row.flags for row in fmcsc_tables.rows(wished)}
+    rows = {(row.x, row.name): row.flags for row in fmcsc_rows.rows(wished)}
     assert "upload_clip" not in rows["50", "best"] and rows["50", "best"]["upload_noise"] == "0.02"
     flags = rows["50", "best, clipped"]
     uploads = 2 + exchanges * int(flags["rounds"])  # f_m, and then any copies
@@ -101,10 +102,10 @@ def run_of(row, seed, acc, x="1:1", dataset="bdgp", rounds=6):
 
 def test_table_1_reads_the_papers_rounds_and_the_last_ones():
     runs = [run_of("best", seed, acc) for seed, acc in enumerate((0.9, 0.94))]
-    runs += [run_of(fmcsc_tables.LOCAL, 0, 0.3, rounds=5)]
+    runs += [run_of(fmcsc_rows.LOCAL, 0, 0.3, rounds=5)]
     runs += [run_of("best", 3, 0.1) | {"status": "failed: NaN in the model"}]
     reference = Entry(
-        "bdgp", "1:1", fmcsc_tables.POOLED, 2, {m: (0.4, 0.0) for m in ("acc", "nmi", "ari")}
+        "bdgp", "1:1", fmcsc_rows.POOLED, 2, {m: (0.4, 0.0) for m in ("acc", "nmi", "ari")}
     )
     elsewhere = reference._replace(x="2:1")
     table = fmcsc_tables.table_1(runs, [reference, elsewhere])
@@ -115,8 +116,8 @@ def test_table_1_reads_the_papers_rounds_and_the_last_ones():
     assert by_name["best, R = 6"].scores["acc"] == pytest.approx((0.92, 0.02))
     assert by_name["best, R = 5"].bytes == 5e6 and by_name["best, R = 6"].seeds == 2
     assert by_name["best, R = 6: single-view clients"].scores["acc"][0] == pytest.approx(0.82)
-    assert math.isnan(by_name[fmcsc_tables.LOCAL].scores["acc"][1])  # one seed has no spread
-    assert by_name[fmcsc_tables.POOLED] == reference and elsewhere not in table
+    assert math.isnan(by_name[fmcsc_rows.LOCAL].scores["acc"][1])  # one seed has no spread
+    assert by_name[fmcsc_rows.POOLED] == reference and elsewhere not in table
     assert [e.name for e in fmcsc_tables.short(table)][2:4] == ["best, R = 5", "best, R = 6"]
     text = fmcsc_tables.markdown(table, "M : S")
     assert "| BDGP | 1:1 | best, R = 6 | 2 | 0.920 +- 0.020 |" in text
@@ -127,7 +128,7 @@ def test_table_1_reads_the_papers_rounds_and_the_last_ones():
 
 
 def test_tables_2_and_3_stand_beside_the_papers():
-    runs = [run_of("best", 0, 0.9, x=letters) for letters in fmcsc_tables.ABLATIONS]
+    runs = [run_of("best", 0, 0.9, x=letters) for letters in fmcsc_rows.ABLATIONS]
     table = fmcsc_tables.table_2(runs)
     assert len(table) == 12  # the paper has no idle clients
     paper = next(e for e in table if e.x == "ACD" and e.name.startswith("paper"))
