@@ -15,7 +15,8 @@ from sklearn.metrics import roc_auc_score
 from jaxfedmvc import codecs, data, engine, leakage, messages, metrics, nn
 from jaxfedmvc import graph as graphs_lib
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, ServerState, features, fmcsc
+from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.algorithms.fmcsc.model import ServerState, features
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, mgcd
 from jaxfedmvc.algorithms.mgcd.affinity import clusters
 from jaxfedmvc.clustering import kmeans

@@ -18,7 +18,7 @@ from experiments import common
 from experiments import fmcsc as binary
 from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams
-from jaxfedmvc.algorithms.fmcsc import init_model
+from jaxfedmvc.algorithms.fmcsc.model import init_model
 from tests import binaries
 
 ROOT = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ import pytest
 from experiments import leakage_runs
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import Phase
-from jaxfedmvc.algorithms.fmcsc import Update
+from jaxfedmvc.algorithms.fmcsc.model import Update
 from jaxfedmvc.federation import single_client
 from jaxfedmvc.messages import nbytes
 from tests import binaries

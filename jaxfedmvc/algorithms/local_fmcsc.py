@@ -17,14 +17,16 @@ import jax.numpy as jnp
 
 from jaxfedmvc import nn
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fmcsc import (
+from jaxfedmvc.algorithms.fmcsc.model import (
     FMCSCConfig,
     FMCSCHyperparams,
     Model,
     Views,
     features,
-    hide_features,
     init_model,
+)
+from jaxfedmvc.algorithms.fmcsc.objective import (
+    hide_features,
     multi_view_loss,
     reconstruction_loss,
 )

@@ -19,12 +19,10 @@ from sklearn.cluster import KMeans
 
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, fmcsc
-from jaxfedmvc.algorithms.fmcsc import (
-    branch,
+from jaxfedmvc.algorithms.fmcsc.model import branch, features, init_model
+from jaxfedmvc.algorithms.fmcsc.objective import (
     distillation_loss,
-    features,
     hide_features,
-    init_model,
     multi_view_loss,
     multi_view_weight,
     partial_view_loss,

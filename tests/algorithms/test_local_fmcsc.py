@@ -9,7 +9,7 @@ import pytest
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, local_fmcsc
-from jaxfedmvc.algorithms.fmcsc import features
+from jaxfedmvc.algorithms.fmcsc.model import features
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
 

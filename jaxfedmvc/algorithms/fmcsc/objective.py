@@ -1,0 +1,131 @@
+"""FMCSC's losses, eq. (1) to (8), and its weights, section 3.4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from jaxfedmvc import losses
+from jaxfedmvc.algorithms.fmcsc.model import (
+    Features,
+    FMCSCConfig,
+    Kind,
+    Model,
+    Views,
+    features,
+)
+
+# --- Losses, eq. (1) to (8) -----------------------------------------------------------------------
+
+
+def reconstruction_loss(
+    reconstruction: Mapping[int, jax.Array], views: Views, mask: jax.Array
+) -> jax.Array:
+    """Eq. (1), (2): the sum over views of the mean squared error."""
+    return sum(
+        (losses.mean_squared_error(r, views[v], mask) for v, r in reconstruction.items()),
+        start=jnp.zeros(()),
+    )
+
+
+def view_contrasts(
+    config: FMCSCConfig, tau_m: jax.Array | float, out: Features, mask: jax.Array
+) -> list[jax.Array]:
+    """Eq. (5) for each view: H against H^v of the same rows."""
+    contrast = losses.feature_contrast if config.contrast == "paper" else losses.ntxent
+    return [contrast(out.h, h_view, mask, tau_m) for h_view in out.h_views.values()]
+
+
+def partial_contrast(
+    tau_p: jax.Array | float, out: Features, h_global: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Eq. (7), averaged over the client's views."""
+    contrast = [losses.model_contrast(out.h, h_global, z, mask, tau_p) for z in out.z.values()]
+    return sum(contrast, start=jnp.zeros(())) / len(contrast)
+
+
+def multi_view_loss(
+    config: FMCSCConfig,
+    tau_m: jax.Array | float,
+    model: Model,
+    views: Views,
+    mask: jax.Array,
+    seen: Views | None = None,
+) -> jax.Array:
+    """Eq. (8) on a client with all views: eq. (1) plus eq. (5).
+
+    `seen` is what the model is given, if that is not the views themselves.
+    """
+    out = features(config, model, views if seen is None else seen)
+    reconstruction = reconstruction_loss(out.reconstruction, views, mask)
+    return sum(view_contrasts(config, tau_m, out, mask), start=reconstruction)
+
+
+def partial_view_loss(
+    config: FMCSCConfig,
+    tau_p: jax.Array | float,
+    model: Model,
+    views: Views,
+    h_global: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    """Eq. (8) on a partial client: eq. (2) plus eq. (7)."""
+    out = features(config, model, views)
+    contrast = partial_contrast(tau_p, out, h_global, mask)
+    return reconstruction_loss(out.reconstruction, views, mask) + contrast
+
+
+def distillation_loss(
+    config: FMCSCConfig,
+    models: Mapping[Kind, Model],
+    views: Views,
+    h_joint: jax.Array,
+    mask: jax.Array,
+    seen: Views | None = None,
+) -> jax.Array:
+    """Eq. (6): H of every partial model towards the client's joint H, which is a constant.
+
+    Reconstruction is added, so that the decoders stay those of their encoders. `seen`: as above.
+    """
+    total = jnp.zeros(())
+    for model in models.values():
+        out = features(config, model, views if seen is None else seen)
+        total += losses.mean_squared_error(out.h, h_joint, mask)
+        total += reconstruction_loss(out.reconstruction, views, mask)
+    return total
+
+
+def hide_features(key: jax.Array, views: Views, rate: jax.Array | float) -> Views:
+    """Sets this share of the entries of [rows, D_v] to zero, each by itself.
+
+    A row's draws follow from its place and not from how many rows there are.
+    """
+
+    def kept(v: int, x: jax.Array) -> jax.Array:
+        own = jax.random.fold_in(key, v)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.arange(x.shape[0]))
+        return jax.vmap(lambda k: jax.random.bernoulli(k, 1 - rate, x.shape[1:]))(keys)
+
+    return {v: x * kept(v, x) for v, x in views.items()}
+
+
+# --- Weights, section 3.4 -------------------------------------------------------------------------
+
+
+def multi_view_weight(config: FMCSCConfig, out: Features, mask: jax.Array) -> jax.Array:
+    """Weight of f_m: sum over views of I(H, H^v), in bits."""
+    shared = [
+        losses.mutual_information(out.h, h_view, mask, config.n_bins)
+        for h_view in out.h_views.values()
+    ]
+    return sum(shared, start=jnp.zeros(()))
+
+
+def partial_view_weight(
+    config: FMCSCConfig, out: Features, h_global: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Weight of f_p and of f_m^v: I(H, H_g) - I(H, Z^v), the latter averaged over views."""
+    own = [losses.mutual_information(out.h, z, mask, config.n_bins) for z in out.z.values()]
+    return losses.mutual_information(out.h, h_global, mask, config.n_bins) - sum(own) / len(own)
