@@ -169,8 +169,7 @@ def draw_ablation(path: Path, table: Sequence[tables.Entry], title: str) -> None
     panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     for e in table:
         panel = panels.setdefault(f"{fmcsc_rows.SETS.get(e.set, e.set)}, ACC", {})
-        # A preset is called "paper", too.
-        name = e.name.partition(":")[0] if e.seeds else "published"
+        name = e.name.partition(":")[0]
         mean, std = e.scores["acc"]
         left_out = textwrap.fill(fmcsc_rows.ABLATIONS[e.x], 18)
         panel.setdefault(left_out, {})[name] = (mean, float(np.nan_to_num(std)))

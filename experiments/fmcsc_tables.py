@@ -120,7 +120,7 @@ def table_1(runs: Sequence[Mapping[str, str]], references: Sequence[Entry]) -> l
             others = [m for m in of_cell if m != "FMCSC"]
             best = max(others, key=lambda m: of_cell[m]["acc"][0])
             for method in ("FMCSC", best):
-                result.append(Entry(dataset, ratio, f"paper: {method}", 0, of_cell[method]))
+                result.append(Entry(dataset, ratio, f"published: {method}", 0, of_cell[method]))
         for (s, x, name), of_row in measured.items():
             if (s, x) != (dataset, ratio):
                 continue
@@ -152,10 +152,10 @@ def table_2(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
     for (dataset, letters, name), of_row in _of(runs).items():
         if (dataset, letters) in paper:
             scores = paper.pop((dataset, letters))
-            result.append(Entry(dataset, letters, f"paper: {ABLATIONS[letters]}", 0, scores))
+            result.append(Entry(dataset, letters, f"published: {ABLATIONS[letters]}", 0, scores))
         result.append(entry((dataset, letters, f"{name}: {ABLATIONS[letters]}"), of_row))
     return sorted(
-        result, key=lambda e: (e.set, not e.name.startswith("paper"), e.name.split(":")[0])
+        result, key=lambda e: (e.set, not e.name.startswith("published"), e.name.split(":")[0])
     )
 
 
@@ -180,7 +180,7 @@ def table_3(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
             number = paper.pop((dataset, share, kind), None)
             if number is not None:
                 scores = {"acc": (number, nan), "nmi": (nan, nan), "ari": (nan, nan)}
-                result.append(Entry(dataset, share, f"paper: {kind}", 0, scores))
+                result.append(Entry(dataset, share, f"published: {kind}", 0, scores))
             group = kind.replace("-", "_")
             result.append(entry((dataset, share, f"{name}: {kind}"), of_row, group))
     return result
@@ -206,8 +206,8 @@ def of_one_colour(table: Sequence[Entry]) -> list[Entry]:
     """Of table 1: the best other method is another one in every cell; a picture needs one name."""
 
     def name(e: Entry) -> str:
-        is_other = e.name.startswith("paper: ") and e.name != "paper: FMCSC"
-        return "paper: best other method" if is_other else e.name
+        is_other = e.name.startswith("published: ") and e.name != "published: FMCSC"
+        return "published: best other method" if is_other else e.name
 
     return [e._replace(name=name(e)) for e in table]
 

@@ -110,8 +110,8 @@ def test_table_1_reads_the_papers_rounds_and_the_last_ones():
     elsewhere = reference._replace(x="2:1")
     table = fmcsc_tables.table_1(runs, [reference, elsewhere])
     by_name = {e.name: e for e in table}
-    assert [e.name for e in table][:2] == ["paper: FMCSC", "paper: FedDMVC"]
-    assert by_name["paper: FMCSC"].scores["acc"] == (0.919, 0.012)
+    assert [e.name for e in table][:2] == ["published: FMCSC", "published: FedDMVC"]
+    assert by_name["published: FMCSC"].scores["acc"] == (0.919, 0.012)
     assert by_name["best, R = 5"].scores["acc"] == pytest.approx((0.91, 0.02))
     assert by_name["best, R = 6"].scores["acc"] == pytest.approx((0.92, 0.02))
     assert by_name["best, R = 5"].bytes == 5e6 and by_name["best, R = 6"].seeds == 2
@@ -131,12 +131,12 @@ def test_tables_2_and_3_stand_beside_the_papers():
     runs = [run_of("best", 0, 0.9, x=letters) for letters in fmcsc_rows.ABLATIONS]
     table = fmcsc_tables.table_2(runs)
     assert len(table) == 12  # the paper has no idle clients
-    paper = next(e for e in table if e.x == "ACD" and e.name.startswith("paper"))
+    paper = next(e for e in table if e.x == "ACD" and e.name.startswith("published"))
     assert paper.scores["acc"][0] == pytest.approx(0.6104) and math.isnan(paper.scores["acc"][1])
     table = fmcsc_tables.table_3([run_of("best", 0, 0.9, x="0.5")])
     assert [e.name for e in table] == [
-        "paper: participating", "best: participating",
-        "paper: non-participating", "best: non-participating",
+        "published: participating", "best: participating",
+        "published: non-participating", "best: non-participating",
     ]  # fmt: skip
     assert table[2].scores["acc"][0] == pytest.approx(0.8592)
 
