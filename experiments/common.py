@@ -144,7 +144,6 @@ def prepare(build: Callable[[int, Federation], FederatedAlgorithm]) -> Task:
     if FLAGS.client_chunk is not None and FLAGS.client_chunk < 1:
         raise ValueError(f"client_chunk: got {FLAGS.client_chunk}; allowed is 1 or more")
     federations, n_clusters, pooled = load_federations()
-    participation_shares(federations[0])
     algorithm = build(n_clusters, federations[0])
     for federation in federations:
         federation.check_rows(n_clusters, f"as many as the {n_clusters} clusters")
@@ -177,7 +176,7 @@ def main_job(
     FLAGS.dataset = FLAGS.dataset or "digits"
     task = checked(lambda: prepare(build))
     federation = task.federations[0]
-    shares = participation_shares(federation)
+    shares = checked(lambda: participation_shares(federation))
     setup_work, round_work = _work(task, shares, cost)
     checked(require_tqdm)
     report = checked(

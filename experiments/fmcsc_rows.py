@@ -185,9 +185,11 @@ def _table_2(wish: Wish) -> Iterator[Row]:
 
 
 def _table_3(wish: Wish) -> Iterator[Row]:
+    """.9 of the digits' four clients of a kind leaves nobody out."""
+    shares = ("0.5", "0.7") if wish.quick else ("0.5", "0.7", "0.9")
     for dataset in wish.sets:
         for name in wish.presets:
-            for share in ("0.5", "0.7", "0.9"):
+            for share in shares:
                 yield wish.row(dataset, share, name, participation=share)
 
 

@@ -162,8 +162,8 @@ def table_2(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
 def table_3(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
     """Participation: clients that took part and clients that did not, the paper's beside ours.
 
-    A share is that of multi-view and of single-view clients, rounded: the two groups can differ a
-    little in how many of their clients hold all views.
+    A share is that of multi-view and of single-view clients, rounded, one client of every view at
+    least: of few clients the two groups can differ in how many hold all views.
     """
     names = {title: name for name, title in SETS.items()}
     paper = {
