@@ -80,7 +80,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
 
     from jaxfedmvc import engine
     from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
-    from jaxfedmvc.exchange import RunState
+    from jaxfedmvc.engine.phases import RunState
     from jaxfedmvc.federation import Cohort, Federation
 
     views, labels = blobs(case)

@@ -7,7 +7,7 @@ with matrix products. All clients hold all views. Computed in the type of the cl
 
 Source: K. P. Sinaga, "Personalized federated heat-kernel enhanced multi-view clustering via
 advanced tensor decomposition techniques", arXiv 2509.16101, 2025, whose numbers of equations these
-are; delta and what the clients send are as in `jaxfedmvc.clustering.heat_kernel` and
+are; delta and what the clients send are as in `jaxfedmvc.algorithms.fedhk.heat_kernel` and
 `jaxfedmvc.algorithms.fedhk`.
 """
 

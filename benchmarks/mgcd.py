@@ -119,8 +119,8 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
-    from jaxfedmvc import engine, graph
-    from jaxfedmvc.algorithms.mgcd import MGCDConfig, mgcd
+    from jaxfedmvc import engine
+    from jaxfedmvc.algorithms.mgcd import MGCDConfig, graph, mgcd
     from jaxfedmvc.algorithms.mgcd.affinity import clusters
     from jaxfedmvc.algorithms.mgcd.model import predicted_bytes
     from jaxfedmvc.federation import Federation

@@ -93,8 +93,8 @@ def cohorts_of(n: int) -> list[tuple[int, int, tuple[int, ...]]]:
 
 def mapped(folder: Path, n: int) -> Any:
     """The federation, mapped from the files."""
+    from jaxfedmvc.engine.streaming import open_mapped
     from jaxfedmvc.federation import Cohort, Federation
-    from jaxfedmvc.streaming import open_mapped
 
     cohorts = []
     for c, (_, _, views) in enumerate(cohorts_of(n)):
@@ -137,8 +137,8 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     import jax.numpy as jnp
     import numpy as np
 
+    from jaxfedmvc.engine.streaming import run_streaming
     from jaxfedmvc.messages import nbytes
-    from jaxfedmvc.streaming import run_streaming
 
     key, n, chunk = jax.random.key(0), case["n"], case["chunk"]
     jax.block_until_ready(jnp.zeros(1))  # the device is up

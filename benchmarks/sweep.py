@@ -32,8 +32,9 @@ from absl import app, flags, logging
 from benchmarks.machine import bandwidth_of, machine_peaks, peak_of, take_turns
 from experiments import sweep_runs
 from experiments.sweep_runs import Group, Program
-from jaxfedmvc import data, sweep
+from jaxfedmvc import data
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.engine import batching as sweep
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("size", "digits", ["digits", "paper", "table1"], "What is run.")

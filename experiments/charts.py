@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics.cluster import contingency_matrix
 
-from jaxfedmvc import plots
+from experiments.lib import plots
 
 # x, mean and standard deviation of each point of a line.
 Line = Sequence[tuple[float, float, float]]

@@ -26,9 +26,9 @@ from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.local_kmeans import local_kmeans
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.exchange import Progress, RunState
+from jaxfedmvc.engine.phases import Progress, RunState
 from jaxfedmvc.federation import Federation
-from jaxfedmvc.scoring import score
+from jaxfedmvc.metrics.federation import score
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(base)

@@ -26,8 +26,8 @@ from jaxfedmvc.algorithms.fedhk.private import (
     spent,
 )
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.messages.secure import check_sums, secure_aggregation
 from jaxfedmvc.privacy import gaussian_noise_multiplier
-from jaxfedmvc.secure import check_sums, secure_aggregation
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(common)

@@ -24,8 +24,9 @@ from absl import flags
 
 from experiments import base, charts
 from experiments.base import checked, seeds
+from experiments.lib import plots
 from experiments.progress import ProgressBar, require_tqdm
-from jaxfedmvc import data, engine, plots
+from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import (
     FedHKConfig,
@@ -37,11 +38,11 @@ from jaxfedmvc.algorithms import (
 )
 from jaxfedmvc.algorithms.fedhk.private import PrivacySettings, private_e_fkmvc, releases
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.data.datasets import Dataset
+from jaxfedmvc.data.dataset import Dataset
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics import scores as scores_of
+from jaxfedmvc.metrics.federation import score
 from jaxfedmvc.privacy import gaussian_noise_multiplier
-from jaxfedmvc.scoring import score
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(base)

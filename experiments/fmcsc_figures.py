@@ -15,9 +15,10 @@ import numpy as np
 from experiments import base, charts, fmcsc_rows, grid, sweep_report
 from experiments import fmcsc_tables as tables
 from experiments.ledger import csv_text
+from experiments.lib import plots
 from experiments.progress import ProgressBar
 from experiments.sweep_runs import Group, Program, told
-from jaxfedmvc import engine, plots
+from jaxfedmvc import engine
 from jaxfedmvc.federation import Federation
 
 

@@ -36,8 +36,9 @@ from absl import flags
 from experiments import base, charts, vertical
 from experiments.base import checked, seeds
 from experiments.leakage_runs import SCORES, Graphs, Models, Options, World, forms, load_world
+from experiments.lib import plots
 from experiments.progress import ProgressBar, require_tqdm
-from jaxfedmvc import data, plots
+from jaxfedmvc import data
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(base)

@@ -12,18 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from jaxfedmvc import codecs, data, engine, leakage, messages, metrics, nn
-from jaxfedmvc import graph as graphs_lib
+from jaxfedmvc import data, engine, messages, metrics, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.model import ServerState, features
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, mgcd
+from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd.affinity import clusters
+from jaxfedmvc.attacks import reconstruction as leakage
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.data.partition import hybrid_partition
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize
+from jaxfedmvc.messages import codecs
 
 SCORES = (
     "bytes", "subspace", "chance", "insiders", "shadow", "permuted", "upload_nmi", "upload_acc",

@@ -13,10 +13,10 @@ from absl import flags
 
 from experiments import base, mgcd_runs, vertical
 from experiments.base import checked, seeds
+from experiments.lib import plots
 from experiments.mgcd_runs import METRICS, Program, Run
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.vertical import Agents
-from jaxfedmvc import plots
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd, model
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
 from jaxfedmvc.federation import Federation

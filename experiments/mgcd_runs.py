@@ -13,11 +13,12 @@ import numpy as np
 from sklearn.cluster import KMeans, SpectralClustering
 
 from experiments import charts, vertical
-from jaxfedmvc import engine, plots
+from experiments.lib import plots
+from jaxfedmvc import engine
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
-from jaxfedmvc.clustering.sparse_spectral import to_sparse
-from jaxfedmvc.exchange import RunState, Traffic
+from jaxfedmvc.algorithms.mgcd.sparse_spectral import to_sparse
+from jaxfedmvc.engine.phases import RunState, Traffic
 from jaxfedmvc.federation import Federation
 
 REFERENCES = ("k-means, all views", "k-means, best view by ACC", "spectral, all views")

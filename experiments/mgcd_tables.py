@@ -18,10 +18,10 @@ import numpy as np
 from absl import flags
 
 from experiments import base, charts, mgcd_runs
+from experiments.lib import plots
 from experiments.mgcd_runs import METRICS, PRESETS, Program
 from experiments.progress import ProgressBar
 from experiments.vertical import Agents, SplitOptions, load_agents
-from jaxfedmvc import plots
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams
 from jaxfedmvc.algorithms.mgcd.model import LOSSES
 

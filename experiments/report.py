@@ -13,11 +13,12 @@ import numpy as np
 from absl import flags
 
 from experiments import base, charts
+from experiments.lib import plots
 from experiments.sweep_runs import told
-from jaxfedmvc import checkpoint, plots
-from jaxfedmvc.exchange import RunState, Traffic
+from jaxfedmvc.engine import checkpoint
+from jaxfedmvc.engine.phases import RunState, Traffic
 from jaxfedmvc.federation import Federation
-from jaxfedmvc.scoring import GROUPS
+from jaxfedmvc.metrics.federation import GROUPS
 
 METRICS = ("acc", "nmi", "ari", "purity")
 WAYS = {"pooled": "pooled labels, one matching", "per_client": "mean over clients, each matched"}

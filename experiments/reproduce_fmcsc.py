@@ -27,10 +27,12 @@ from experiments.base import checked
 from experiments.fmcsc_rows import Row, Wish
 from experiments.fmcsc_tables import Entry
 from experiments.ledger import Ledger, csv_text
+from experiments.lib import plots
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.sweep_runs import Group
-from jaxfedmvc import data, plots
-from jaxfedmvc.algorithms import local_fmcsc, local_kmeans
+from jaxfedmvc import data
+from jaxfedmvc.algorithms import local_kmeans
+from jaxfedmvc.algorithms.fmcsc import local as local_fmcsc
 
 FLAGS = flags.FLAGS
 

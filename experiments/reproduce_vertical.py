@@ -20,9 +20,10 @@ from sklearn.metrics import adjusted_rand_score
 from experiments import base, mgcd_tables, vertcohirf_attack, vertical
 from experiments import vertcohirf_tables as tables
 from experiments.base import checked, seeds
+from experiments.lib import plots
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.vertical import SplitOptions, load_agents
-from jaxfedmvc import engine, plots
+from jaxfedmvc import engine
 from jaxfedmvc.algorithms import (
     LocalStep,
     coreset_kmeans,

@@ -24,10 +24,11 @@ from experiments import base, sweep_report, sweep_runs, sweep_setup
 from experiments.base import checked
 from experiments.grid import Axis
 from experiments.ledger import Ledger, csv_text
+from experiments.lib import plots
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.sweep_runs import Group, Program
 from experiments.sweep_setup import asked_batch, groups_of, mesh_sizes, settings_of_flags
-from jaxfedmvc import plots, sweep
+from jaxfedmvc.engine import batching as sweep
 
 FLAGS = flags.FLAGS
 

@@ -15,7 +15,7 @@ import numpy as np
 from scipy import stats
 
 from experiments.grid import Axis
-from jaxfedmvc import plots_sweep
+from experiments.lib import plots_sweep
 
 Row = dict[str, Any]
 

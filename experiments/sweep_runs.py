@@ -19,15 +19,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from experiments.ledger import Ledger
-from jaxfedmvc import cost, engine, sweep
+from jaxfedmvc import cost, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.exchange import Traffic, chunk_sizes
+from jaxfedmvc.engine import batching as sweep
+from jaxfedmvc.engine.batching import Source
+from jaxfedmvc.engine.phases import Traffic, chunk_sizes
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.messages.secure import any_unread
 from jaxfedmvc.metrics import simplified_silhouette
-from jaxfedmvc.scoring import GROUPS, score
-from jaxfedmvc.secure import any_unread
-from jaxfedmvc.sweep import Source
+from jaxfedmvc.metrics.federation import GROUPS, score
 
 PyTree = Any
 METRICS = ("acc", "nmi", "ari", "purity", "loss", "silhouette")

@@ -18,8 +18,9 @@ from experiments import grid, sweep_runs
 from experiments.base import given, seeds
 from experiments.grid import Axis
 from experiments.sweep_runs import Group
-from jaxfedmvc import data, sweep
+from jaxfedmvc import data
 from jaxfedmvc.algorithms import ALGORITHMS
+from jaxfedmvc.engine import batching as sweep
 
 FLAGS = flags.FLAGS
 

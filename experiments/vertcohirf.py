@@ -13,16 +13,17 @@ from absl import flags
 
 from experiments import base, vertical
 from experiments.base import checked, seeds
+from experiments.lib import plots
 from experiments.progress import ProgressBar, require_tqdm
 from experiments.vertical import Agents
-from jaxfedmvc import engine, plots
+from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import ALGORITHMS, local_kmeans
-from jaxfedmvc.algorithms.vertcohirf import LocalStep, communication, vertcohirf
+from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
+from jaxfedmvc.algorithms.vertcohirf.method import LocalStep, communication, vertcohirf
 from jaxfedmvc.clustering import local
 from jaxfedmvc.clustering.local import LocalMethod
 from jaxfedmvc.federation import Federation
-from jaxfedmvc.hierarchy import Hierarchy
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(vertical)

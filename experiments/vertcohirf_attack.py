@@ -16,10 +16,11 @@ from scipy import stats
 
 from experiments import base, vertical
 from experiments.base import checked, seeds
+from experiments.lib import plots
 from experiments.progress import ProgressBar, require_tqdm
-from jaxfedmvc import engine, metrics, plots
+from jaxfedmvc import engine, metrics
 from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
-from jaxfedmvc.attacks import attacked
+from jaxfedmvc.attacks.byzantine import attacked
 from jaxfedmvc.clustering.local import kmeans_method
 from jaxfedmvc.data import synthetic
 from jaxfedmvc.data.vertical import vertical_partition

@@ -9,7 +9,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms import ALGORITHMS
 from jaxfedmvc.engine import run
 from jaxfedmvc.federation import Cohort, Federation, single_client
-from jaxfedmvc.scoring import score
+from jaxfedmvc.metrics.federation import score
 
 __all__ = [
     "ALGORITHMS",

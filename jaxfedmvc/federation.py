@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxfedmvc.data.datasets import check_arrays
+from jaxfedmvc.data.dataset import check_arrays
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
 

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfedmvc import keys
+
 PyTree = Any
-_STEPS = 2**30  # no epoch's number
 
 # U(-1/sqrt(fan_in), 1/sqrt(fan_in)): the weights that deep multi-view clustering papers start
 # from without saying so, since it is the default of the framework that they are written in.
@@ -115,7 +116,7 @@ def fit_on(
     ) -> tuple[PyTree, jax.Array]:
         params, opt_state = carry
         # Shuffles fold epochs into the key itself; no step may have an epoch's key.
-        own = (jax.random.fold_in(jax.random.fold_in(key, _STEPS), number),) if keyed else ()
+        own = (jax.random.fold_in(jax.random.fold_in(key, keys.STEPS), number),) if keyed else ()
         value, grads = jax.value_and_grad(loss)(params, *batch, *own)
         updates, opt_state = optimizer.update(grads, opt_state)
         return (optax.apply_updates(params, updates), opt_state), value

@@ -19,7 +19,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 import jax
 import pytest
 
-from tests import programs
+from tests.helpers import programs
 
 # Tracing makes many objects that live long: looking for garbage among them took a fifth of it.
 gc.set_threshold(100_000, 50, 50)

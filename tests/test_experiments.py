@@ -19,7 +19,7 @@ from experiments import fmcsc as binary
 from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.model import init_model
-from tests import binaries
+from tests.helpers import binaries
 
 ROOT = Path(__file__).parents[1]
 PRESETS = ROOT / "experiments" / "presets"

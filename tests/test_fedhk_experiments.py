@@ -9,7 +9,7 @@ import pytest
 from absl import app, flags
 
 from experiments import fedhk, fedhk_study
-from tests import binaries
+from tests.helpers import binaries
 
 FLAGS = flags.FLAGS
 app.define_help_flags()  # else the first launch defines them, and restoring flags removes them

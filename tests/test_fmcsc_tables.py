@@ -12,8 +12,9 @@ from experiments import fmcsc_figures, fmcsc_rows, fmcsc_tables, sweep_runs
 from experiments.fmcsc_rows import Wish
 from experiments.fmcsc_tables import Entry
 from experiments.sweep_runs import Group
-from jaxfedmvc import data, sweep
+from jaxfedmvc import data
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.engine import batching as sweep
 from tests.test_sweep_binary import several_of
 
 REPRODUCE = "reproduce_fmcsc"

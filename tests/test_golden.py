@@ -30,12 +30,12 @@ from jaxfedmvc.algorithms import (
     fedhk_parafac2,
     fedhk_tucker,
     fmcsc,
-    local_fmcsc,
     local_kmeans,
     mgcd,
     vertcohirf,
 )
 from jaxfedmvc.algorithms.fedhk.private import PrivacySettings, private_e_fkmvc
+from jaxfedmvc.algorithms.fmcsc import local as local_fmcsc
 from jaxfedmvc.clustering.local import dbscan_method, kmeans_method, sc_srgf_method
 
 FOLDER = Path(__file__).parent / "golden"

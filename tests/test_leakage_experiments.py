@@ -16,7 +16,7 @@ from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fmcsc.model import Update
 from jaxfedmvc.federation import single_client
 from jaxfedmvc.messages import nbytes
-from tests import binaries
+from tests.helpers import binaries
 
 
 @pytest.fixture(scope="module")

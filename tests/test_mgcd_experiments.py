@@ -11,7 +11,7 @@ from experiments import reproduce_vertical as reproduce
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
-from tests import binaries
+from tests.helpers import binaries
 
 COMMON = ("--compilation_cache=", "--noprogress")
 PICTURES = {"graph.png", "embedding.png", "curves.png"}

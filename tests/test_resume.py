@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 
 from experiments import base, fmcsc
 from jaxfedmvc import data
-from tests import binaries, kills
+from tests.helpers import binaries, kills
 
 app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
 N_KILLS, ROUNDS, SEEDS = 20, 3, 2

@@ -18,7 +18,7 @@ from absl import app, flags
 from absl.testing import flagsaver
 
 from experiments import base
-from tests import kills
+from tests.helpers import kills
 
 KILLS = 20
 FMCSC = (

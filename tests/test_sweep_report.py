@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import grid, sweep_report
-from jaxfedmvc import plots, plots_sweep
+from experiments.lib import plots, plots_sweep
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 NAN = math.nan

@@ -11,8 +11,8 @@ from absl import app, flags
 from experiments import reproduce_vertical as reproduce
 from experiments import vertcohirf, vertcohirf_attack, vertical
 from experiments import vertcohirf_tables as tables
-from jaxfedmvc.hierarchy import Hierarchy
-from tests import binaries
+from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
+from tests.helpers import binaries
 
 FLAGS = flags.FLAGS
 COMMON = ("--compilation_cache=", "--noprogress")

@@ -14,7 +14,7 @@ from jaxfedmvc.algorithms.fedhk import (
     fedhk_tucker,
 )
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
-from jaxfedmvc.algorithms.local_fmcsc import local_fmcsc
+from jaxfedmvc.algorithms.fmcsc.local import local_fmcsc
 from jaxfedmvc.algorithms.local_kmeans import local_kmeans
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf

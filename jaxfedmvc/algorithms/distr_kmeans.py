@@ -22,8 +22,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.vertcohirf.consensus import segment_sizes, strict_consensus
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.clustering.consensus import segment_sizes, strict_consensus
 from jaxfedmvc.federation import Cohort, Federation
 
 

@@ -1,6 +1,7 @@
 """Multi-view data sets and their division over the clients of a federation."""
 
-from jaxfedmvc.data.datasets import Dataset, check_arrays, load, names
+from jaxfedmvc.data.dataset import Dataset, check_arrays
+from jaxfedmvc.data.datasets import load, names
 from jaxfedmvc.data.partition import Part, hybrid_partition, parse_ratio
 from jaxfedmvc.data.synthetic import blobs, multimodal, simplex
 from jaxfedmvc.data.vertical import align_agents, prepare, split_features, vertical_partition

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfedmvc.data.datasets import Dataset, check_arrays
+from jaxfedmvc.data.dataset import Dataset, check_arrays
 from jaxfedmvc.data.records import RECORDS, find_record
 
 # A class of two samples, which the 12 958 published rows of nursery leave out.

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxfedmvc.data.datasets import Dataset
+    from jaxfedmvc.data.dataset import Dataset
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from jaxfedmvc.data.datasets import Dataset
+from jaxfedmvc.data.dataset import Dataset
 from jaxfedmvc.data.partition import _check_count
 
 # Of the multimodal set: samples, mean radii of the two spheres, deviation of the radius. The text

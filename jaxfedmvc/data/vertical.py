@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfedmvc.data.datasets import check_arrays
+from jaxfedmvc.data.dataset import check_arrays
 from jaxfedmvc.data.partition import Part, _check_count
 
 # A category of this many levels or more is dropped, not one-hot coded.

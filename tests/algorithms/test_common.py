@@ -24,7 +24,7 @@ from jaxfedmvc.algorithms import (
 from jaxfedmvc.clustering.local import kmeans_method
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
-from tests import programs
+from tests.helpers import programs
 
 K = 2
 ROUNDS = 2

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     FedHKConfig,
@@ -16,7 +17,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
     Scale,
     Sums,
 )
-from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.federation import Cohort
 
 # v_min of (63).

@@ -11,7 +11,7 @@ from flax import struct
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc.clustering import heat_kernel as hk
+from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 
 PyTree = Any
 Centres = dict[int, Array]  # [c, d_h] for each view held

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
@@ -44,7 +45,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
 )
 from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
 from jaxfedmvc.algorithms.fedhk.samples import of_samples
-from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.tensor import parafac2 as pf
 from jaxfedmvc.tensor.tucker import weighted_target

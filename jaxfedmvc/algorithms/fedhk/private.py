@@ -48,6 +48,7 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc import privacy as accounting
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.client import Samples, distances, local_sums, samples_of
 from jaxfedmvc.algorithms.fedhk.method import best, e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
@@ -63,7 +64,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
     whole,
 )
 from jaxfedmvc.algorithms.fedhk.rounds import broadcast, progress
-from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages import gaussian_noise, transformed
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.client import (
     gradient_step,
     local_step,
@@ -31,7 +32,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
     positive,
     widths,
 )
-from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.federation import Cohort
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
@@ -28,7 +29,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
     positive,
     unused,
 )
-from jaxfedmvc.clustering import heat_kernel as hk
 from jaxfedmvc.tensor import tucker as tk
 
 # Sweeps of the server in a round, where it constrains clusters or views.

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfedmvc import nn
+from jaxfedmvc import keys, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fmcsc import centroids
 from jaxfedmvc.algorithms.fmcsc.model import (
@@ -43,8 +43,6 @@ from jaxfedmvc.algorithms.fmcsc.objective import (
     view_contrasts,
 )
 from jaxfedmvc.federation import Cohort, Federation
-
-_NOISE = 2**29  # folded into a client's key: the number of no epoch
 
 
 def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> FederatedAlgorithm:
@@ -148,7 +146,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             return state, {}, {}
         start = sent.autoencoders
         key_start, key_fit = jax.random.split(key)
-        key_noise = jax.random.fold_in(key, _NOISE)
+        key_noise = jax.random.fold_in(key, keys.UPLOAD_NOISE)
         if not has["A"]:
             start = {
                 v: init_autoencoder(jax.random.fold_in(key_start, v), config, x.shape[-1])
@@ -236,7 +234,9 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         copies = starts
         if starts:
             copies, _ = train_copies(key_copies, starts, out.h, client, config.leader_epochs)
-        models = released(hyper, jax.random.fold_in(key, _NOISE), {full: own, **copies}, sent)
+        models = released(
+            hyper, jax.random.fold_in(key, keys.UPLOAD_NOISE), {full: own, **copies}, sent
+        )
         return state, models, {"loss": history[-1:].sum()}
 
     def adopt(
@@ -280,7 +280,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     ) -> tuple[PyTree, Update, dict[str, jax.Array]]:
         views, mask = client.by_view(), client.mask
         key_own, key_copies = jax.random.split(key)
-        key_noise = jax.random.fold_in(key, _NOISE)
+        key_noise = jax.random.fold_in(key, keys.UPLOAD_NOISE)
         trained: dict[Kind, Model] = {}
         bits: dict[Kind, jax.Array] = {}
         info: dict[str, jax.Array] = {}
@@ -337,7 +337,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
             "contrast": partial_contrast(hyper.tau_p, out, h_global, mask) * has["C"],
             "weight": bits,
         }
-        key_noise, mine = jax.random.fold_in(key, _NOISE), client.view_ids
+        key_noise, mine = jax.random.fold_in(key, keys.UPLOAD_NOISE), client.view_ids
         message = upload(key_noise, {mine: own}, sent, {mine: bits})
         return with_model(state, own), message, info
 

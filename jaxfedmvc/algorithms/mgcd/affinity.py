@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxfedmvc import graph as graphs_lib
+from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
+from jaxfedmvc.algorithms.mgcd.graph import Graph
 from jaxfedmvc.algorithms.mgcd.model import Clusters, MGCDConfig
+from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours, heaviest_edges, sparse_embedding
 from jaxfedmvc.clustering.kmeans import kmeans
-from jaxfedmvc.clustering.sparse_spectral import Neighbours, heaviest_edges, sparse_embedding
-from jaxfedmvc.graph import Graph
 from jaxfedmvc.losses import l2_normalize
 
 # Eigenvalues are known to about this.

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, rows, times
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
     MGCDConfig,
@@ -21,7 +22,6 @@ from jaxfedmvc.algorithms.mgcd.model import (
     last,
     uniform_by_row,
 )
-from jaxfedmvc.graph import Factored, Graph, matmul, rows, times
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.nn import fit, fit_on
 

@@ -22,11 +22,13 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxfedmvc import graph as graphs_lib
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.mgcd import client as client_lib
+from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd import server as server_lib
 from jaxfedmvc.algorithms.mgcd.affinity import better, clusters
+from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
     Clusters,
@@ -40,13 +42,10 @@ from jaxfedmvc.algorithms.mgcd.model import (
     predicted_bytes,
     uniform_by_row,
 )
-from jaxfedmvc.clustering.sparse_spectral import Neighbours
+from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
 from jaxfedmvc.federation import Cohort, Federation
-from jaxfedmvc.graph import Factored, Graph
 from jaxfedmvc.losses import masked_mean
 
-# Client ids are int32 and not negative: no client shares the server's key.
-_SERVER = 2**31
 # What graphs a round is reported for; see `mgcd`.
 REPORTED = ("consistency", "diversity", "average")
 
@@ -82,7 +81,7 @@ def mgcd(
         dims = [sum(view.shape[-1] for view in c.views) for c in federation.cohorts]
         networks: Any = ()
         if config.server_trains:
-            of_server = jax.random.fold_in(key, _SERVER)
+            of_server = jax.random.fold_in(key, keys.SERVER)
             n_real = jnp.maximum(jnp.sum(where), 1)
             networks = server_lib.init_networks(of_server, config, n, n_real)
         rank = None if config.dense else graph_rank(config, n, dims)

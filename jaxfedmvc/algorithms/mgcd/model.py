@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from jaxfedmvc.clustering.sparse_spectral import Neighbours
-from jaxfedmvc.graph import Graph
+from jaxfedmvc.algorithms.mgcd.graph import Graph
+from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
 from jaxfedmvc.nn import apply_mlp, init_mlp
 
 PyTree = Any

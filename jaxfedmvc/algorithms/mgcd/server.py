@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxfedmvc import graph as graphs_lib
+from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
+from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, rows, times
 from jaxfedmvc.algorithms.mgcd.model import (
     Layer,
     MGCDConfig,
@@ -22,7 +23,6 @@ from jaxfedmvc.algorithms.mgcd.model import (
     PyTree,
     init_layer,
 )
-from jaxfedmvc.graph import Factored, Graph, matmul, rows, times
 from jaxfedmvc.losses import l2_normalize, log_sum_exp, masked_mean
 from jaxfedmvc.nn import fit_on
 

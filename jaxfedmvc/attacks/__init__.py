@@ -1,0 +1,1 @@
+"""What curious servers reconstruct (`reconstruction`), and what hostile agents send."""

@@ -1,0 +1,59 @@
+"""What a multi-view data set is, and what must be true of its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Dataset(NamedTuple):
+    """Views of the same samples, row by row.
+
+    Attributes:
+      name: stem of the file the data came from, or the name of a set that needs no file.
+      views: one float32 array [n, D_v] per view.
+      labels: [n] int32 classes 0..K-1, or None when the file has none.
+    """
+
+    name: str
+    views: tuple[np.ndarray, ...]
+    labels: np.ndarray | None
+
+
+def check_arrays(
+    views: Sequence[Any], labels: Any = None, names: Sequence[str] | None = None
+) -> None:
+    """Checks that views, and labels if any, describe the same samples with usable numbers.
+
+    Args:
+      views: arrays [n, D_v].
+      labels: array [n], or None.
+      names: what errors call the views; their places if None.
+
+    Raises:
+      ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers
+        within float32; the views differ in their number of rows; or the labels are not one per
+        row.
+    """
+    if len(views) == 0:
+        raise ValueError("no views: at least one array [n, D] is needed")
+    arrays = [np.asarray(view) for view in views]
+    for name, view in zip(names or [str(i) for i in range(len(views))], arrays, strict=True):
+        if view.ndim != 2 or view.size == 0:
+            raise ValueError(f"view {name} must be a non-empty array [n, D]; got {view.shape}")
+        if view.dtype.kind not in "biuf":
+            raise ValueError(f"view {name} must hold real numbers; got dtype {view.dtype}")
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(view.astype(np.float32, copy=False))
+        if bad := view.size - int(finite.sum()):
+            raise ValueError(
+                f"view {name} has {bad} values that are NaN or infinite (in float32); allowed are"
+                " finite numbers"
+            )
+    rows = [len(view) for view in arrays]
+    if len(set(rows)) > 1:
+        raise ValueError(f"views must have the same number of rows; got {rows}")
+    if labels is not None and np.shape(labels) != (rows[0],):
+        raise ValueError(f"labels must have shape ({rows[0]},); got {np.shape(labels)}")

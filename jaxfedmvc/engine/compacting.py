@@ -1,0 +1,84 @@
+"""Runs of methods whose rounds need ever less: the loop on the host, arrays shrunk in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.engine.phases import RunState
+from jaxfedmvc.engine.run import RunResult, assign, finish, one_round, setup, start
+from jaxfedmvc.federation import Federation
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="client_chunk")
+def _made_round(
+    make: Callable[[Any], FederatedAlgorithm], hyperparams: Any, *arguments: Any, **keywords: Any
+) -> tuple[RunState, list[Any]]:
+    return one_round(make(hyperparams), *arguments, **keywords)
+
+
+@partial(jax.jit, static_argnums=0, static_argnames="client_chunk")
+def _made_assign(
+    make: Callable[[Any], FederatedAlgorithm], hyperparams: Any, *arguments: Any, **keywords: Any
+) -> tuple[jax.Array, ...]:
+    return assign(make(hyperparams), *arguments, **keywords)
+
+
+def run_compacting(
+    make: Callable[[Any], FederatedAlgorithm],
+    federation: Federation,
+    key: jax.Array,
+    rounds: int,
+    *,
+    hyperparams: Any = None,
+    client_chunk: int | None = None,
+    on_round: Callable[[int, RunState, list[Any]], None] | None = None,
+) -> RunResult:
+    """As `run`, with the loop on the host, which shrinks the state's arrays between rounds.
+
+    The same rounds with the same keys, so the same result but for rounding; each round then costs
+    what is left to do. For large inputs; cannot be vmapped. One round is compiled for every size
+    that `compact` leaves; these programs are kept for further calls with the same `make`.
+
+    Args:
+      make: `hyperparams -> algorithm`, a method with `done` and `compact`; its static settings are
+        what `make` closes over.
+      federation: The data.
+      key: The run's key.
+      rounds: Most rounds to make.
+      hyperparams: A pytree of what may differ from call to call without compiling anew.
+      client_chunk: As in `run`.
+      on_round: Called after each round with the number of rounds made, the state and the info.
+
+    Raises:
+      ValueError: The method cannot be compacted, or `rounds` is below 0.
+    """
+    algorithm = make(hyperparams)
+    if algorithm.done is None or algorithm.compact is None:
+        raise ValueError("algorithm: has no `done` and `compact`; use run")
+    if rounds < 0:
+        raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
+    state = start(algorithm, federation, key)
+    state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
+    infos: list[Any] = []
+    while len(infos) < rounds and not algorithm.done(state.server):
+        r = jnp.int32(len(infos))
+        state, info = _made_round(
+            make, hyperparams, federation, key, state, r, client_chunk=client_chunk
+        )
+        infos.append(jax.device_get(info))
+        if on_round is not None:
+            on_round(len(infos), state, infos[-1])
+        state = state._replace(server=algorithm.compact(state.server))
+    last = max(len(infos) - 1, 0)
+    state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
+    labels = _made_assign(make, hyperparams, federation, state, client_chunk=client_chunk)
+    stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
+    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
+    return RunResult(state, labels, info, None, jnp.int32(len(infos)))

@@ -1,0 +1,268 @@
+"""Runs a federated algorithm on a federation: vmap over clients, scan over rounds, all pure.
+
+    run = start -> setup -> scan(one_round) -> finish
+
+Each of these is a pure function of (federation, key, state), so a whole run jits, vmaps over keys
+and hyper-parameters, and a binary can jit the parts and report between them.
+
+Keys. `fold_in(fold_in(fold_in(fold_in(key, stage), round), phase), client id)`: a client's
+randomness depends on neither chunking, nor participation, nor the order of clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfedmvc import keys
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.engine.phases import Progress, RunState, over_clients, run_phases
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.metrics.federation import score
+
+PyTree = Any
+
+
+class RunResult(NamedTuple):
+    """What `run` returns.
+
+    Attributes:
+      state: After the last round and `finish`.
+      labels: For each cohort the cluster of every row, int32 [clients, rows].
+      info: `{"setup", "rounds", "finish"}`, each a list with what the clients and the server
+        reported in each phase; leaves of "rounds" have a leading axis [rounds].
+      scores: Per round, `scoring.score` with leaves [rounds]; None when not asked for.
+      n_rounds: Rounds made, int32; fewer than asked for where the method found its own end, and
+        then the further entries of "rounds" and of `scores` are zero.
+    """
+
+    state: RunState
+    labels: tuple[jax.Array, ...]
+    info: dict[str, Any]
+    scores: dict[str, Any] | None
+    n_rounds: jax.Array
+
+
+def start(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    *,
+    participation: float | Sequence[float] = 1.0,
+) -> RunState:
+    """Initial states, and who takes part.
+
+    Args:
+      algorithm: The method.
+      federation: The data; labels are not shown to the algorithm.
+      key: The run's key.
+      participation: Share of clients, in (0, 1], that take part, of every cohort or one share for
+        each cohort; rounded, at least one client of a cohort. The others take part in nothing and
+        are assigned clusters afterwards, as new clients would be.
+
+    Raises:
+      ValueError: A share outside (0, 1], or not one for each cohort.
+    """
+    server, clients = algorithm.init(
+        jax.random.fold_in(key, keys.INIT), federation.without_labels()
+    )
+    return RunState(server, clients, draw_participants(federation, key, participation))
+
+
+def draw_participants(
+    federation: Federation,
+    key: jax.Array,
+    participation: float | Sequence[float],
+    round_index: jax.Array | int = 0,
+) -> tuple[jax.Array, ...]:
+    """Draws the clients that take part, for each cohort; see `start`."""
+    n_cohorts = len(federation.cohorts)
+    shares = (
+        [float(participation)] * n_cohorts  # type: ignore[arg-type]
+        if np.ndim(participation) == 0
+        else [float(share) for share in participation]  # type: ignore[union-attr]
+    )
+    if len(shares) != n_cohorts or not all(0.0 < share <= 1.0 for share in shares):
+        raise ValueError(
+            f"participation: got {participation}; allowed is one share in (0, 1], or one for each"
+            f" of the {n_cohorts} cohorts"
+        )
+    key = jax.random.fold_in(jax.random.fold_in(key, keys.PARTICIPATION), round_index)
+    return tuple(
+        _lowest_draws(key, cohort, max(1, round(share * cohort.n_clients)))
+        for cohort, share in zip(federation.cohorts, shares, strict=True)
+    )
+
+
+def _lowest_draws(key: jax.Array, cohort: Cohort, n: int) -> jax.Array:
+    """Places of the n clients with the lowest draw; a client's draw derives from its id."""
+    if n == cohort.n_clients:
+        return jnp.arange(n)
+    draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(cohort.client_ids)
+    return jnp.sort(jnp.argsort(draws)[:n])
+
+
+def setup(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    state: RunState,
+    *,
+    client_chunk: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[RunState, list[Any]]:
+    """The exchanges before the first round; returns the state and each phase's info."""
+    key = jax.random.fold_in(jax.random.fold_in(key, keys.SETUP), 0)
+    return run_phases(algorithm.setup, "setup", federation, key, state, client_chunk, progress)
+
+
+def one_round(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    state: RunState,
+    round_index: jax.Array | int,
+    *,
+    resample: float | Sequence[float] | None = None,
+    client_chunk: int | None = None,
+    progress: Progress | None = None,
+) -> tuple[RunState, list[Any]]:
+    """All exchanges of round `round_index` (traced, from 0).
+
+    With `resample` who takes part is drawn anew, with these shares; see `start`.
+    """
+    if resample is not None:
+        chosen = draw_participants(federation, key, resample, round_index)
+        state = state._replace(participants=chosen)
+    key = jax.random.fold_in(jax.random.fold_in(key, keys.ROUND), round_index)
+    return run_phases(algorithm.round, "round", federation, key, state, client_chunk, progress)
+
+
+def finish(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    state: RunState,
+    round_index: jax.Array | int,
+    *,
+    client_chunk: int | None = None,
+) -> tuple[RunState, list[Any]]:
+    """The exchanges after the last round, as they would be made after round `round_index`."""
+    key = jax.random.fold_in(jax.random.fold_in(key, keys.FINISH), round_index)
+    return run_phases(algorithm.finish, "finish", federation, key, state, client_chunk, None)
+
+
+def assign(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    state: RunState,
+    *,
+    client_chunk: int | None = None,
+) -> tuple[jax.Array, ...]:
+    """Clusters of all clients' rows, participating or not; state as `finish` left it."""
+    return over_clients(algorithm.assign, federation, state, client_chunk)
+
+
+def embed(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    state: RunState,
+    *,
+    client_chunk: int | None = None,
+) -> tuple[jax.Array, ...]:
+    """Every client's representation, for each cohort [clients, rows, d].
+
+    Raises:
+      ValueError: The method has no representation.
+    """
+    if algorithm.embed is None:
+        raise ValueError("embed: this algorithm has no representation of samples")
+    return over_clients(algorithm.embed, federation, state, client_chunk)
+
+
+def run(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    rounds: int,
+    *,
+    participation: float | Sequence[float] = 1.0,
+    resample_participants: bool = False,
+    client_chunk: int | None = None,
+    n_clusters: int | None = None,
+) -> RunResult:
+    """A whole federation, from initialisation to every sample's cluster.
+
+    Pure; jit it, vmap it over `key` or over hyper-parameters that `algorithm` was built with.
+
+    Args:
+      algorithm: The method.
+      federation: The data.
+      key: The run's key: same key, same bits.
+      rounds: Static number of rounds.
+      participation: See `start`.
+      resample_participants: Whether who takes part is drawn anew every round. A client that has
+        not taken part yet then starts from its initial state.
+      client_chunk: Static number of clients that are computed at once; None means all of a cohort.
+        Bounds memory; changes results by rounding at most.
+      n_clusters: If given, every round is scored against the labels, as if it were the last.
+
+    Raises:
+      ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to score with.
+    """
+    if rounds < 0:
+        raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
+    if n_clusters is not None and federation.labels is None:
+        raise ValueError("n_clusters: asks for scores; the federation has no labels to score with")
+    state = start(algorithm, federation, key, participation=participation)
+    state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
+
+    anew = participation if resample_participants else None
+
+    def body(state: RunState, r: jax.Array) -> tuple[RunState, Any]:
+        state, info = one_round(
+            algorithm, federation, key, state, r, resample=anew, client_chunk=client_chunk
+        )
+        scores = None
+        if n_clusters is not None:
+            finished, _ = finish(algorithm, federation, key, state, r, client_chunk=client_chunk)
+            labels = assign(algorithm, federation, finished, client_chunk=client_chunk)
+            scores = score(federation, labels, n_clusters, state.participants)
+        return state, (info, scores)
+
+    state, (round_info, scores), n_rounds = _rounds(algorithm, body, state, rounds)
+    last = jnp.maximum(n_rounds - 1, 0)
+    state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
+    labels = assign(algorithm, federation, state, client_chunk=client_chunk)
+    info = {"setup": setup_info, "rounds": round_info, "finish": finish_info}
+    return RunResult(state, labels, info, scores, n_rounds)
+
+
+def _rounds(
+    algorithm: FederatedAlgorithm,
+    body: Callable[[RunState, jax.Array], tuple[RunState, Any]],
+    state: RunState,
+    rounds: int,
+) -> tuple[RunState, Any, jax.Array]:
+    """`body` over the rounds, until the method is done; its outputs stacked on a leading axis."""
+    if algorithm.done is None or rounds == 0:
+        state, out = jax.lax.scan(body, state, jnp.arange(rounds))
+        return state, out, jnp.int32(rounds)
+    shapes = jax.eval_shape(body, state, jnp.int32(0))[1]
+    empty = jax.tree.map(lambda s: jnp.zeros((rounds, *s.shape), s.dtype), shapes)
+
+    def unfinished(carry: tuple[jax.Array, RunState, Any]) -> jax.Array:
+        r, state, _ = carry
+        return (r < rounds) & ~algorithm.done(state.server)  # type: ignore[misc]
+
+    def step(carry: tuple[jax.Array, RunState, Any]) -> tuple[jax.Array, RunState, Any]:
+        r, state, out = carry
+        state, new = body(state, r)
+        return r + 1, state, jax.tree.map(lambda rows, row: rows.at[r].set(row), out, new)
+
+    n_rounds, state, out = jax.lax.while_loop(unfinished, step, (jnp.int32(0), state, empty))
+    return state, out, n_rounds

@@ -1,0 +1,364 @@
+"""Federations larger than the device: data and client states on the host, sent chunk by chunk.
+
+    run_streaming = engine.run, with the loops over rounds, phases and chunks on the host
+
+The same exchanges with the same keys and participants, so the same result but for the rounding of
+sums. Only the clients that take part in a round are read. While the device computes one chunk, the
+host gathers the next and sends it off; no more than these two are on the device at a time. A host
+federation is a `Federation` whose arrays are numpy's, in memory or mapped from files:
+
+    arrays = open_mapped("folder")  # or an .npz that was written by numpy.savez
+    cohort = Cohort((arrays["view0"], arrays["view1"]), arrays["mask"], ..., view_ids=(0, 1))
+    federation = Federation((cohort,), None, view_dims=(784, 784), n_classes=None)
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfedmvc import keys
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.engine.phases import (
+    RunState,
+    batched,
+    chunk_sizes,
+    map_chunk,
+    taking_part,
+)
+from jaxfedmvc.engine.run import RunResult, draw_participants, start
+from jaxfedmvc.federation import Cohort, Federation
+
+PyTree = Any
+
+
+# --- Programs, compiled once for each phase, shape of a cohort and size of a chunk ----------------
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _client_program(
+    phase: Phase, key: jax.Array, sent: PyTree, states: PyTree, clients: Cohort, real: jax.Array
+) -> tuple[PyTree, PyTree, jax.Array, PyTree]:
+    return map_chunk(phase, key, sent, states, clients, real)[:4]
+
+
+def _strong(tree: PyTree) -> PyTree:
+    """Arrays without weak types, which a round may add or drop: programs would be compiled anew."""
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _broadcast_program(phase: Phase, server: PyTree, view_ids: tuple[int, ...]) -> PyTree:
+    return phase.broadcast(server, view_ids)
+
+
+@partial(jax.jit, static_argnums=0)
+def _server_program(
+    phase: Phase, key: jax.Array, server: PyTree, messages: tuple, weights: tuple
+) -> tuple[PyTree, PyTree]:
+    server, info = phase.server(jax.random.fold_in(key, keys.SERVER), server, messages, weights)
+    return _strong(server), info
+
+
+@partial(jax.jit, static_argnums=0)
+def _assign_program(
+    assign: Callable[..., jax.Array], server: PyTree, states: PyTree, clients: Cohort
+) -> jax.Array:
+    return batched(partial(assign, server), clients.n_clients)(states, clients)
+
+
+@partial(jax.jit, static_argnums=0)
+def _done_program(done: Callable[[PyTree], jax.Array], server: PyTree) -> jax.Array:
+    return done(server)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _add(total: PyTree, more: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, total, more)
+
+
+@partial(jax.jit, static_argnums=2)
+def _draw(
+    federation: Federation, key: jax.Array, shares: float | tuple[float, ...], r: jax.Array
+) -> tuple[jax.Array, ...]:
+    return draw_participants(federation, key, shares, r)
+
+
+# --- Chunks ---------------------------------------------------------------------------------------
+
+
+def _chunks(
+    places: np.ndarray, cohort: Cohort, states: PyTree, client_chunk: int
+) -> Iterator[tuple[np.ndarray, PyTree, Cohort, np.ndarray]]:
+    """Chunks of the clients at `places`: the places, their states and data on the device, and which
+    are no padding. A chunk is gathered when it is asked for."""
+    n_chunks, size = chunk_sizes(len(places), client_chunk)
+    # The last chunk is padded by repeating a client, as where the data lies on the device.
+    padded = np.pad(places, (0, n_chunks * size - len(places)), mode="edge")
+    for first in range(0, len(padded), size):
+        mine = padded[first : first + size]
+        gathered = jax.tree.map(lambda x, at=mine: x[at], (states, cohort))
+        real = np.arange(first, first + size) < len(places)
+        yield mine, *jax.device_put(gathered), real
+
+
+def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
+    """Each item, once the next has been made: who then waits for it lets nothing stand still."""
+    before = next(items)
+    for item in items:
+        yield before
+        before = item
+    yield before
+
+
+def _concatenated(parts: Sequence[PyTree], n: int) -> PyTree:
+    return jax.tree.map(lambda *xs: np.concatenate(xs)[:n], *parts)
+
+
+def _stream_phase(
+    phase: Phase,
+    cohort: Cohort,
+    key: jax.Array,
+    sent: PyTree,
+    states: PyTree,
+    places: np.ndarray,
+    client_chunk: int,
+) -> tuple[PyTree, PyTree, PyTree]:
+    """One phase of the clients at `places`, whose states on the host are replaced.
+
+    Returns the messages and the weights (stacked on the host, or their sums), and the infos.
+    """
+    total: Any = None
+    stacked, infos = [], []
+
+    def dispatched() -> Iterator[tuple]:
+        nonlocal total
+        for mine, old, clients, real in _chunks(places, cohort, states, client_chunk):
+            new, message, weight, info = _client_program(phase, key, sent, old, clients, real)
+            if phase.reduce == "sum":
+                part = message, weight
+                total = part if total is None else _add(total, part)
+                yield mine[real], new, (), info
+            else:
+                yield mine[real], new, (message, weight), info
+
+    for mine, *made in _one_behind(dispatched()):
+        new, message, info = jax.device_get(made)
+        del made  # before another chunk comes
+        for old, x in zip(jax.tree.leaves(states), jax.tree.leaves(new), strict=True):
+            old[mine] = x[: len(mine)]
+        stacked.append(message)
+        infos.append(info)
+    message, weight = total if phase.reduce == "sum" else _concatenated(stacked, len(places))
+    return message, weight, _concatenated(infos, len(places))
+
+
+def _stream_phases(
+    phases: Sequence[Phase],
+    federation: Federation,
+    key: jax.Array,
+    state: RunState,
+    client_chunk: int,
+) -> tuple[RunState, list[Any]]:
+    """As `phases.run_phases`; the client states are replaced in place."""
+    all_infos = []
+    for p, phase in enumerate(phases):
+        phase_key = jax.random.fold_in(key, p)
+        messages, weights, infos = [], [], []
+        for c, places in taking_part(phase, federation, state.participants):
+            cohort = federation.cohorts[c]
+            sent = _broadcast_program(phase, state.server, cohort.view_ids)
+            message, weight, info = _stream_phase(
+                phase, cohort, phase_key, sent, state.clients[c], np.asarray(places), client_chunk
+            )
+            messages.append(message)
+            weights.append(weight)
+            infos.append(info)
+        server, server_info = _server_program(
+            phase, phase_key, state.server, tuple(messages), tuple(weights)
+        )
+        state = state._replace(server=server)
+        all_infos.append({"clients": tuple(infos), "server": jax.device_get(server_info)})
+    return state, all_infos
+
+
+def _stream_assign(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    state: RunState,
+    client_chunk: int,
+) -> tuple[np.ndarray, ...]:
+    result = []
+    for cohort, states in zip(federation.cohorts, state.clients, strict=True):
+        places = np.arange(cohort.n_clients)
+        labels = (
+            _assign_program(algorithm.assign, state.server, mine, clients)
+            for _, mine, clients, _ in _chunks(places, cohort, states, client_chunk)
+        )
+        found = [np.asarray(x) for x in _one_behind(labels)]
+        result.append(_concatenated(found, cohort.n_clients))
+    return tuple(result)
+
+
+# --- A run ----------------------------------------------------------------------------------------
+
+
+def run_streaming(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    rounds: int,
+    *,
+    client_chunk: int,
+    participation: float | Sequence[float] = 1.0,
+    resample_participants: bool = False,
+    assign: bool = True,
+    on_round: Callable[[int, RunState, list[Any]], None] | None = None,
+) -> RunResult:
+    """`engine.run` on data that stays on the host; the same result but for the rounding of sums.
+
+    Cannot be jitted or mapped. Programs are compiled once for each phase, shape of a cohort and
+    size of a chunk, and are kept for further runs of the same `algorithm` object. On the device are
+    two chunks of clients, the server state, and, of exchanges that are not sums, what the server
+    asks for: all messages. The client states are made by `algorithm.init` at once, for all clients,
+    and lie on the host from then on.
+
+    Args:
+      algorithm: The method. Its client states, messages and infos hold numbers and no typed keys.
+      federation: The data, in numpy arrays, memory-mapped ones included.
+      key: The run's key: same key, same bits.
+      rounds: Most rounds to make; fewer where the method finds its own end.
+      client_chunk: Number of clients that are computed at once.
+      participation: As in `engine.start`.
+      resample_participants: Whether who takes part is drawn anew every round.
+      assign: Whether to assign clusters to all clients' rows in the end, which reads all data.
+      on_round: Called after each round with the number of rounds made, the state and the info. The
+        client states are those that the next round will change: copy what shall be kept.
+
+    Returns:
+      As `engine.run`, on the host but for the server state; "rounds" and its info have entries of
+      the rounds made alone, no scores, and no labels, (), without `assign`.
+
+    Raises:
+      ValueError: A bad `rounds`, `client_chunk` or `participation`.
+    """
+    if rounds < 0:
+        raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
+    if client_chunk < 1:
+        raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more")
+    # A memory map becomes a plain array that lies in the file, whose rows are plain arrays.
+    host = jax.tree.map(np.asarray, federation.without_labels())
+    state = _start(algorithm, host, key, participation)
+    shares = participation if np.ndim(participation) == 0 else tuple(participation)  # type: ignore[arg-type]
+    drawable = _reduced(host, lambda c: c.replace(views=(), mask=(), sample_ids=()))
+
+    def stage(phases: Sequence[Phase], name: int, r: int, state: RunState) -> tuple:
+        stage_key = jax.random.fold_in(jax.random.fold_in(key, name), r)
+        return _stream_phases(phases, host, stage_key, state, client_chunk)
+
+    state, setup_info = stage(algorithm.setup, keys.SETUP, 0, state)
+    infos: list[Any] = []
+    while len(infos) < rounds:
+        if algorithm.done is not None and _done_program(algorithm.done, state.server):
+            break
+        r = len(infos)
+        if resample_participants:
+            drawn = _draw(drawable, key, shares, jnp.int32(r))
+            state = state._replace(participants=jax.device_get(drawn))
+        state, info = stage(algorithm.round, keys.ROUND, r, state)
+        infos.append(info)
+        if on_round is not None:
+            on_round(len(infos), state, info)
+    last = max(len(infos) - 1, 0)
+    state, finish_info = stage(algorithm.finish, keys.FINISH, last, state)
+    labels: tuple = _stream_assign(algorithm, host, state, client_chunk) if assign else ()
+    stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
+    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
+    return RunResult(state, labels, info, None, jnp.int32(len(infos)))
+
+
+def _reduced(federation: Federation, change: Callable[[Any], Cohort]) -> Federation:
+    cohorts = tuple(change(cohort) for cohort in federation.cohorts)
+    return federation.replace(cohorts=cohorts)  # type: ignore[attr-defined]
+
+
+def _start(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    key: jax.Array,
+    participation: float | Sequence[float],
+) -> RunState:
+    """`engine.start`, which reads no feature: it is given zeros that take no memory."""
+
+    def empty(cohort: Any) -> Cohort:
+        zeros = tuple(np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in cohort.views)
+        return cohort.replace(views=zeros)
+
+    state = start(algorithm, _reduced(federation, empty), key, participation=participation)
+    server, participants = _strong(state.server), jax.device_get(state.participants)
+    leaves, structure = jax.tree.flatten(state.clients)
+    del state
+    for i in range(len(leaves)):  # one by one, so that no second stack of all exists
+        leaves[i] = np.array(leaves[i])
+    return RunState(server, jax.tree.unflatten(structure, leaves), participants)
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def open_mapped(path: str | Path) -> dict[str, np.ndarray]:
+    """Arrays of a folder of .npy files, or of an uncompressed .npz, read from disk when used.
+
+    Args:
+      path: The folder or the file.
+
+    Returns:
+      `{name without .npy: read-only memory-mapped array}`.
+
+    Raises:
+      ValueError: There are no arrays there, or an array is compressed or holds Python objects.
+    """
+    path = Path(path)
+    if path.is_dir():
+        arrays = {p.stem: np.load(p, mmap_mode="r") for p in sorted(path.glob("*.npy"))}
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            arrays = {
+                member.filename.removesuffix(".npy"): _mapped_member(path, file, member)
+                for member in archive.infolist()
+            }
+    else:
+        arrays = {}
+    if not arrays:
+        raise ValueError(f"path: got {path}; allowed is a folder with .npy files, or an .npz file")
+    return arrays
+
+
+def _mapped_member(path: Path, file: Any, member: zipfile.ZipInfo) -> np.ndarray:
+    """An array in a zip file: a local header, with a name and an extra field, then an .npy file."""
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(
+            f"path: {member.filename} in {path} is compressed and cannot be mapped; write the file"
+            " with numpy.savez, not numpy.savez_compressed, or each array with numpy.save to a"
+            " folder"
+        )
+    file.seek(member.header_offset)
+    header = file.read(30)
+    lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    file.seek(member.header_offset + 30 + lengths)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read = np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"path: {member.filename} in {path} holds Python objects, not numbers")
+    order = "F" if is_fortran else "C"
+    return np.memmap(path, dtype, "r", file.tell(), shape, order)  # type: ignore[call-overload]

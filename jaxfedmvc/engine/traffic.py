@@ -1,0 +1,46 @@
+"""How many bytes travel, counted from the leaves of the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.engine.phases import Exchanged, Traffic, run_phases
+from jaxfedmvc.engine.run import start
+from jaxfedmvc.federation import Federation
+
+
+def traffic(
+    algorithm: FederatedAlgorithm,
+    federation: Federation,
+    *,
+    participation: float | Sequence[float] = 1.0,
+) -> dict[str, Traffic]:
+    """Bytes of `setup`, of one `round` and of `finish`, counted from the leaves that travel.
+
+    Nothing is computed: the exchanges are only traced. Among peers a message goes to every other
+    client, and nothing is broadcast.
+    """
+    ledgers: dict[str, list[Exchanged]] = {"setup": [], "round": [], "finish": []}
+    n_clients = 0
+
+    def trace(key: jax.Array) -> None:
+        nonlocal n_clients
+        state = start(algorithm, federation, key, participation=participation)
+        n_clients = sum(len(places) for places in state.participants)
+        for stage, ledger in ledgers.items():
+            phases = getattr(algorithm, stage)
+            state, _ = run_phases(phases, stage, federation, key, state, None, None, ledger)
+
+    jax.eval_shape(trace, jax.random.key(0))
+    result = {}
+    for stage, ledger in ledgers.items():
+        up = sum(e.clients * e.message_bytes for e in ledger)
+        down = sum(e.clients * e.sent_bytes for e in ledger)
+        if algorithm.peers:
+            up *= n_clients - 1
+            down = up
+        result[stage] = Traffic(up, down)
+    return result

@@ -1,0 +1,23 @@
+"""Which numbers keys are folded with, so that no two draws share a stream.
+
+A client's key of one exchange is
+
+    fold_in(fold_in(fold_in(fold_in(key, stage), round), phase), client id)
+
+so that a client's randomness depends on neither chunking, nor participation, nor the order of
+clients. Client ids, rounds and epochs are not negative and below 2^29, so that the large numbers
+below are nobody's id.
+"""
+
+# Stages of a run, folded into the run's key.
+INIT, SETUP, ROUND, FINISH, PARTICIPATION = range(5)
+
+# Folded into a phase's key, where a client's id would be: the server's own draws.
+SERVER = 2**31
+
+# Folded into a client's key of one exchange.
+UPLOAD_NOISE = 2**29  # noise that a method itself adds to what a client sends
+TRANSFORM = 2**30  # what `messages.transformed` and `messages.coded` draw
+
+# Folded into the key of local training, where an epoch's number would be.
+STEPS = 2**30

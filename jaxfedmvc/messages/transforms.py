@@ -1,0 +1,263 @@
+"""What travels: sizes of messages, and changes made to them on the way.
+
+A transformation is a function `(key, message, sent) -> message` of the same shapes and types, where
+`sent` is what the client was sent. A codec changes shapes and types, and the server undoes it
+before it uses the messages; `messages.codecs` has some. `transformed` and `coded` put one or the
+other between a client and the wire, and the results chain, the last applied being the last before
+the wire:
+
+    coded(transformed(transformed(phase, clipped(1.0)), gaussian_noise(0.3)), quantised(8))
+
+Noise is drawn in floating point, which leaks where an adversary sees all its bits (Mironov, "On
+significance of the least significant bits for differential privacy", 2012); nothing is done against
+that here. Clipping bounds what a whole CLIENT changes; noise that shall hide one sample needs a
+bound of what a sample changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+
+from jaxfedmvc import keys
+from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.federation import Cohort
+
+PyTree = Any
+Transform = Callable[[Array, PyTree, PyTree], PyTree]
+
+
+class Codec(NamedTuple):
+    """A form of messages for the wire, of other shapes and types than the message has.
+
+    Attributes:
+      encode: `(key, message, sent) -> wire`, on the client; `sent` is what the client was sent.
+        The wire is a pytree of arrays, which are what is counted as bytes, and what decoding needs
+        beside them is public: static in the structure of the wire, or known to both ends.
+      decode: `wire -> message`, on the server, for the wire of one client: the message or an
+        estimate of it, of its structure and shapes.
+    """
+
+    encode: Callable[[Array, PyTree, PyTree], PyTree]
+    decode: Callable[[PyTree], PyTree]
+
+
+def nbytes(tree: Any) -> int:
+    """Bytes of a pytree of arrays, or of the shapes that stand for them, as sent uncompressed."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def check_floating(message: PyTree, what: str, selected: Sequence[bool] | None = None) -> None:
+    """Checks that the leaves of a message, or the selected ones, are floating-point arrays.
+
+    Raises:
+      ValueError: Names the first leaf that is none, and `what` it cannot.
+    """
+    for i, (path, x) in enumerate(jax.tree.leaves_with_path(message)):
+        dtype = jnp.result_type(x)
+        if (selected is None or selected[i]) and not jnp.issubdtype(dtype, jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise ValueError(f"message{name}: is {dtype}; only floating-point leaves can {what}")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed as a function is
+class _Transformed:
+    """A client function with a transformation, or the encoding of a codec, behind it.
+
+    `depth` counts those before this one.
+    """
+
+    inner: Callable[..., tuple[PyTree, PyTree, PyTree]]
+    transform: Transform
+    chosen: Array | None
+    depth: int
+
+    def __call__(
+        self, key: Array, sent: PyTree, state: PyTree, client: Cohort
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        state, message, info = self.inner(key, sent, state, client)
+        # The key follows the depth, so that no two transformations of a chain share their noise.
+        changed = self.transform(
+            jax.random.fold_in(key, keys.TRANSFORM + self.depth), message, sent
+        )
+        if self.chosen is not None:
+            is_chosen = jnp.any(client.client_ids == self.chosen)
+            changed = jax.tree.map(lambda a, b: jnp.where(is_chosen, a, b), changed, message)
+        return state, changed, info
+
+
+def transformed(phase: Phase, transform: Transform, clients: Sequence[int] | None = None) -> Phase:
+    """The same exchange with the messages of clients changed before they leave.
+
+    The client's own randomness is what it was. Chain calls directly: a client function that wraps
+    another one in between hides how many transformations there are already, and they would share
+    keys.
+
+    Args:
+      phase: Any exchange, transformed ones too.
+      transform: `(key, message, sent) -> message` of the same shapes and types; `sent` is what the
+        client was sent.
+      clients: Ids of the clients whose messages are changed; everybody's if None.
+    """
+    chosen = None if clients is None else jnp.asarray(clients, jnp.int32)
+    return _followed_by(phase, transform, chosen)
+
+
+def coded(phase: Phase, codec: Codec) -> Phase:
+    """The same exchange with messages in the form of a codec while they travel.
+
+    Clients send `encode(message)`; the server is given the decoded messages of every client, so
+    that its own memory is that of plain ones. The client's randomness, state and info are what
+    they were. Calls chain as those of `transformed` do, and with them: what was encoded last is
+    decoded first.
+
+    Args:
+      phase: An exchange with `reduce="stack"`, a coded or transformed one too.
+      codec: Of everybody's messages.
+
+    Raises:
+      ValueError: `phase.reduce` is "sum": the sum of encoded messages encodes no sum.
+    """
+    if phase.reduce != "stack":
+        raise ValueError(
+            f'reduce: got "{phase.reduce}"; allowed is "stack", since encoded messages do not add'
+            " up to an encoded sum"
+        )
+
+    def server(
+        key: Array, state: PyTree, wires: tuple[PyTree, ...], weights: tuple[Array, ...]
+    ) -> tuple[PyTree, PyTree]:
+        messages = tuple(jax.vmap(codec.decode)(wire) for wire in wires)
+        return phase.server(key, state, messages, weights)
+
+    return _followed_by(phase, codec.encode, None)._replace(server=server)
+
+
+def _followed_by(phase: Phase, transform: Transform, chosen: Array | None) -> Phase:
+    depth = phase.client.depth + 1 if isinstance(phase.client, _Transformed) else 0
+    return phase._replace(client=_Transformed(phase.client, transform, chosen, depth))
+
+
+def clipped(max_norm: ArrayLike, leaves: PyTree = True) -> Transform:
+    """Scales a message down to an L2 norm of at most `max_norm`, up to rounding.
+
+    The norm is that of all selected leaves together, and one factor scales them all. A message
+    within the bound does not change; one whose norm is not finite becomes zeros, so that the bound
+    holds whatever a client computes.
+
+    Args:
+      max_norm: The bound, a scalar not below zero; may be traced.
+      leaves: Static booleans, one for all leaves or a pytree of which the message's is an
+        extension: which leaves count and are scaled. The others pass as they are.
+
+    Raises:
+      ValueError: A concrete `max_norm` below zero or NaN; at trace time, a selected leaf is no
+        floating-point array.
+    """
+    _check_not_negative("max_norm", max_norm)
+
+    def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
+        selected = jax.tree.leaves(jax.tree.broadcast(leaves, message))
+        values, tree = jax.tree.flatten(message)
+        check_floating(message, "be scaled", selected)
+        squares = [jnp.sum(jnp.square(x)) for x, s in zip(values, selected, strict=True) if s]
+        norm = jnp.sqrt(jnp.sum(jnp.asarray(squares)))
+        factor = jnp.where(jnp.isfinite(norm), max_norm / norm, 0.0)
+
+        def scale(x: Array) -> Array:
+            less = jnp.where(factor > 0, x * factor.astype(x.dtype), jnp.zeros_like(x))
+            return jnp.where(norm <= max_norm, x, less)
+
+        scaled = [scale(x) if s else x for x, s in zip(values, selected, strict=True)]
+        return jax.tree.unflatten(tree, scaled)
+
+    return transform
+
+
+def gaussian_noise(scale: PyTree) -> Transform:
+    """Adds normal noise of standard deviation `scale` to every entry of a message.
+
+    Args:
+      scale: A scalar not below zero, or a pytree of them of which the message's is an extension,
+        so that leaves may differ; may be traced. Zero changes no bit.
+
+    Raises:
+      ValueError: A concrete scale below zero or NaN; at trace time, a leaf of the message is no
+        floating-point array.
+    """
+    return _noise(jax.random.normal, scale)
+
+
+def laplace_noise(scale: PyTree) -> Transform:
+    """Adds Laplace noise of density exp(-|z| / scale) / (2 scale); see `gaussian_noise`."""
+    return _noise(jax.random.laplace, scale)
+
+
+def _noise(draw: Callable[..., Array], scale: PyTree) -> Transform:
+    for s in jax.tree.leaves(scale):
+        _check_not_negative("scale", s)
+
+    def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
+        scales = jax.tree.leaves(jax.tree.broadcast(scale, message))
+        values, tree = jax.tree.flatten(message)
+        check_floating(message, "take noise")
+
+        def add(i: int, x: Array, s: ArrayLike) -> Array:
+            s = jnp.asarray(s, x.dtype)
+            noise = s * draw(jax.random.fold_in(key, i), x.shape, x.dtype)
+            return jnp.where(s == 0, x, x + noise)  # x + 0 would lose the sign of -0
+
+        return jax.tree.unflatten(
+            tree, [add(i, x, s) for i, (x, s) in enumerate(zip(values, scales, strict=True))]
+        )
+
+    return transform
+
+
+def nearest_only(k: int) -> Transform:
+    """Makes a graph of neighbours: of each row of a matrix the k largest positive entries stay.
+
+    The others become zero, so that a signed graph loses all that tells samples apart and a row
+    without positive entries is empty. Of ties the lowest columns stay; NaN is no positive entry.
+    Shapes do not change: for fewer bytes let `codecs.top_k_rows(k)` follow, which loses nothing
+    then. Every floating-point leaf is a matrix of its own, so a graph has to be a whole one: of its
+    factors each would lose entries, and their product would mean nothing.
+
+    Args:
+      k: Entries of a row that stay at most, static, at least 1.
+
+    Raises:
+      ValueError: `k` below 1; at trace time, a leaf is no floating-point matrix [m, n] with n of k
+        or more.
+    """
+    if k < 1:
+        raise ValueError(f"k: got {k}; allowed is 1 or more")
+
+    def nearest(x: Array) -> Array:
+        if x.ndim != 2 or x.shape[1] < k:
+            raise ValueError(
+                f"message: got a leaf of shape {x.shape}; allowed are matrices [m, n] with n of"
+                f" {k} or more"
+            )
+        values, index = jax.lax.top_k(jnp.where(x > 0, x, 0.0), k)
+        return jnp.put_along_axis(jnp.zeros_like(x), index, values, axis=1, inplace=False)
+
+    def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
+        check_floating(message, "be compared with others of their row")
+        return jax.tree.map(nearest, message)
+
+    return transform
+
+
+def _check_not_negative(name: str, value: ArrayLike) -> None:
+    if not isinstance(value, jax.core.Tracer) and not (
+        np.ndim(value) == 0 and np.asarray(value) >= 0
+    ):
+        raise ValueError(f"{name}: got {value}; allowed is a number not below zero")

@@ -1,0 +1,212 @@
+"""Private vertical k-means as a whole: with noise off it clusters, with noise on it runs."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.datasets import make_blobs
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc import engine, privacy
+from jaxfedmvc.algorithms.dpfmps.method import MAX_CELLS, dpfmps, dpfmps_p2est, grid_centres, scaled
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation, single_client
+
+K = 3
+N = 150
+WIDTHS = (2, 4, 3)
+M = 1000
+FAST = {"xla_llvm_disable_expensive_passes": True}
+
+X, Y = make_blobs(N, sum(WIDTHS), centers=K, cluster_std=0.8, random_state=3)
+
+
+def federation(order=(0, 1, 2), n_padding=0):
+    """Agent a holds view a; the cohorts come in any order; rows of padding are NaN."""
+    views = np.split(X, np.cumsum(WIDTHS)[:-1], axis=1)
+    ids = np.append(np.arange(N), np.full(n_padding, -1)).astype(np.int32)
+    parts = [Part((a,), ids[None], np.array([a], np.int32)) for a in order]
+    of = Federation.from_arrays(views, Y, partition=parts)
+    poisoned = [
+        cohort.replace(views=(jnp.where(cohort.mask[..., None], cohort.views[0], jnp.nan),))
+        for cohort in of.cohorts
+    ]
+    return of.replace(cohorts=tuple(poisoned))
+
+
+# What the programs below run on: two agents, not in order, with padding.
+ORDER = (1, 0)
+PADDED = federation(ORDER, n_padding=6)
+
+
+@functools.cache
+def program():
+    """All that follows `start`, compiled: epsilon is part of the state, so one serves all."""
+    algorithm = dpfmps(K, n_sketches=M, n_init=4)
+
+    def rest(key, state):
+        state, info = engine.setup(algorithm, PADDED, key, state)
+        state, _ = engine.finish(algorithm, PADDED, key, state, 0)
+        return engine.assign(algorithm, PADDED, state), state, info
+
+    return jax.jit(rest, compiler_options=FAST)
+
+
+def results(epsilon, key=0):
+    key = jax.random.key(key)
+    state = engine.start(dpfmps(K, epsilon=epsilon, n_sketches=M, n_init=4), PADDED, key)
+    return program()(key, state)
+
+
+@pytest.mark.parametrize("epsilon", [math.inf, 1e5])
+def test_separate_groups_are_found_by_every_agent(epsilon):
+    labels, state, info = results(epsilon)
+    for of_agent in labels:
+        assert adjusted_rand_score(Y, of_agent[0, :N]) > 0.95
+        np.testing.assert_array_equal(of_agent[0, N:], -1)
+    # Both agents' labels name the same global clusters.
+    assert np.mean(np.asarray(labels[0]) == np.asarray(labels[1])) > 0.95
+    for of_agent, agent in zip(state.clients, ORDER, strict=True):
+        assert of_agent.centres.shape == (1, K, WIDTHS[agent])
+        np.testing.assert_array_equal(of_agent.centres[0], state.server.centres[agent])
+    assert float(info[1]["server"]["epsilon"]) == pytest.approx(epsilon, rel=1e-6)
+    assert abs(float(state.server.size) - N) <= 1
+
+
+def test_a_private_run_is_finite_and_differs_from_key_to_key():
+    labels, state, info = results(1.0)
+    for of_agent in labels:
+        assert set(np.unique(of_agent)) <= {-1, *range(K)}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server, info)))
+    assert float(info[1]["server"]["epsilon"]) == pytest.approx(1.0, rel=1e-6)
+    size = float(state.server.size)
+    delta = 2 * (1e-6 + min(1 / size, privacy.MAX_DELTA))
+    assert float(info[1]["server"]["delta"]) == pytest.approx(delta, rel=1e-5)
+
+    same, other = results(1.0)[1].server, results(1.0, key=1)[1].server
+    jax.tree.map(np.testing.assert_array_equal, state.server, same)
+    assert not np.allclose(same.centres[0], other.centres[0])
+
+
+def test_the_size_carries_laplace_noise():
+    """Over many keys: the published number of rows, with the share of a twentieth of epsilon."""
+    algorithm = dpfmps(K, epsilon=2.0, n_sketches=M)
+    state = engine.start(algorithm, federation(), jax.random.key(0))
+    agent = jax.tree.map(lambda leaf: leaf[0], state.clients[0])
+    client = jax.tree.map(lambda leaf: leaf[0], federation().cohorts[0])
+    send = algorithm.setup[0].client
+    keys = jax.random.split(jax.random.key(0), 2000)
+    sizes = jax.vmap(lambda key: send(key, (), agent, client)[1]["size"])(keys)
+    errors = np.asarray(sizes) - N
+    assert np.abs(errors).mean() == pytest.approx(1 / (0.05 * 2.0), rel=0.1)
+    assert abs(errors.mean()) < 2
+
+
+def test_whole_run_of_the_variant_by_pairs():
+    """Three agents whose cohorts are not in the order of their numbers."""
+    algorithm = dpfmps_p2est(K, epsilon=math.inf, n_sketches=M, n_init=4)
+    run = jax.jit(
+        lambda federation, key: engine.run(algorithm, federation, key, 0), compiler_options=FAST
+    )
+    result = run(federation(order=(2, 0, 1)), jax.random.key(0))
+    for labels in result.labels:
+        assert adjusted_rand_score(Y, labels[0]) > 0.95
+    assert float(result.info["setup"][1]["server"]["mass"]) == pytest.approx(N, rel=0.05)
+
+
+jit_grid_centres = jax.jit(grid_centres, static_argnums=(3, 4), compiler_options=FAST)
+
+
+def test_every_agent_receives_its_own_columns():
+    """Three heavy cells: the final centres are their agents' local centres, side by side."""
+    rng = np.random.default_rng(0)
+    local = [rng.uniform(-1, 1, (K, d)).astype(np.float32) for d in (1, 5, 2)]
+    heavy = [(0, 2, 1), (1, 0, 0), (2, 2, 2)]
+    counts = np.zeros((K, K, K), np.float32)
+    for cell in heavy:
+        counts[cell] = 50.0
+    found = jit_grid_centres(jax.random.key(0), local, counts, K, 8)
+    assert [columns.shape for columns in found] == [(K, 1), (K, 5), (K, 2)]
+    expected = [np.concatenate([c[i] for c, i in zip(local, cell, strict=True)]) for cell in heavy]
+    rows = np.concatenate(found, axis=1)
+    np.testing.assert_allclose(
+        sorted(rows.tolist()), sorted(np.stack(expected).tolist()), atol=1e-3
+    )
+
+
+def test_final_centres_are_means_of_cells_by_count():
+    """Two near cells of 30 and 10 persons make one centre, two far ones one each."""
+    near = np.array([[-0.2, 0, 0, 0, 0.1], [0.2, 0, 0, 0, 0.3], [0.0, 1, 1, 1, 0]], np.float32)
+    local = [
+        np.array([[-1], [1], [0]], np.float32),
+        near,
+        np.array([[0.5, 0.5], [-1, 1], [1, -1]], np.float32),
+    ]
+    counts = np.zeros((K, K, K), np.float32)
+    counts[0, 0, 0], counts[0, 1, 0], counts[1, 2, 1], counts[2, 2, 2] = 30, 10, 40, 40
+    found = jit_grid_centres(jax.random.key(0), local, counts, K, 8)
+    merged = int(np.argmin(found[0][:, 0]))
+    np.testing.assert_allclose(found[0][merged], [-1.0], atol=1e-3)
+    np.testing.assert_allclose(found[1][merged], [-0.1, 0, 0, 0, 0.15], atol=1e-3)
+    np.testing.assert_allclose(found[2][merged], [0.5, 0.5], atol=1e-3)
+
+
+def test_features_are_scaled_one_by_one():
+    client = single_client(
+        {0: np.array([[0.0, 7.0], [5.0, 7.0], [10.0, 7.0]]), 1: -np.eye(3)[:, :1]}
+    )
+    expected = [[-1, 0, -1], [0, 0, 1], [1, 0, 1]]
+    np.testing.assert_allclose(scaled(client), expected, atol=1e-6)
+    padded = client.replace(
+        views=tuple(jnp.concatenate([v, jnp.full((1, v.shape[1]), jnp.nan)]) for v in client.views),
+        mask=jnp.array([True, True, True, False]),
+    )
+    np.testing.assert_allclose(scaled(padded), [*expected, [0, 0, 0]], atol=1e-6)
+
+
+def test_agents_share_the_hash_functions_and_the_server_has_no_key():
+    state = engine.start(dpfmps(K, epsilon=1.0), federation(), jax.random.key(0))
+    data = [np.asarray(jax.random.key_data(agent.hash_key[0])) for agent in state.clients]
+    assert all(np.array_equal(data[0], other) for other in data)
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.server)]
+    assert not any(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) for dtype in dtypes)
+
+
+@pytest.mark.parametrize("n_sketches, m", [(None, N // 10), (40, 40)])
+def test_what_travels(n_sketches, m):
+    traffic = engine.traffic(dpfmps(K, n_sketches=n_sketches), federation())
+    assert traffic["setup"].up == 4 + sum(4 * K * d + K * m for d in WIDTHS)
+    assert traffic["setup"].down == 3 * 4
+    assert traffic["round"] == (0, 0)
+    assert traffic["finish"] == (0, sum(4 * K * d for d in WIDTHS))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"n_clusters": 1}, {"epsilon": 0.0}, {"epsilon": math.nan}, {"n_sketches": 0},
+     {"estimator": "union"}, {"n_init": 0}],
+)  # fmt: skip
+def test_a_bad_setting_is_named(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=f"^{name}: got"):
+        dpfmps(**({"n_clusters": K} | settings))
+
+
+def test_too_many_cells_are_refused():
+    """Nine agents of one feature each, six clusters."""
+    ids = np.arange(N, dtype=np.int32)[None]
+    parts = [Part((a,), ids, np.array([a], np.int32)) for a in range(9)]
+    many = Federation.from_arrays(np.split(X, 9, axis=1), partition=parts)
+    with pytest.raises(ValueError, match=rf"{6**9} cells; allowed is {MAX_CELLS} or less"):
+        engine.start(dpfmps(6), many, jax.random.key(0))
+
+
+def test_one_agent_alone_is_refused():
+    alone = Federation.from_arrays(
+        [X], partition=[Part((0,), np.arange(N, dtype=np.int32)[None], np.array([0], np.int32))]
+    )
+    with pytest.raises(ValueError, match="allowed is 2 or more"):
+        engine.start(dpfmps(K), alone, jax.random.key(0))

@@ -1,0 +1,393 @@
+"""Private E-FKMVC: what a sample can change, the noise on what is sent, what a run spends."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chi2, kstest
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
+from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
+from jaxfedmvc.algorithms.fedhk.model import (
+    FedHKConfig,
+    FedHKHyperparams,
+    Model,
+    Scale,
+    ServerState,
+)
+from jaxfedmvc.algorithms.fedhk.private import (
+    PrivacySettings,
+    Release,
+    clip_samples,
+    moments,
+    moved,
+    private_e_fkmvc,
+    releases,
+    round_sums,
+    sensitivity,
+    spent,
+    start_sums,
+)
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.messages.secure import secure_aggregation
+from jaxfedmvc.privacy import gaussian_noise_multiplier, zcdp_noise_multiplier
+
+DIMS, C, M, ROUNDS = (6, 4), 3, 3, 3
+CONFIG = FedHKConfig(n_clusters=C)
+HYPER = FedHKHyperparams(fuzzifier=1.2, alpha=5.0)
+KEY = jax.random.key(2)
+KINDS = ("moments", "start", "round")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Programs of this file are compiled for a handful of small runs."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def blobs():
+    """Three groups in the unit cube, on three clients of unequal size; padding is NaN."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(54) % C
+    views = []
+    for d in DIMS:
+        middles = 0.5 + 0.35 * (np.arange(d)[None] % C == np.arange(C)[:, None]) - 0.15
+        views.append(np.clip(middles[labels] + 0.05 * rng.normal(size=(54, d)), 0, 1))
+    cuts = np.split(np.arange(54), [15, 37])
+    of = Federation.from_clients(
+        [{v: x[rows] for v, x in enumerate(views)} for rows in cuts], [labels[r] for r in cuts]
+    )
+    poisoned = [
+        c.replace(views=tuple(jnp.where(c.mask[..., None], x, jnp.nan) for x in c.views))
+        for c in of.cohorts
+    ]
+    return of.replace(cohorts=tuple(poisoned))
+
+
+FEDERATION = blobs()
+
+
+def settings(z=0.0, **others):
+    return PrivacySettings(**{"noise_multiplier": z, "shared_by": M, **others})
+
+
+@functools.cache
+def program(kind="private"):
+    """A whole run, compiled once: noise, clip and key are arguments."""
+
+    def run(key, z, clip):
+        privacy = settings(z, clip=clip)
+        algorithm = private_e_fkmvc(CONFIG, HYPER, privacy)
+        if kind == "plain":  # the rounds of the method without privacy, from the same start
+            algorithm = e_fkmvc(CONFIG, HYPER)._replace(setup=algorithm.setup, done=None)
+        if kind == "secure":
+            algorithm = secure_aggregation(
+                algorithm, FEDERATION, jax.random.key(9), fraction_bits=20
+            )
+        result = engine.run(algorithm, FEDERATION, key, ROUNDS)
+        state = result.state.server.inner if kind == "secure" else result.state.server
+        return result.labels[0], state
+
+    return jax.jit(run)
+
+
+def agreement(labels):
+    mask = np.asarray(FEDERATION.cohorts[0].mask)
+    return adjusted_rand_score(np.asarray(FEDERATION.labels[0])[mask], np.asarray(labels)[mask])
+
+
+# --- Sensitivity ----------------------------------------------------------------------------------
+
+
+def draw_ratios(key):
+    """What one sample changes in each release, in units of its Delta, of one random case."""
+    keys = iter(jax.random.split(key, 24))
+    rows = 5  # the second last is the sample in question; the last is padding
+    case = jax.random.randint(next(keys), (), 0, 5)
+    spread = 10 ** jax.random.uniform(next(keys), minval=-2.0, maxval=2.0)
+    x = {v: 0.5 + spread * jax.random.normal(next(keys), (rows, d)) for v, d in enumerate(DIMS)}
+    x = {v: a.at[-1].set(jnp.nan) for v, a in x.items()}
+    scales = {
+        v: Scale(
+            0.5 + 0.1 * jax.random.normal(next(keys), (d,)),
+            10 ** jax.random.uniform(next(keys), minval=-2.0, maxval=2.0),
+            jnp.zeros(0), jnp.zeros(0),
+        )
+        for v, d in enumerate(DIMS)
+    }  # fmt: skip
+    privacy = settings(clip=10 ** jax.random.uniform(next(keys), minval=-1.0, maxval=1.0))
+    exponent = jax.random.uniform(next(keys), minval=-2.0, maxval=1.0)
+    hyper = FedHKHyperparams(fuzzifier=1 + 10**exponent, alpha=3.0)
+    weights = jax.nn.softmax(5 * jax.random.normal(next(keys), (len(DIMS),)))
+
+    def samples(present):
+        mask = jnp.array([True, True, True, present, False])
+        client = Cohort(tuple(x.values()), mask, jnp.arange(rows), jnp.int32(0), (0, 1))
+        of = samples_of(CONFIG, hyper, scales, client)
+        return client, clip_samples(privacy, scales, of)
+
+    centres = {}
+    for v, own in ((v, views[3]) for v, views in samples(True)[1].views.items()):
+        draws = jax.random.normal(next(keys), (C, DIMS[v]))
+        random = jnp.sqrt(scales[v].variance) * draws
+        centres[v] = jnp.stack([
+            random,
+            jnp.broadcast_to(own, random.shape),  # all on the sample
+            (100 * random).at[0].set(own),  # one on it, the others far
+            100 * random,
+            own[None] + 1e-3 * random,
+        ])[case]  # fmt: skip
+
+    def messages(present):
+        client, of = samples(present)
+        return (
+            moments(privacy, client),
+            start_sums(privacy, scales, of, centres),
+            round_sums(privacy, scales, local_sums(CONFIG, hyper, of, centres, weights)),
+        )
+
+    ratios = []
+    for kind, one, other in zip(KINDS, messages(True), messages(False), strict=True):
+        differences = jax.tree.leaves(jax.tree.map(jnp.subtract, one, other))
+        squares = sum(jnp.sum(jnp.square(x)) for x in differences)
+        ratios.append(jnp.sqrt(squares) / sensitivity(kind, DIMS))
+    return case, jnp.stack(ratios)
+
+
+def test_no_sample_changes_a_release_by_more_than_its_sensitivity():
+    cases, ratios = jax.jit(jax.vmap(draw_ratios))(jax.random.split(jax.random.key(0), 2000))
+    cases, ratios = np.asarray(cases), np.asarray(ratios)
+    assert np.all(np.isfinite(ratios))
+    assert np.all(ratios <= 1 + 1e-5)
+    assert np.all(ratios[cases == 0].max(axis=0) > 0.3)  # random centres
+    np.testing.assert_allclose(ratios.max(axis=0), 1.0, atol=1e-3)  # the bounds are met
+
+
+def test_sensitivity_of_one_view_by_hand():
+    # 16 features: the weight counts half.
+    assert sensitivity("moments", (16,)) == pytest.approx(math.sqrt(3))
+    assert sensitivity("start", (16,)) == pytest.approx(math.sqrt(1.25))
+    assert sensitivity("round", (16,)) == pytest.approx(math.sqrt(1.25))
+    assert sensitivity("start", (10, 6)) == pytest.approx(math.sqrt(2 + 0.5))
+    assert sensitivity("round", (16, 81)) == pytest.approx(math.sqrt(2 + 1 / 4 + 1 / 9))
+
+
+# --- What is sent ---------------------------------------------------------------------------------
+
+
+def send_all(z, keys, shared_by):
+    """Messages of one client in each kind of exchange, for each key."""
+    algorithm = private_e_fkmvc(CONFIG, HYPER, settings(z, shared_by=shared_by))
+    server, states = algorithm.init(KEY, FEDERATION)
+    scales = {v: s._replace(variance=jnp.float32(0.3)) for v, s in server.scales.items()}
+    server = server._replace(scales=scales)
+    state, client = jax.tree.map(lambda x: x[0], (states[0], FEDERATION.cohorts[0]))
+    state = state.replace(scales=scales)
+    phases = (*algorithm.setup[:2], *algorithm.round)
+
+    def one(key):
+        return [p.client(key, p.broadcast(server, (0, 1)), state, client)[1] for p in phases]
+
+    return jax.vmap(one)(keys)
+
+
+@pytest.mark.parametrize("shared_by", [1, M])
+def test_noise_is_normal_with_the_stated_deviation_in_every_leaf(shared_by):
+    z = 0.7
+    send = jax.jit(functools.partial(send_all, shared_by=shared_by))
+    keys = jax.random.split(jax.random.key(5), 400)
+    for kind, noisy, clean in zip(KINDS, send(z, keys), send(0.0, keys), strict=True):
+        sigma = z * sensitivity(kind, DIMS) / math.sqrt(shared_by)
+        drawn = [
+            np.asarray(a - b, np.float64).reshape(len(keys), -1) / sigma
+            for a, b in zip(jax.tree.leaves(noisy), jax.tree.leaves(clean), strict=True)
+        ]
+        for leaf in drawn:
+            assert 1e-4 < chi2.cdf(np.sum(leaf**2), leaf.size) < 1 - 1e-4
+        drawn = np.concatenate(drawn, axis=1)
+        assert kstest(drawn.ravel(), "norm").pvalue > 1e-3
+        # Entries are independent.
+        correlations = np.corrcoef(drawn.T) - np.eye(drawn.shape[1])
+        assert np.abs(correlations).max() < 5 / math.sqrt(len(keys))
+
+
+def test_messages_hold_the_releases_and_nothing_else():
+    algorithm = private_e_fkmvc(CONFIG, HYPER, settings(1.0))
+    traffic = engine.traffic(algorithm, FEDERATION)
+    s, d = len(DIMS), sum(DIMS)
+    assert traffic["setup"].up == 4 * M * ((d + s + 1) + 2 * (C * d + C))
+    assert traffic["round"].up == 4 * M * (C * d + C * s + s)  # no n_l, no J_l
+    assert traffic["finish"].up == 0
+    assert all(p.reduce == "sum" for p in algorithm.setup + algorithm.round)
+
+
+@pytest.mark.parametrize("start_steps", [1, 3])
+def test_every_exchange_that_sends_is_counted(start_steps):
+    privacy = settings(1.0, start_steps=start_steps)
+    algorithm = private_e_fkmvc(CONFIG, HYPER, privacy)
+
+    def sends(phase):
+        alone = algorithm._replace(setup=(phase,), round=(), finish=())
+        return engine.traffic(alone, FEDERATION)["setup"].up > 0
+
+    setup, each, finish = (
+        sum(sends(phase) for phase in phases)
+        for phases in (algorithm.setup, algorithm.round, algorithm.finish)
+    )
+    assert finish == 0
+    assert releases(privacy, ROUNDS) == setup + ROUNDS * each == 1 + start_steps + ROUNDS
+    assert algorithm.done is None
+
+
+def test_centres_from_a_release_by_hand():
+    # Variance 4 and clip 1.5: B = 3. Four features, sigma = 1, g = 0.5.
+    scale = Scale(jnp.zeros(4), jnp.float32(4.0), jnp.zeros(0), jnp.zeros(0))
+    previous = jnp.full((4, 4), 0.7)
+    model = Model({0: previous[None]}, jnp.ones((1, 1)), jnp.zeros(1), jnp.zeros(1))
+    weights = jnp.array([10.0, 10.0, 2.9, 10.0])  # g W
+    sums = jnp.array([[10.0, 0, 0, 0], [0, 40.0, 0, 0], [2.0, 0, 0, 0], [0, 0, 1.0, 0]])  # N / B
+    found = moved(
+        settings(clip=1.5), ServerState({}, {0: scale}, (), model),
+        Release({0: sums}, {0: weights}, {}), {0: 0.5}, jnp.float32(1.0),
+    )[0]  # fmt: skip
+    # W = 20 and e = 3 / 20. N / W = 1.5 is shrunk by 1 - 2 e^2 / 1.5^2; 6 lies outside the ball and
+    # becomes 3; a weight below 3 sigma, and a centre smaller than its noise, keep what was.
+    expected = np.full((4, 4), 0.7)
+    expected[0] = [1.5 * (1 - 2 * 0.0225 / 2.25), 0, 0, 0]
+    expected[1] = [0, 3 * (1 - 2 * 0.0225 / 9), 0, 0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+# --- What is spent --------------------------------------------------------------------------------
+
+
+def test_spent_is_below_the_closed_bound_and_inverts_the_multiplier():
+    delta, z = 1e-5, 4.0
+    privacy = settings(z)
+    n = releases(privacy, ROUNDS)
+    epsilon, same, notes = spent(privacy, ROUNDS, delta)
+    rho = n / (2 * z**2)
+    closed = rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    assert same == delta
+    assert 0.7 * closed < epsilon < closed
+    assert zcdp_noise_multiplier(closed, delta, n) == pytest.approx(z)
+    assert gaussian_noise_multiplier(epsilon, delta, n) == pytest.approx(z, rel=1e-3)
+    assert f"all {n} releases" in notes["covered"] and f"{M} clients" in notes["covered"]
+    assert "clients" in notes["not covered"]
+    assert spent(settings(0.0), ROUNDS, delta)[0] == math.inf
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+
+
+def test_without_noise_and_clipping_it_is_the_method_without_privacy():
+    labels, private = program()(KEY, 0.0, 1e3)
+    same, plain = program("plain")(KEY, 0.0, 1e3)
+    np.testing.assert_array_equal(labels, same)
+    for v in range(len(DIMS)):
+        np.testing.assert_allclose(private.models.fit[v], plain.models.fit[v], atol=1e-5)
+    for name in ("view_weights", "log_objective"):
+        np.testing.assert_allclose(
+            getattr(private.models, name), getattr(plain.models, name), rtol=1e-4
+        )
+
+
+def test_moments_without_noise_are_those_of_the_pooled_samples():
+    _, server = program()(KEY, 0.0, 1.0)
+    mask = np.asarray(FEDERATION.cohorts[0].mask)
+    for v, x in enumerate(FEDERATION.cohorts[0].views):
+        x = np.asarray(x)[mask]
+        np.testing.assert_allclose(server.scales[v].origin, x.mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(server.scales[v].variance, x.var(axis=0).sum(), rtol=1e-4)
+
+
+def test_little_noise_leaves_the_clusters():
+    labels, server = program()(KEY, 0.1, 1.0)
+    assert agreement(labels) > 0.9
+    assert np.all(np.asarray(labels)[~np.asarray(FEDERATION.cohorts[0].mask)] == -1)
+    for v, scale in server.scales.items():
+        lengths = np.linalg.norm(server.models.fit[v][0], axis=1)
+        assert np.all(lengths <= np.sqrt(scale.variance) * (1 + 1e-5))
+
+
+def test_huge_noise_gives_finite_models():
+    z = gaussian_noise_multiplier(0.01, 1e-5, releases(settings(), ROUNDS))
+    for seed in range(5):
+        labels, server = program()(jax.random.key(seed), z, 1.0)
+        assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(server.models.fit))
+        assert np.all(np.isfinite(server.models.view_weights))
+        assert set(np.unique(labels)) <= {-1, *range(C)}
+
+
+def test_secure_sums_change_nothing_but_rounding():
+    labels, plain = program()(KEY, 0.1, 1.0)
+    same, secure = program("secure")(KEY, 0.1, 1.0)
+    np.testing.assert_array_equal(labels, same)
+    for v in range(len(DIMS)):
+        np.testing.assert_allclose(secure.models.fit[v], plain.models.fit[v], atol=1e-4)
+
+
+def test_a_sum_with_too_little_noise_is_refused():
+    algorithm = private_e_fkmvc(CONFIG, HYPER, settings(1.0))
+
+    @jax.jit
+    def fits(n_clients):
+        server, states = algorithm.init(KEY, FEDERATION)
+        state, client = jax.tree.map(lambda x: x[0], (states[0], FEDERATION.cohorts[0]))
+        found = []
+        for phase in (*algorithm.setup[:2], *algorithm.round):
+            sent = phase.broadcast(server, (0, 1))
+            state, total, _ = phase.client(KEY, sent, state, client)
+            after, _ = phase.server(KEY, server, (total,), (n_clients,))
+            found.append(after.models.fit)
+            # The next exchange is one whose state is in order.
+            server, _ = phase.server(KEY, server, (total,), (jnp.float32(M),))
+        return found
+
+    for n_clients, is_right in ((M, np.isfinite), (M - 1, np.isnan)):
+        for x in jax.tree.leaves(fits(jnp.float32(n_clients))):
+            assert np.all(is_right(x)), x
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "privacy", "said"),
+    [
+        ({}, {"clip": 0.0}, "clip: got 0.0"),
+        ({}, {"radius": (0.5, -1.0)}, "radius: got -1.0"),
+        ({}, {"origin": math.nan}, "origin: got nan"),
+        ({}, {"z": -1.0}, "noise_multiplier: got -1.0"),
+        ({}, {"z": math.inf}, "noise_multiplier: got inf"),
+        ({}, {"shared_by": 0}, "shared_by: got 0"),
+        ({}, {"start_steps": 0}, "start_steps: got 0"),
+        ({"hkc": "minmax"}, {}, "hkc: got 'minmax'; allowed is 'bandwidth'"),
+        ({"aggregation": "average"}, {}, "aggregation: got 'average'; allowed is 'statistics'"),
+        ({"personal": "mix"}, {}, "personal: got 'mix'; allowed is 'none'"),
+        ({"n_restarts": 2}, {}, "n_restarts: got 2; allowed is 1"),
+    ],
+)
+def test_what_cannot_be_accounted_is_refused(config, privacy, said):
+    with pytest.raises(ValueError, match=said):
+        private_e_fkmvc(FedHKConfig(C, **config), HYPER, settings(**privacy))
+
+
+def test_federations_that_do_not_fit_are_refused():
+    rows = np.zeros((4, 2))
+    mixed = Federation.from_clients([{0: rows, 1: rows}, {0: rows}])
+    for privacy, federation, said in (
+        (settings(shared_by=1), mixed, "some clients lack views"),
+        (settings(shared_by=M + 1), FEDERATION, "shared_by: got 4; allowed is 1 to 3"),
+        (settings(origin=(0.5, 0.5, 0.5)), FEDERATION, "origin: got 3 entries"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            private_e_fkmvc(CONFIG, HYPER, privacy).init(KEY, federation)

@@ -1,0 +1,165 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc.algorithms.vertcohirf.consensus import (
+    ari_of_refinement,
+    exact_segment_sum,
+    relaxed_consensus,
+    segment_sizes,
+    strict_consensus,
+)
+
+strict = jax.jit(strict_consensus)
+relaxed = jax.jit(relaxed_consensus)
+C = 12  # one shape for all: one compilation
+
+
+def codes_by_numpy(labels):
+    """Indices of the distinct rows in lexicographic order."""
+    return np.unique(np.asarray(labels).T, axis=0, return_inverse=True)[1].ravel()
+
+
+def relaxed_by_numpy(labels, threshold):
+    columns = list(range(len(labels)))
+    codes = codes_by_numpy(labels[columns])
+    while len(columns) > 1:
+        without = [codes_by_numpy(labels[[c for c in columns if c != i]]) for i in columns]
+        agreement = [adjusted_rand_score(codes, other) for other in without]
+        worst = int(np.argmin(np.round(agreement, 6)))
+        if agreement[worst] >= threshold:
+            break
+        columns.pop(worst)
+        codes = without[worst]
+    return codes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_strict_consensus_is_the_rank_of_distinct_rows(seed):
+    labels = np.random.default_rng(seed).integers(0, 3, (3, C)).astype(np.int32)
+    codes, n = strict(labels, np.ones(C, bool), np.ones(3, bool))
+    expected = codes_by_numpy(labels)
+    np.testing.assert_array_equal(codes, expected)
+    assert n == expected.max() + 1
+
+
+def test_padding_and_columns_that_do_not_count_change_nothing():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, (3, C)).astype(np.int32)
+    where = rng.random(C) < 0.6
+    used = np.array([True, False, True])
+    codes, n = strict(labels, where, used)
+    expected = codes_by_numpy(labels[[0, 2]][:, where])
+    np.testing.assert_array_equal(np.asarray(codes)[where], expected)
+    assert (np.asarray(codes)[~where] == -1).all() and n == expected.max() + 1
+
+
+def test_no_row_in_use_gives_no_cluster():
+    codes, n = strict(np.zeros((3, C), np.int32), np.zeros(C, bool), np.ones(3, bool))
+    assert n == 0 and (np.asarray(codes) == -1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=C, max_size=C), min_size=3, max_size=3))
+def test_two_rows_are_together_only_if_every_column_agrees(rows):
+    labels = np.array(rows, np.int32)
+    codes = np.asarray(strict(labels, np.ones(C, bool), np.ones(3, bool))[0])
+    together = (labels[:, :, None] == labels[:, None, :]).all(axis=0)
+    np.testing.assert_array_equal(codes[:, None] == codes[None], together)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ari_of_refinement_is_scikit_learns(seed):
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 2 + seed % 2, C)
+    fine = codes_by_numpy(np.stack([coarse, rng.integers(0, 2, C)]))
+    value = ari_of_refinement(jnp.array(fine), jnp.array(coarse), jnp.ones(C, bool))
+    np.testing.assert_allclose(value, adjusted_rand_score(fine, coarse), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fine", "coarse", "expected"),
+    [
+        (np.arange(C), np.arange(C), 1.0),
+        (np.zeros(C), np.zeros(C), 1.0),
+        (np.arange(C), np.zeros(C), 0.0),
+    ],
+)
+def test_ari_of_trivial_partitions(fine, coarse, expected):
+    value = ari_of_refinement(
+        jnp.array(fine, jnp.int32), jnp.array(coarse, jnp.int32), jnp.ones(C, bool)
+    )
+    assert value == expected
+
+
+def test_ari_of_large_groups_is_scikit_learns():
+    """Groups of nearly 50 000 rows, whose pairs are more than a 32-bit product holds."""
+    n = 50_000
+    coarse = (np.arange(n) < n // 100).astype(np.int32)
+    parts = (np.arange(n) < 5000).astype(np.int32)
+    fine = np.unique(2 * coarse + parts, return_inverse=True)[1].astype(np.int32)
+    value = ari_of_refinement(jnp.array(fine), jnp.array(coarse), jnp.ones(n, bool))
+    expected = adjusted_rand_score(fine, coarse)
+    assert 0 < expected < 0.9
+    np.testing.assert_allclose(value, expected, atol=1e-4)
+
+
+def test_ari_of_one_row_is_one():
+    assert ari_of_refinement(jnp.zeros(1, int), jnp.zeros(1, int), jnp.ones(1, bool)) == 1.0
+
+
+def test_relaxed_consensus_drops_the_column_at_odds():
+    """Three repetitions agree on two halves, the fourth alternates: it is the one to go."""
+    halves = np.arange(C) // (C // 2)
+    labels = np.stack([halves, np.arange(C) % 2, 1 - halves, halves]).astype(np.int32)
+    codes = relaxed(labels, np.ones(C, bool), np.ones(4, bool), 0.8)
+    np.testing.assert_array_equal(codes, halves)
+    strictly = strict_consensus(jnp.array(labels), jnp.ones(C, bool))[1]
+    assert strictly == 4
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("threshold", [0.3, 0.8])
+def test_relaxed_consensus_is_the_plain_transcription(seed, threshold):
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 3, C)
+    noise = rng.random((4, C)) < 0.15
+    labels = np.where(noise, rng.integers(0, 3, (4, C)), truth).astype(np.int32)
+    codes = relaxed(labels, np.ones(C, bool), np.ones(4, bool), threshold)
+    np.testing.assert_array_equal(codes, relaxed_by_numpy(labels, threshold))
+
+
+def test_relaxed_consensus_keeps_one_column_at_least():
+    rng = np.random.default_rng(1)
+    labels = rng.integers(0, 3, (4, C)).astype(np.int32)
+    codes = relaxed(labels, np.ones(C, bool), np.ones(4, bool), 1.1)  # nothing is good enough
+    assert any(np.array_equal(codes, codes_by_numpy(labels[[i]])) for i in range(4))
+
+
+def test_relaxed_consensus_of_fewer_columns_is_that_of_the_columns_in_use():
+    rng = np.random.default_rng(2)
+    labels = rng.integers(0, 2, (4, C)).astype(np.int32)
+    used = np.array([True, True, True, False])
+    codes = relaxed(labels, np.ones(C, bool), used, 0.8)
+    np.testing.assert_array_equal(codes, relaxed_by_numpy(labels[:3], 0.8))
+
+
+def test_segment_sums_are_equal_bit_for_bit_in_any_order():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (300, 3)).astype(np.float32)
+    cells = rng.integers(0, 4, 300)
+    order = rng.permutation(300)
+    one = exact_segment_sum(jnp.array(x), jnp.array(cells), 4)
+    other = exact_segment_sum(jnp.array(x[order]), jnp.array(cells[order]), 4)
+    np.testing.assert_array_equal(one, other)
+    expected = np.stack([x[cells == k].astype(np.float64).sum(axis=0) for k in range(4)])
+    np.testing.assert_allclose(one, expected, atol=300 * 2.0**-21)
+
+
+def test_segment_sizes():
+    codes = jnp.array([0, 2, 2, -1, 0, 0])
+    assert segment_sizes(codes, codes >= 0).tolist() == [3, 0, 2, 0, 0, 0]

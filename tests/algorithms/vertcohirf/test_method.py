@@ -1,0 +1,681 @@
+"""VertCoHiRF: consensus, rankings, medoids and messages against hand-worked and plain ones."""
+
+import functools
+import itertools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics.pairwise import cosine_similarity, laplacian_kernel, rbf_kernel
+
+from benchmarks.vertcohirf_reference import reference
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.vertcohirf.consensus import strict_consensus
+from jaxfedmvc.algorithms.vertcohirf.hierarchy import labels_at
+from jaxfedmvc.algorithms.vertcohirf.method import (
+    LocalStep,
+    centrality,
+    communication,
+    draw_candidates,
+    feature_subset,
+    least_rank_sum,
+    local_codes,
+    medoid_rankings,
+    predict,
+    rank_sum,
+    ranked_ids,
+    vertcohirf,
+)
+from jaxfedmvc.attacks import ATTACKS, attacked, inverse_ranking
+from jaxfedmvc.clustering.local import dbscan_method, kmeans_method, sc_srgf_method
+from jaxfedmvc.data import synthetic
+from jaxfedmvc.data.vertical import vertical_partition
+from jaxfedmvc.federation import Federation
+
+N = 48
+ROUNDS = 12
+
+
+def by_halves(key, x, where):
+    """A clusterer that any other implementation can copy: cells of column 0, two wide."""
+    cells = jnp.floor(x[:, 0] / 2).astype(jnp.int32)
+    return jnp.where(where, cells - jnp.min(jnp.where(where, cells, 10**6)), -1)
+
+
+def federation(views, labels=None):
+    return Federation.from_arrays(
+        views, labels, partition=vertical_partition(len(views[0]), len(views))
+    )
+
+
+def make_views(seed, n=N, widths=(3, 2, 4), spread=1.0):
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 3, n)
+    views = []
+    for width in widths:
+        centres = 3 * rng.normal(size=(3, width)) + 4
+        views.append((centres[truth] + spread * rng.normal(size=(n, width))).astype(np.float32))
+    return views, truth
+
+
+HALVES = vertcohirf(LocalStep(by_halves))
+KMEANS = vertcohirf(LocalStep(kmeans_method(3), 0.6, 3))
+FEW = vertcohirf(LocalStep(by_halves), n_candidates=4)
+DENSE = vertcohirf(LocalStep(dbscan_method(2.0, 3)))
+GRAPHS = vertcohirf(LocalStep(sc_srgf_method(3, 3)))
+
+
+@functools.cache
+def masked(algorithm, rounds=ROUNDS):
+    return jax.jit(lambda fed, key: engine.run(algorithm, fed, key, rounds))
+
+
+@functools.cache
+def always(algorithm):
+    return lambda _: algorithm
+
+
+def run(algorithm, views, seed=0):
+    return masked(algorithm)(federation(views), jax.random.key(seed))
+
+
+def labels_of(result):
+    return np.asarray(result.labels[0][0])
+
+
+# --- Against the plain implementation, and by hand ------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_parents_are_those_of_the_plain_implementation(seed):
+    views, _ = make_views(seed)
+    result = run(HALVES, views)
+    state = result.state.server
+
+    def cluster(agent, iteration, rows):
+        cells = np.floor(rows[:, 0] / 2).astype(int)
+        return cells - cells.min()
+
+    expected = reference(views, cluster)
+    np.testing.assert_array_equal(state.parents, expected.parents)
+    absorbed = np.asarray(state.absorbed_at)
+    moved = np.asarray(state.parents) != np.arange(N)
+    np.testing.assert_array_equal(absorbed[moved], np.asarray(expected.absorbed_at)[moved])
+    np.testing.assert_array_equal(labels_of(result), expected.labels)
+    assert int(state.n_iter) == expected.n_iter == int(result.n_rounds)
+    assert 1 < len(set(expected.labels)) < N  # something happened
+
+
+def test_six_points_by_hand():
+    """Agent 0 sees two groups of three, agent 1 splits the second; medoids by rank sum.
+
+    Group {0, 1, 2}: agent 0's directions are 0, 10 and 20 degrees, so its ranking is 1, then 0
+    and 2 tied by symmetry; agent 1's are 0, 40 and 50 degrees: 1, 2, 0. Rank sums 3, 0, 2 give 1.
+    Group {3, 4} has two members, a tie for both agents: the lower row, 3. Group {5} is 5.
+    """
+    degrees = np.deg2rad([[0, 10, 20, 80, 85, 88], [0, 40, 50, 60, 70, 80]])
+    radius = [[1, 1, 1, 2, 2, 2], [1, 1, 1, 2, 2, 4]]
+    views = [
+        np.stack([np.array(r), np.cos(d), np.sin(d)], axis=1).astype(np.float32)
+        for r, d in zip(radius, degrees, strict=True)
+    ]
+
+    def first_column(key, x, where):
+        return jnp.where(where, jnp.round(x[:, 0]).astype(jnp.int32), -1)
+
+    # The radius would enter the cosines: it labels the points, and is then zeroed for the ranking.
+    one_round = masked(vertcohirf(LocalStep(first_column)), 1)
+    state = one_round(federation(views), jax.random.key(0)).state.server
+    codes = jnp.array([0, 0, 0, 1, 1, 2])
+    everyone = jnp.ones(6, bool)
+    active = jnp.arange(6)
+    rankings = jnp.stack(
+        [
+            ranked_ids(
+                centrality(jnp.array(v[:, 1:]), codes, everyone, "cosine"), codes, everyone, active
+            )
+            for v in views
+        ]
+    )
+    assert rankings.tolist() == [[1, 0, 2, 3, 4, 5], [1, 2, 0, 3, 4, 5]]
+    total = rank_sum(rankings, codes, everyone, active)
+    assert total.tolist() == [3, 0, 3, 0, 2, 0]
+    assert least_rank_sum(total, codes, everyone, active)[:3].tolist() == [1, 3, 5]
+    assert state.n_active == 3 and np.asarray(state.parents)[[3, 4, 5]].tolist() == [3, 3, 5]
+
+
+def test_the_medoid_is_chosen_by_summed_ranks_and_not_by_summed_permutations():
+    """Lists [2, 0, 1] and [1, 2, 0]: ranks are (1, 2, 0) and (2, 0, 1), sums (3, 2, 1)."""
+    codes, everyone, active = jnp.zeros(3, int), jnp.ones(3, bool), jnp.array([10, 11, 12])
+    rankings = jnp.array([[12, 10, 11], [11, 12, 10]])
+    total = rank_sum(rankings, codes, everyone, active)
+    assert total.tolist() == [3, 2, 1]
+    assert least_rank_sum(total, codes, everyone, active).tolist()[0] == 12
+
+
+def test_who_is_not_listed_ranks_last():
+    codes, everyone, active = jnp.zeros(3, int), jnp.ones(3, bool), jnp.arange(3)
+    assert rank_sum(jnp.array([[2, 7, -1]]), codes, everyone, active).tolist() == [3, 3, 0]
+
+
+def test_ends_when_nothing_merges_and_counts_the_idle_round():
+    views, _ = make_views(0)
+    result = run(HALVES, views)
+    n_active = np.asarray(result.info["rounds"][0]["server"]["n_active"])
+    clusters = np.asarray(result.info["rounds"][0]["server"]["n_clusters"])
+    n = int(result.n_rounds)
+    assert n < ROUNDS and clusters[n - 1] == n_active[n - 1]
+    assert (clusters[: n - 1] < n_active[: n - 1]).all()
+    assert (n_active[n:] == 0).all()  # rounds that were not made
+
+
+def test_max_iter_stops_before_the_end():
+    views, _ = make_views(0)
+    one = masked(KMEANS, 1)(federation(views), jax.random.key(0))
+    full = run(KMEANS, views)
+    assert not one.state.server.done and int(one.n_rounds) == 1
+    state = full.state.server
+    first = np.asarray(labels_at(state.parents, state.absorbed_at, None, 0))
+    assert len({*zip(labels_of(one), first, strict=True)}) == first.max() + 1
+    assert labels_of(one).max() > labels_of(full).max()
+
+
+def test_two_modalities_are_recovered_exactly():
+    dataset = synthetic.multimodal(0, "text")
+    steps = [LocalStep(dbscan_method(2.25, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
+    fed = federation(dataset.views, dataset.labels)
+    result = engine.run_compacting(always(vertcohirf(steps)), fed, jax.random.key(0), 100)
+    assert adjusted_rand_score(dataset.labels, labels_of(result)) == 1.0
+
+
+# --- Two ways of running --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "seed"),
+    [(HALVES, 0), (HALVES, 1), (KMEANS, 0), (KMEANS, 1), (KMEANS, 2), (DENSE, 0), (GRAPHS, 0)],
+    ids=["halves0", "halves1", "kmeans0", "kmeans1", "kmeans2", "dbscan0", "sc_srgf0"],
+)
+def test_masked_and_compacting_give_the_same_labels(algorithm, seed):
+    views, _ = make_views(seed, n=80, spread=1.5)
+    fed, key = federation(views), jax.random.key(seed)
+    one = masked(algorithm)(fed, key)
+    made = []
+    other = engine.run_compacting(
+        always(algorithm),
+        fed,
+        key,
+        ROUNDS,
+        on_round=lambda r, state, info: made.append(len(state.server.active)),
+    )
+    np.testing.assert_array_equal(labels_of(one), labels_of(other))
+    np.testing.assert_array_equal(one.state.server.parents, other.state.server.parents)
+    assert made[0] == 80 and made[-1] < 80  # the arrays did shrink
+    assert int(one.n_rounds) == int(other.n_rounds) == len(made)
+
+
+def test_compacting_needs_a_method_that_can():
+    views, _ = make_views(0)
+    with pytest.raises(ValueError, match="use run"):
+        engine.run_compacting(
+            always(KMEANS._replace(compact=None)), federation(views), jax.random.key(0), 1
+        )
+    with pytest.raises(ValueError, match="rounds: got -1"):
+        engine.run_compacting(always(KMEANS), federation(views), jax.random.key(0), -1)
+
+
+def test_numbers_are_swept_in_one_program():
+    views, _ = make_views(0)
+    fed = federation(views)
+    traces = []
+
+    def clusters(key, share, limit, threshold, k, n_candidates):
+        traces.append(1)
+        step = LocalStep(kmeans_method(k, 4), share, 3, limit, threshold)
+        algorithm = vertcohirf(step, n_candidates=n_candidates)
+        return engine.run(algorithm, fed, key, 6).labels[0][0]
+
+    program = jax.jit(jax.vmap(clusters))
+    keys = jax.random.split(jax.random.key(0), 2)
+    arguments = (
+        keys, jnp.array([0.5, 1.0]), jnp.array([1, 3]), jnp.array([0.5, 0.8]), jnp.array([2, 4]),
+        jnp.array([2, N]),
+    )  # fmt: skip
+    found = program(*arguments)
+    program(*arguments)
+    assert len(traces) == 1
+    fixed = vertcohirf(LocalStep(kmeans_method(4), 1.0, 3, None, 0.8), n_candidates=N)
+    alone = masked(fixed, 6)(fed, keys[1])
+    np.testing.assert_array_equal(found[1], labels_of(alone))
+
+
+# --- Local step -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.29, 29), (0.001, 1), (1.0, 100), (0.5, 50), (7, 7), (500, 100)]
+)
+def test_number_of_features_of_a_repetition(share, expected):
+    assert int(feature_subset(jax.random.key(0), 100, share).sum()) == expected
+
+
+def test_feature_subsets_are_uniform():
+    """Each feature in 2 of 5 of the draws: a binomial count, four standard deviations."""
+    keys = jax.random.split(jax.random.key(1), 2000)
+    drawn = np.asarray(jax.vmap(lambda key: feature_subset(key, 5, 0.4))(keys)).sum(axis=0)
+    assert (np.abs(drawn - 800) < 4 * np.sqrt(2000 * 0.4 * 0.6)).all()
+
+
+def test_repetitions_see_other_features_and_fresh_ones_in_every_round():
+    x = jnp.eye(6) + jnp.arange(6.0)[:, None]
+
+    def seen(key, x, where):
+        return (x != 0).any(axis=0).astype(jnp.int32)  # one column is one label row
+
+    step = LocalStep(seen, 0.34, 4)
+    one = local_codes(jax.random.key(0), x, jnp.ones(6, bool), step)
+    other = local_codes(jax.random.key(1), x, jnp.ones(6, bool), step)
+    assert one.max() >= 2  # some feature in no subset, others in different ones
+    assert not np.array_equal(one, other)
+
+
+def test_noise_points_are_singletons():
+    def half_noise(key, x, where):
+        return jnp.array([0, 0, -1, -1, 1, 1])
+
+    codes = local_codes(
+        jax.random.key(0), jnp.ones((6, 2)), jnp.ones(6, bool), LocalStep(half_noise)
+    )
+    assert codes.tolist() == [0, 0, 2, 3, 1, 1]
+
+
+def test_all_noise_ends_after_one_round_with_every_point_alone():
+    views, _ = make_views(0)
+    algorithm = vertcohirf(LocalStep(lambda key, x, where: jnp.full(len(x), -1)))
+    result = run(algorithm, views)
+    assert int(result.n_rounds) == 1
+    np.testing.assert_array_equal(labels_of(result), np.arange(N))
+
+
+def test_one_sample():
+    result = engine.run(
+        KMEANS, federation([np.ones((1, 2)), np.ones((1, 3))]), jax.random.key(0), 5
+    )
+    assert labels_of(result).tolist() == [0] and int(result.n_rounds) == 1
+
+
+# --- Ranking --------------------------------------------------------------------------------------
+
+
+def example(seed=0, n=30):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 4)).astype(np.float32)
+    codes = np.sort(rng.integers(0, 4, n)).astype(np.int32)
+    return x, rng.permutation(codes).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "kernel"),
+    [
+        ("cosine", cosine_similarity),
+        ("rbf", rbf_kernel),
+        ("laplacian", laplacian_kernel),
+        ("rbf_median", None),
+    ],
+)
+def test_scores_are_mean_similarities(similarity, kernel):
+    x, codes = example()
+    x[3] = 0.0
+    candidates = np.random.default_rng(1).random(len(x)) < 0.8
+    found = centrality(jnp.array(x), jnp.array(codes), jnp.array(candidates), similarity)
+    for k in range(4):
+        members = np.flatnonzero((codes == k) & candidates)
+        rows = x[members].astype(np.float64)
+        if kernel is None:
+            distance = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=2))
+            values = np.exp(-distance / (2 * np.median(distance)))
+        else:
+            values = kernel(rows)
+        np.testing.assert_allclose(found[members], values.mean(axis=1), atol=2e-5)
+    assert (np.asarray(found)[~candidates] == 0).all()
+
+
+def test_two_members_always_tie_unless_one_is_zero():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 5)).astype(np.float32)
+    codes = jnp.arange(40) // 2
+    everyone = jnp.ones(40, bool)
+    ranking = ranked_ids(
+        centrality(jnp.array(x), codes, everyone, "cosine"), codes, everyone, jnp.arange(40)
+    )
+    np.testing.assert_array_equal(ranking, np.arange(40))
+    x[0] = 0.0
+    scores = centrality(jnp.array(x), codes, everyone, "cosine")
+    np.testing.assert_allclose(scores[:2], [0, 0.5], atol=1e-6)
+    assert ranked_ids(scores, codes, everyone, jnp.arange(40))[:4].tolist() == [1, 0, 2, 3]
+
+
+def test_ranking_lists_clusters_one_after_another_best_first():
+    codes = jnp.array([1, 0, 1, 0, 1, -1])
+    candidates = jnp.array([True, True, True, True, False, False])
+    scores = jnp.array([0.1, 0.9, 0.5, 0.3, 0.99, 0.0])
+    active = jnp.array([7, 4, 9, 2, 5, -1])
+    assert ranked_ids(scores, codes, candidates, active).tolist() == [4, 2, 9, 7, -1, -1]
+
+
+def test_candidates_are_a_shared_random_subset():
+    codes = jnp.array([0] * 10 + [1] * 3 + [2] + [-1] * 2)
+    active = jnp.arange(16)
+    draw = jax.jit(draw_candidates)
+    chosen = draw(jax.random.key(0), codes, active, 4)
+    counts = [int(chosen[codes == k].sum()) for k in (0, 1, 2, -1)]
+    assert counts == [4, 3, 1, 0]
+    assert draw_candidates(jax.random.key(0), codes, active, None).sum() == 14
+    keys = jax.random.split(jax.random.key(1), 1000)
+    times = np.asarray(jax.vmap(lambda key: draw(key, codes, active, 4))(keys)).sum(axis=0)[:10]
+    assert (np.abs(times - 400) < 4 * np.sqrt(1000 * 0.4 * 0.6)).all()
+
+
+def test_with_few_candidates_medoids_are_among_them_and_the_labels_stay_nested():
+    views, _ = make_views(2)
+    algorithm = vertcohirf(LocalStep(by_halves), n_candidates=2)
+    state = run(algorithm, views).state.server
+    levels = [
+        np.asarray(labels_at(state.parents, state.absorbed_at, state.active, e)) for e in (-1, 0, 9)
+    ]
+    for fine, coarse in itertools.pairwise(levels):
+        assert len({*zip(fine, coarse, strict=True)}) == fine.max() + 1
+    (first, *_), _ = messages(algorithm, federation(views), jax.random.key(0), 1)
+    listed = {int(i) for i in np.asarray(first[1][0]["ranking"]).ravel() if i >= 0}
+    absorbed = np.asarray(state.absorbed_at) == 0
+    medoids = set(np.asarray(state.parents)[absorbed].tolist())
+    assert medoids <= listed
+    assert max(np.bincount(levels[1][sorted(listed)])) == 2
+
+
+# --- Messages -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def spied(algorithm):
+    """The algorithm with its messages in the info, and its round compiled."""
+
+    def recorded(phase):
+        def client(*arguments):
+            state, message, _ = phase.client(*arguments)
+            return state, message, {"message": message}
+
+        return phase._replace(client=client)
+
+    spy = algorithm._replace(round=tuple(recorded(phase) for phase in algorithm.round))
+    return spy, jax.jit(functools.partial(engine.one_round, spy))
+
+
+def messages(algorithm, fed, key, rounds=4):
+    """Every message of every agent, round by round, and the server state after them."""
+    spy, step = spied(algorithm)
+    state = engine.start(spy, fed, key)
+    sent = []
+    for r in range(rounds):
+        state, info = step(fed, key, state, r)
+        sent.append([[c["message"] for c in phase["clients"]] for phase in info])
+    return sent, state.server
+
+
+def test_only_integers_travel():
+    views, _ = make_views(0)
+    sent, _ = messages(KMEANS, federation(views), jax.random.key(0), 1)
+    for message in jax.tree.leaves(sent):
+        assert message.dtype == jnp.int32
+        assert message.shape == (1, N)
+
+
+def test_equal_labels_and_rankings_give_equal_messages():
+    """Definition 3.2: other features with the same partition and the same order are not told apart.
+
+    Agent 1's features are negated and four times as large: distances scale, cosines stay.
+    """
+    views, _ = make_views(1)
+    other = [views[0], -4 * views[1], views[2]]
+    key = jax.random.key(0)
+    one, _ = messages(KMEANS, federation(views), key)
+    two, _ = messages(KMEANS, federation(other), key)
+    chex.assert_trees_all_equal(one, two)
+    third, _ = messages(KMEANS, federation([views[0], views[1] ** 2, views[2]]), key)
+    assert not all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(third), strict=True)
+    )
+
+
+def test_other_features_with_the_same_structure_send_the_same():
+    """Agent 0 holds other numbers in other units, made so that groups and orders are the same."""
+    degrees = np.deg2rad(np.array([0, 10, 25, 60, 62, 61, 150, 151]))
+    groups = np.array([0, 0, 0, 1, 1, 1, 2, 2])
+
+    def agent(angles, sizes):
+        direction = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        return (sizes[groups][:, None] * direction).astype(np.float32)
+
+    def by_size(key, x, where):
+        size = jnp.round(jnp.linalg.norm(x, axis=1)).astype(jnp.int32)
+        return jnp.where(where, size, -1)
+
+    algorithm = vertcohirf(LocalStep(by_size))
+    second = agent(degrees[::-1] / 2, np.array([2, 3, 4]))
+    # The angles within a group keep their order of centrality, the sizes theirs.
+    views = [agent(degrees, np.array([1, 2, 3])), second]
+    other = [agent(1.2 * degrees + 0.3, np.array([10, 20, 300])), second]
+    key = jax.random.key(0)
+    one, _ = messages(algorithm, federation(views), key, 2)
+    two, _ = messages(algorithm, federation(other), key, 2)
+    chex.assert_trees_all_equal(one, two)
+
+
+def test_bytes_of_peers():
+    views, _ = make_views(0)
+    counted = engine.traffic(KMEANS, federation(views))
+    # Two messages of N int32 from each of three agents to two others.
+    assert counted["round"] == (3 * 2 * 2 * N * 4, 3 * 2 * 2 * N * 4)
+    assert counted["setup"] == counted["finish"] == (0, 0)
+
+
+def test_bits_by_hand():
+    bits = communication(1000, [4, 5, 2], n_active=100, n_clusters=7, n_listed=60, n_longest=20)
+    assert bits.labels == 2 * 100 * (2 + 3 + 1)
+    assert bits.rankings == 3 * 2 * 60 * 10
+    assert bits.bound == 3 * 2 * (100 * 3 + 7 * 20 * 10)
+    assert bits.int32_bytes == 3 * 2 * (100 + 60) * 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bits_are_those_of_the_messages_and_keep_to_proposition_3_1(seed):
+    """Counted from what was sent, with N_s = 4, against what the run says of itself."""
+    views, _ = make_views(seed)
+    sent, _ = messages(FEW, federation(views), jax.random.key(seed), 2)
+    info = run(FEW, views, seed).info["rounds"][0]["server"]
+    for r, (labels, rankings) in enumerate(sent):
+        labels = np.stack([np.asarray(m["labels"])[0] for m in labels])
+        lists = [np.asarray(m["ranking"])[0] for m in rankings]
+        active = labels[0] >= 0
+        bits = 0
+        for own, listed in zip(labels, lists, strict=True):
+            bits += 2 * active.sum() * math.ceil(math.log2(len(set(own[active]))))
+            bits += 2 * (listed >= 0).sum() * math.ceil(math.log2(N))
+        row = {name: np.asarray(value)[r] for name, value in info.items()}
+        counted = communication(
+            N,
+            row["n_labels"].tolist(),
+            *(int(row[x]) for x in ("n_active", "n_clusters", "n_listed", "n_longest")),
+        )
+        assert counted.labels + counted.rankings == bits
+        most = math.ceil(math.log2(max(len(set(own[active])) for own in labels)))
+        clusters = len({*map(tuple, labels.T[active])})
+        bound = 6 * (active.sum() * most + clusters * 4 * math.ceil(math.log2(N)))
+        assert bits <= counted.bound <= bound
+
+
+# --- Byzantine agents -----------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    honest=st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=2, max_size=2),
+    forged=st.lists(st.integers(-5, 10**6), min_size=8, max_size=8),
+    place=st.integers(0, 2),
+)
+def test_no_message_merges_what_an_honest_agent_tells_apart(honest, forged, place):
+    """Property 3.4, for any labels that an attacker may send."""
+    rows = [*honest[:place], forged, *honest[place:]]
+    codes = np.asarray(_strict(jnp.array(rows, jnp.int32))[0])
+    merged = codes[:, None] == codes[None]
+    for labels in np.array(honest):
+        assert not (merged & (labels[:, None] != labels[None])).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    forged=st.lists(st.integers(-3, 12), min_size=8, max_size=8),
+    labels=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+)
+def test_no_ranking_makes_a_medoid_of_another_clusters_member(forged, labels):
+    """Whatever an attacker lists: ids twice, of other clusters, of nobody."""
+    codes = jnp.array(np.unique(labels, return_inverse=True)[1], jnp.int32)
+    honest = jnp.argsort(codes, stable=True).astype(jnp.int32)
+    medoids = np.asarray(_vote(jnp.stack([honest, jnp.array(forged, jnp.int32)]), codes))
+    n_codes = int(codes.max()) + 1
+    assert np.asarray(codes)[medoids[:n_codes]].tolist() == list(range(n_codes))
+
+
+@jax.jit
+def _vote(rankings, codes):
+    everyone, active = jnp.ones(8, bool), jnp.arange(8, dtype=jnp.int32)
+    total = rank_sum(rankings, codes, everyone, active)
+    return least_rank_sum(total, codes, everyone, active)
+
+
+_strict = jax.jit(lambda labels: strict_consensus(labels, jnp.ones(8, bool)))
+
+
+@pytest.mark.parametrize("attack", sorted(ATTACKS))
+def test_attackers_merge_nothing_that_honest_agents_separate(attack):
+    views, _ = make_views(0)
+    (honest,), _ = messages(HALVES, federation(views), jax.random.key(0), 1)
+    algorithm = attacked(HALVES, attack, [1])
+    (sent,), state = messages(algorithm, federation(views), jax.random.key(0), 1)
+    found = np.asarray(labels_at(state.parents, state.absorbed_at, None, 0))
+    for agent in (0, 2):
+        labels = np.asarray(honest[0][agent]["labels"])[0]
+        assert len({*zip(found, labels, strict=True)}) == found.max() + 1
+    phase = ATTACKS[attack][0]
+    same = [
+        all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
+        for a, b in zip(sent[phase], honest[phase], strict=True)
+    ]
+    assert same == [True, False, True]  # the named attacker alone
+
+
+def test_inverse_ranking_turns_every_list_around():
+    views, _ = make_views(0)
+    state = engine.start(HALVES, federation(views), jax.random.key(0)).server
+    codes = jnp.array([0, 1, 0, 1, 0] + [-1] * (N - 5))
+    state = state._replace(codes=codes, candidates=codes >= 0)
+    ranking = jnp.array([4, 0, 2, 3, 1] + [-1] * (N - 5))
+    turned = inverse_ranking(jax.random.key(0), {"ranking": ranking}, state)
+    assert turned["ranking"][:6].tolist() == [2, 0, 4, 1, 3, -1]
+    again = inverse_ranking(jax.random.key(0), turned, state)["ranking"]
+    np.testing.assert_array_equal(again, ranking)
+
+
+def test_unknown_attack():
+    with pytest.raises(ValueError, match="attack: got 'nope'; allowed are random_ranking"):
+        attacked(HALVES, "nope", [0])
+
+
+# --- New samples ----------------------------------------------------------------------------------
+
+
+def test_new_samples_join_where_all_agents_agree():
+    medoids = [np.array([[0.0], [10.0], [20.0]]), np.array([[0.0], [5.0], [6.0]])]
+    new = [np.array([[1.0], [11.0], [14.0]]), np.array([[0.5], [5.1], [0.1]])]
+    rankings = jnp.stack([medoid_rankings(x, m) for x, m in zip(new, medoids, strict=True)])
+    assert rankings.tolist() == [
+        [[0, 1, 2], [1, 2, 0], [1, 2, 0]],
+        [[0, 1, 2], [1, 2, 0], [0, 1, 2]],
+    ]
+    assert predict(rankings).tolist() == [0, 1, -1]
+    # Third sample: ranks (2, 0, 1) and (0, 1, 2), sums (2, 1, 3).
+    assert predict(rankings, "ranked").tolist() == [0, 1, 1]
+
+
+def test_training_medoids_join_their_own_clusters():
+    views, _ = make_views(0)
+    state = run(HALVES, views).state.server
+    roots = np.asarray(state.active)[: int(state.n_active)]
+    rankings = jnp.stack([medoid_rankings(x[roots], x[roots]) for x in views])
+    np.testing.assert_array_equal(predict(rankings), np.arange(len(roots)))
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: vertcohirf(LocalStep(by_halves, 0.0)), "feature_share: got 0.0"),
+        (lambda: vertcohirf(LocalStep(by_halves, 1.5)), "feature_share: got 1.5"),
+        (lambda: vertcohirf(LocalStep(by_halves, 1.0, 0)), "repetitions: got 0"),
+        (lambda: vertcohirf(LocalStep(by_halves, 1.0, 2, 0)), "limit: got 0"),
+        (lambda: vertcohirf(LocalStep(by_halves, threshold=2.0)), "threshold: got 2.0"),
+        (lambda: vertcohirf(LocalStep(by_halves), n_candidates=0), "n_candidates: got 0"),
+        (lambda: vertcohirf(LocalStep(by_halves), similarity="dot"), "similarity: got 'dot'"),
+        (lambda: predict(np.zeros((2, 3)), "strict"), "rankings: got shape"),
+        (lambda: predict(np.zeros((2, 3, 2)), "vote"), "rule: got 'vote'"),
+        (lambda: medoid_rankings(np.zeros((2, 3)), np.zeros((2, 2))), "x: got"),
+    ],
+)
+def test_settings_out_of_range_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_steps_must_match_the_agents():
+    views, _ = make_views(0)
+    with pytest.raises(ValueError, match="steps: got 2; allowed is one, or one for each agent, 3"):
+        engine.start(vertcohirf([LocalStep(by_halves)] * 2), federation(views), jax.random.key(0))
+
+
+def test_agents_bring_their_own_ids_in_their_own_order():
+    views, _ = make_views(0)
+    rng = np.random.default_rng(0)
+    ids = np.array([f"patient {i}" for i in range(N)])
+    turned = [rng.permutation(N) for _ in views]
+    turned[0] = np.arange(N)
+    fed = Federation.from_agents(
+        [(ids[order], view[order]) for order, view in zip(turned, views, strict=True)]
+    )
+    for cohort, view in zip(fed.cohorts, views, strict=True):
+        np.testing.assert_array_equal(cohort.views[0][0], view)
+
+
+def test_agents_that_do_not_fit_are_named():
+    views, _ = make_views(0)
+    ids = np.arange(N)
+    with pytest.raises(ValueError, match="agent 1"):
+        Federation.from_agents([(ids, views[0]), (ids + 1, views[1])])
+    with pytest.raises(ValueError, match="agent 2"):
+        twice = np.where(ids == 5, 4, ids)
+        Federation.from_agents([(ids, views[0]), (ids, views[1]), (twice, views[2])])
+    with pytest.raises(ValueError, match="agent 1: all of its 2 features are constant"):
+        Federation.from_agents([(ids, views[0]), (ids, np.ones((N, 2)))])
+    with pytest.raises(ValueError, match=r"view of agent 1 must be a non-empty array"):
+        Federation.from_agents([(ids, views[0]), (ids, np.ones((N, 0)))])
+    with pytest.raises(ValueError, match="held by several clients"):
+        two = Federation.from_clients([{0: views[0]}, {0: views[0]}])
+        engine.start(HALVES, two, jax.random.key(0))

@@ -1,0 +1,275 @@
+"""Seeds and settings as one program, on one device, several, and several processes."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import ledger, sweep_runs
+from jaxfedmvc import data
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.engine import batching as sweep
+from jaxfedmvc.federation import Federation
+from tests.helpers import on_devices
+
+
+def leaves(tree):
+    return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+# --- Data ---
+
+
+@pytest.mark.parametrize("dealt", [False, True])
+def test_every_seed_has_the_federation_that_its_partition_makes(dealt):
+    rng = np.random.default_rng(1)
+    views = [rng.normal(size=(23, d)).astype(np.float32) for d in (3, 2)]
+    truth = rng.integers(3, size=23) * 10
+    partitions = [data.hybrid_partition(seed, 23, 2, 5, ratio=(1, 1)) for seed in (4, 5)]
+    source = sweep.pooled(views, truth, partitions, dealt=dealt)
+    shared, by_seed = sweep.place(source)
+    build = jax.jit(source.build)
+    for place, partition in enumerate(partitions):
+        found = build(shared, jax.tree.map(lambda x, p=place: x[p], by_seed))
+        expected = Federation.from_arrays(views, truth, partition=partition)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for a, b in zip(leaves(found), leaves(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == b.dtype
+
+
+def test_partitions_that_are_not_alike_are_refused():
+    views = [np.zeros((6, 1))]
+    one = [Part((0,), np.arange(6).reshape(2, 3), np.arange(2))]
+    other = [Part((0,), np.arange(6).reshape(3, 2), np.arange(3))]
+    with pytest.raises(ValueError, match="partitions: one seed has"):
+        sweep.pooled(views, None, [one, other])
+
+
+def test_a_dealt_view_with_nan_is_refused_when_it_is_read():
+    views = [np.full((4, 1), np.nan)]
+    source = sweep.pooled(views, None, [[Part((0,), np.arange(4)[None], np.arange(1))]], dealt=True)
+    with pytest.raises(ValueError, match="views: some values are NaN"):
+        sweep.place(source)
+
+
+def test_equal_federations_are_held_once_and_others_stacked():
+    agents = [Federation.from_clients([{0: np.eye(3) * k}]) for k in (1, 1, 2)]
+    once = sweep.stacked(agents[:2])
+    assert not jax.tree.leaves(once.by_seed)
+    assert once.build(*sweep.place(once)).cohorts[0].views[0].shape == (1, 3, 3)
+    both = sweep.stacked(agents)
+    _, by_seed = sweep.place(both)
+    third = both.build((), jax.tree.map(lambda x: x[2], by_seed))
+    assert third.cohorts[0].views[0][0, 1, 1] == 2
+    with pytest.raises(ValueError, match="federations: one seed has arrays of the shapes"):
+        sweep.stacked([agents[0], Federation.from_clients([{0: np.eye(4)}])])
+
+
+# --- The program ---
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Outputs of the tiny runs on one device, in one batch."""
+    return on_devices.outputs(None, dealt=False)[0]
+
+
+def test_a_batch_is_its_runs_one_by_one_and_compiles_once(alone):
+    source, traces = on_devices.source(dealt=True), []
+
+    def counted(*arguments):
+        traces.append(1)
+        return sweep.batched(on_devices.one_run, source.build)(*arguments)
+
+    program = jax.jit(counted)
+    placed = sweep.place(source)
+    for i, (scale, seed) in enumerate((x, s) for x in on_devices.SCALES for s in range(2)):
+        found = program(*placed, jnp.full(1, scale), jnp.full(1, seed), jnp.full(1, seed))
+        np.testing.assert_allclose(found["center"][0], alone["center"][i], rtol=1e-5)
+        np.testing.assert_allclose(found["acc"][0], alone["acc"][i], atol=1e-6)
+        for a, b in zip(found["labels"], alone["labels"], strict=True):
+            np.testing.assert_array_equal(a[0], b[i])
+    assert len(traces) == 1
+    # Seeds and scales matter, or this would compare constants.
+    assert len({row.tobytes() for row in alone["center"]}) == 4
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.helpers.on_devices", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def told(process):
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1])  # the collectives' library writes before it
+
+
+def check(found, alone):
+    for name in ("center", "acc"):
+        np.testing.assert_allclose(found[name], alone[name], rtol=1e-5)
+    for a, b in zip(found["labels"], alone["labels"], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_eight_devices_compute_what_one_does(alone):
+    found = told(start("sweep:2,clients:4"))
+    assert found["devices"] == 8
+    check(found, alone)
+
+
+def test_two_processes_with_their_own_clients_compute_what_one_does(alone):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    both = [start("clients:4", address, "2", str(place)) for place in (1, 0)]
+    for found in map(told, both):
+        assert found["devices"] == 4
+        assert found["share"] == 0.5  # of the clients' data
+        check(found, alone)
+
+
+@pytest.mark.parametrize("text", ["", "runs:2", "sweep:0", "sweep:2,sweep:2", "clients", "sweep:x"])
+def test_a_mesh_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="mesh: got"):
+        sweep.parse_mesh(text)
+
+
+def test_a_mesh_must_fit_devices_and_clients():
+    with pytest.raises(ValueError, match=r"mesh: .* takes 6 devices, and there\s+are 1"):
+        sweep.make_mesh(sweep.parse_mesh("sweep:2, clients:3"))
+    mesh = jax.sharding.AbstractMesh((1, 2), sweep.AXES)
+    clients = [{0: np.eye(2)}] * 4 + [{0: np.eye(2), 1: np.eye(2)}] * 3
+    with pytest.raises(ValueError, match="clients:2 does not divide the 3 clients with the views"):
+        sweep.check_mesh(mesh, Federation.from_clients(clients))
+
+
+# --- Batches ---
+
+
+def group(make, hyperparams, n_seeds=2):
+    partitions = [data.hybrid_partition(seed, 24, 1, 3) for seed in range(n_seeds)]
+    rng = np.random.default_rng(2)
+    x = np.repeat(np.eye(2) * 9, 12, axis=0) + rng.normal(size=(24, 2))
+    truth = np.repeat([0, 1], 12)
+    return sweep_runs.Group(
+        [{"x": str(i)} for i in range(len(hyperparams))], hyperparams, make,
+        sweep.pooled([x], truth, partitions), sweep_runs.outline([x], partitions[0]),
+        list(range(n_seeds)), 0, None, [1.0], False, None, rate,
+    )  # fmt: skip
+
+
+def cut_at(hyperparams):
+    """Two clusters, cut where the first feature is log(x); compiles at once."""
+
+    def assign(server, state, client):
+        return jnp.where(client.mask, (client.views[0][:, 0] > server).astype(jnp.int32), -1)
+
+    level = jnp.log(jnp.float32(hyperparams["x"]))
+    return FederatedAlgorithm(lambda key, federation: (level, ((),)), (), (), (), assign)
+
+
+def rate(place, labels):
+    """Scores on the host: rows above the level, of the first client."""
+    return {"acc": float(np.sum(labels[0] == 1)), "nmi": float(place)}
+
+
+FIVE = [{"x": float(i)} for i in range(60, 65)]
+
+
+def test_batches_are_filled_up_and_none_is_lost(tmp_path):
+    """Ten runs by four: the last batch holds two of them."""
+    kept = ledger.Ledger(tmp_path)
+    done = []
+    compiled = sweep_runs.execute([group(cut_at, FIVE)], kept, batch=4, on_batch=done.append)
+    assert compiled == 1 and done == [4, 4, 2]
+    assert [(row["x"], row["seed"]) for row in kept.rows] == [
+        (str(x), str(seed)) for x in range(5) for seed in range(2)
+    ]
+    assert {row["status"] for row in kept.rows} == {"ok"}
+    assert [row["nmi"] for row in kept.rows] == ["0.0", "1.0"] * 5
+    assert {row["bytes_up"] for row in kept.rows} == {"0"}
+    again = ledger.Ledger(tmp_path)
+    assert again.rows == kept.rows and again.done(0) == 10 and again.sizes == {0: 4}
+    assert sweep_runs.execute([group(cut_at, FIVE)], again) == 0
+
+
+def test_what_a_killed_job_left_is_cut_back_to_whole_batches(tmp_path):
+    kept = ledger.Ledger(tmp_path)
+    sweep_runs.execute([group(cut_at, FIVE)], kept, batch=5)
+    whole = {name: (tmp_path / name).read_bytes() for name in ("runs.csv", "batches.csv")}
+    rng = np.random.default_rng(0)
+    for name, other in (("runs.csv", "batches.csv"), ("batches.csv", "runs.csv")):
+        for cut in rng.integers(1, len(whole[name]), size=12):
+            (tmp_path / name).write_bytes(whole[name][:cut])
+            (tmp_path / other).write_bytes(whole[other])
+            left = ledger.Ledger(tmp_path)
+            assert left.rows == kept.rows[: left.done(0)]
+            assert left.done(0) % 5 == 0 and left.done(0) == len(left.rows)
+
+
+def test_out_of_memory_halves_the_batch(tmp_path, monkeypatch):
+    real = sweep_runs.Program.run
+
+    def scarce(self, runs):
+        if len(runs) > 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return real(self, runs)
+
+    monkeypatch.setattr(sweep_runs.Program, "run", scarce)
+    kept, said = ledger.Ledger(tmp_path), []
+    sweep_runs.execute([group(cut_at, FIVE)], kept, batch=8, write=said.append)
+    assert kept.sizes == {0: 2} and kept.done(0) == 10
+    assert said == ["out of memory: going on with 2 runs at a time"]  # five before
+
+    monkeypatch.setattr(sweep_runs.Program, "run", lambda *_: scarce(None, [0] * 3))
+    none = ledger.Ledger(tmp_path / "none")
+    (tmp_path / "none").mkdir()
+    sweep_runs.execute([group(cut_at, FIVE)], none, batch=2, write=lambda line: None)
+    assert {row["status"] for row in none.rows} == {"failed: RESOURCE_EXHAUSTED: Out of memory"}
+    assert len(none.rows) == 10
+
+
+def test_a_run_that_breaks_off_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
+    real = sweep_runs.Program.run
+
+    def fragile(self, runs):
+        if (3, 1) in runs:
+            raise jax.errors.JaxRuntimeError("INTERNAL: a number of run (3, 1)\nis bad")
+        return real(self, runs)
+
+    monkeypatch.setattr(sweep_runs.Program, "run", fragile)
+    kept = ledger.Ledger(tmp_path)
+    compiled = sweep_runs.execute([group(cut_at, FIVE)], kept, batch=5, write=lambda line: None)
+    assert compiled == 1
+    failed = [row for row in kept.rows if row["status"] != "ok"]
+    assert [(row["x"], row["seed"], row["acc"]) for row in failed] == [("3", "1", "nan")]
+    assert failed[0]["status"] == "failed: INTERNAL: a number of run (3, 1)"
+    assert len(kept.rows) == 10
+
+
+def test_a_run_that_turns_nan_is_recorded_with_its_setting(tmp_path):
+    made = group(cut_at, [{"x": 60.0}, {"x": -1.0}], n_seeds=1)
+    kept = ledger.Ledger(tmp_path)
+    sweep_runs.execute([made], kept, batch=2)
+    assert [row["status"] for row in kept.rows] == ["ok", "failed: NaN in the model"]
+    # Of the first client's eight samples, those of the half whose first feature is 9, not 0.
+    ids = data.hybrid_partition(0, 24, 1, 3)[0].sample_ids[0]
+    assert float(kept.rows[0]["acc"]) == np.sum(ids < 12) > 0
+    assert kept.rows[1]["acc"] == "nan"
+    assert kept.rows[1]["x"] == "1"  # its setting's name
+
+
+def test_fewest_runs_are_filled_in():
+    sizes = [sweep_runs.chunk_sizes(10, most)[1] for most in (1, 3, 4, 9, 10, 99)]
+    assert sizes == [1, 3, 4, 5, 10, 10]
