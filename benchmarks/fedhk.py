@@ -245,10 +245,16 @@ def row(case: dict[str, Any], m: dict[str, Any]) -> str:
         "loop": f"NumPy loop on {m.get('samples')}",
     }
     cells = [
-        ("seconds", 9, 3), ("cpu_seconds", 9, 3), ("us", 9, 3), ("compile_seconds", 8, 1),
-        ("temporary_MB", 9, 1), ("grown_MB", 7, 0), ("peak_MB", 7, 0), ("log_objective", 9, 4),
+        ("seconds", 9, 3),
+        ("cpu_seconds", 9, 3),
+        ("us", 9, 3),
+        ("compile_seconds", 8, 1),
+        ("temporary_MB", 9, 1),
+        ("grown_MB", 7, 0),
+        ("peak_MB", 7, 0),
+        ("log_objective", 9, 4),
         ("ari", 7, 3),
-    ]  # fmt: skip
+    ]
     m = {**m, "us": 1e6 * m["seconds"] / case["n"]}
     text = "".join(f"{m[k]:{w}.{p}f}" if k in m else f"{'-':>{w}s}" for k, w, p in cells)
     return f"{case['n']:8d} {names[case['who']]:20s}{text}"
@@ -266,8 +272,10 @@ def main(_: list[str]) -> None:
     # As many samples for each client; at least c in all, to start from.
     sizes = sorted({int(n) // FLAGS.n_clients * FLAGS.n_clients for n in FLAGS.n}, reverse=True)
     if sizes[-1] < FLAGS.n_clusters:
-        raise app.UsageError(f"--n: got {FLAGS.n}; allowed is one sample for each of the"
-                             f" {FLAGS.n_clients} clients or more, and c in all")  # fmt: skip
+        raise app.UsageError(
+            f"--n: got {FLAGS.n}; allowed is one sample for each of the"
+            f" {FLAGS.n_clients} clients or more, and c in all"
+        )
     names = ("n_clients", "n_clusters", "rounds", "repeats", "loop_samples", "seed", "cores")
     common = {name: getattr(FLAGS, name) for name in names}
     common |= {"view_dims": [int(d) for d in FLAGS.view_dims], "setup": False, "chunk": 0}
@@ -280,11 +288,15 @@ def main(_: list[str]) -> None:
         return results[-1][1]
 
     data = sizes[0] * sum(common["view_dims"]) * 4 / 1e6
-    print(f"{FLAGS.n_clients} clients, c = {FLAGS.n_clusters}, views of {common['view_dims']}:"
-          f" {data:.0f} MB; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores,"
-          f" {FLAGS.cores or 'all'} of them used")  # fmt: skip
-    print(f"{'n':>8s} {'a round':20s}{'seconds':>9s}{'CPU s':>9s}{'us/n':>9s}{'compile':>8s}"
-          f"{'temp MB':>9s}{'grown':>7s}{'peak':>7s}{'log J':>9s}{'ARI':>7s}")  # fmt: skip
+    print(
+        f"{FLAGS.n_clients} clients, c = {FLAGS.n_clusters}, views of {common['view_dims']}:"
+        f" {data:.0f} MB; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores,"
+        f" {FLAGS.cores or 'all'} of them used"
+    )
+    print(
+        f"{'n':>8s} {'a round':20s}{'seconds':>9s}{'CPU s':>9s}{'us/n':>9s}{'compile':>8s}"
+        f"{'temp MB':>9s}{'grown':>7s}{'peak':>7s}{'log J':>9s}{'ARI':>7s}"
+    )
     tried = {int(c): add("ours", sizes[0], chunk=int(c)) for c in FLAGS.client_chunk}
     quickest = min(tried, key=lambda chunk: tried[chunk]["cpu_seconds"])
     if FLAGS.peers:

@@ -279,8 +279,10 @@ def main(_: list[str]) -> None:
                 + (f", compile {compiling:.1f} s" if compiling else "")
             )
             result["parts"][name] = {
-                "seconds": took / epochs, "of_peak": rate / peak, "ratio": took / mine
-            }  # fmt: skip
+                "seconds": took / epochs,
+                "of_peak": rate / peak,
+                "ratio": took / mine,
+            }
     if FLAGS.memory:
         print("\nmemory of a round (XLA's account): clients, client_chunk (0 = all), MB")
         result["memory"] = memory_table(config)

@@ -126,9 +126,12 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
     from jaxfedmvc.federation import Federation
 
     config = MGCDConfig(
-        CLUSTERS, server=case["server"], server_epochs=1, dense=case["transport"] == "dense",
+        CLUSTERS,
+        server=case["server"],
+        server_epochs=1,
+        dense=case["transport"] == "dense",
         memory_limit=case["limit_gb"] * 1e9,
-    )  # fmt: skip
+    )
     predicted = predicted_bytes(config, case["n"], case["view_dims"])
     if predicted > config.memory_limit:
         return {"refused_GB": predicted / 1e9, "limit_GB": case["limit_gb"]}
@@ -191,14 +194,21 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
     traffic = engine.traffic(algorithm, federation)["round"]
     up, down = (total / len(federation.cohorts) / 1e6 for total in (traffic.up, traffic.down))
     return {
-        "setup_seconds": setup_seconds, "round_seconds": round_seconds,
-        "clients_seconds": clients_seconds, "clustering_seconds": clustering_seconds,
+        "setup_seconds": setup_seconds,
+        "round_seconds": round_seconds,
+        "clients_seconds": clients_seconds,
+        "clustering_seconds": clustering_seconds,
         "compile_seconds": start_compile + setup_compile + round_compile + assign_compile,
-        "peak_MB": peak, "grown_MB": peak - before, "reserved_MB": reserved / 1e6,
-        "predicted_MB": predicted / 1e6, "up_MB": up, "down_MB": down, "rounds": int(r),
+        "peak_MB": peak,
+        "grown_MB": peak - before,
+        "reserved_MB": reserved / 1e6,
+        "predicted_MB": predicted / 1e6,
+        "up_MB": up,
+        "down_MB": down,
+        "rounds": int(r),
         "acc": table[linear_sum_assignment(table, maximize=True)].sum() / case["n"],
         "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
-    }  # fmt: skip
+    }
 
 
 # --- Part two: views of different width -----------------------------------------------------------
@@ -257,12 +267,14 @@ def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
     shape = jax.ShapeDtypeStruct((case["n"], widest), jnp.float32)
     inputs: dict[str, tuple[Any, ...]] = {
         "padded": (
-            keys, stack([padded(p, wide) for p in params]), stack([padded(x, shape) for x in views])
+            keys,
+            stack([padded(p, wide) for p in params]),
+            stack([padded(x, shape) for x in views]),
         ),
         "grouped": tuple(
             [stack([of[v] for v in places]) for places in groups] for of in (keys, params, views)
         ),
-    }  # fmt: skip
+    }
     functions = {"padded": one_stack, "grouped": one_by_one}
     out: dict[str, dict[str, Any]] = {name: {} for name in functions}
     programs, results = dict[str, Any](), dict[str, Any]()
@@ -305,12 +317,19 @@ def in_process(case: dict[str, Any]) -> dict[str, Any]:
 
 
 COLUMNS = [
-    ("setup_seconds", "setup s", 8, 2), ("round_seconds", "round s", 8, 2),
-    ("clients_seconds", "clients", 8, 2), ("clustering_seconds", "cluster", 8, 2),
-    ("compile_seconds", "compile", 8, 1), ("peak_MB", "peak MB", 8, 0),
-    ("grown_MB", "grown", 7, 0), ("reserved_MB", "XLA", 7, 0), ("predicted_MB", "predict", 8, 0),
-    ("up_MB", "up MB", 9, 2), ("down_MB", "down MB", 9, 2), ("acc", "ACC", 6, 3),
-]  # fmt: skip
+    ("setup_seconds", "setup s", 8, 2),
+    ("round_seconds", "round s", 8, 2),
+    ("clients_seconds", "clients", 8, 2),
+    ("clustering_seconds", "cluster", 8, 2),
+    ("compile_seconds", "compile", 8, 1),
+    ("peak_MB", "peak MB", 8, 0),
+    ("grown_MB", "grown", 7, 0),
+    ("reserved_MB", "XLA", 7, 0),
+    ("predicted_MB", "predict", 8, 0),
+    ("up_MB", "up MB", 9, 2),
+    ("down_MB", "down MB", 9, 2),
+    ("acc", "ACC", 6, 3),
+]
 
 
 def row(case: dict[str, Any], m: dict[str, Any]) -> str:
@@ -339,29 +358,38 @@ def runs(common: Any, sizes: Sequence[int], servers: Sequence[str]) -> list[dict
         if len(of) == 2 and all("round_seconds" in m for m in of.values()):
             keys = ("round_seconds", "grown_MB", "up_MB")
             time_, memory, upload = (of["dense"][k] / of["factored"][k] for k in keys)
-            print(f"{'':24s}dense / factored: {time_:.2f} in a round's time, {memory:.2f} in"
-                  f" memory, {upload:.1f} in an upload", flush=True)  # fmt: skip
+            print(
+                f"{'':24s}dense / factored: {time_:.2f} in a round's time, {memory:.2f} in"
+                f" memory, {upload:.1f} in an upload",
+                flush=True,
+            )
     return results
 
 
 def widths(case: dict[str, Any]) -> dict[str, Any]:
     """Measures and prints part two."""
-    print(f"\neq. (1), {case['n']} samples, views of {case['widths']}, hidden layers"
-          f" {case['hidden']}, one epoch")  # fmt: skip
+    print(
+        f"\neq. (1), {case['n']} samples, views of {case['widths']}, hidden layers"
+        f" {case['hidden']}, one epoch"
+    )
     m = in_process({**case, "kind": "widths"})
     if "failed" in m:
         print(m["failed"])
         return m
     a, b = m["padded"], m["grouped"]
     for name, of in (("padded", a), ("grouped", b)):
-        print(f"{name:8s} {of['seconds']:8.3f} s, compile {of['compile_seconds']:5.1f} s,"
-              f" {of['flops'] / 1e9:8.2f} GFLOP,"
-              f" {of['flops'] / of['seconds'] / 1e9:6.1f} GFLOP/s")  # fmt: skip
+        print(
+            f"{name:8s} {of['seconds']:8.3f} s, compile {of['compile_seconds']:5.1f} s,"
+            f" {of['flops'] / 1e9:8.2f} GFLOP,"
+            f" {of['flops'] / of['seconds'] / 1e9:6.1f} GFLOP/s"
+        )
     more, slower = a["flops"] / b["flops"], a["seconds"] / b["seconds"]
-    print(f"padded / grouped: {slower:.2f} in time = {more:.2f} in FLOPs x {slower / more:.2f} in"
-          f" time for a FLOP; {a['compile_seconds'] / b['compile_seconds']:.2f} in compilation\n"
-          f"largest difference: {m['max_difference']:.1e} of a parameter,"
-          f" {m['loss_difference']:.1e} of a loss, relative")  # fmt: skip
+    print(
+        f"padded / grouped: {slower:.2f} in time = {more:.2f} in FLOPs x {slower / more:.2f} in"
+        f" time for a FLOP; {a['compile_seconds'] / b['compile_seconds']:.2f} in compilation\n"
+        f"largest difference: {m['max_difference']:.1e} of a parameter,"
+        f" {m['loss_difference']:.1e} of a loss, relative"
+    )
     return m
 
 
@@ -383,8 +411,10 @@ def main(_: list[str]) -> None:
     if FLAGS.quick:
         sizes, servers, view_dims = [400], ["trained"], [64, 64]
         n, of_widths, hidden = min(n, 512), of_widths[:2], [32, 32, 64]
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {FLAGS.cores or 'all'} of them"
-          f" used; {available_gb():.1f} GB available")  # fmt: skip
+    print(
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {FLAGS.cores or 'all'} of them"
+        f" used; {available_gb():.1f} GB available"
+    )
     results: dict[str, Any] = {"runs": runs({**common, "view_dims": view_dims}, sizes, servers)}
     if n:
         results["widths"] = widths({**common, "n": n, "widths": of_widths, "hidden": hidden})

@@ -85,16 +85,24 @@ def main(_: list[str]) -> None:
     out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     emulated = jax.default_backend() == "cpu"
     config = FMCSCConfig(
-        10, hidden=tuple(int(width) for width in FLAGS.hidden),
-        pretrain_epochs=FLAGS.pretrain_epochs, local_epochs=10, distill_epochs=20, n_init=10,
-    )  # fmt: skip
+        10,
+        hidden=tuple(int(width) for width in FLAGS.hidden),
+        pretrain_epochs=FLAGS.pretrain_epochs,
+        local_epochs=10,
+        distill_epochs=20,
+        n_init=10,
+    )
     digits = data.load("digits")
 
     def accuracy(federation: Federation, key: jax.Array) -> jax.Array:
         result = engine.run(
-            fmcsc(config), federation, key, FLAGS.rounds, client_chunk=1 if emulated else None,
+            fmcsc(config),
+            federation,
+            key,
+            FLAGS.rounds,
+            client_chunk=1 if emulated else None,
             n_clusters=10,
-        )  # fmt: skip
+        )
         return result.scores["all"]["pooled"]["acc"][-1]
 
     print(

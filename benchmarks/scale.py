@@ -124,9 +124,15 @@ def method(name: str) -> Any:
     from jaxfedmvc.algorithms import FedHKConfig, FMCSCConfig, e_fkmvc, fmcsc
 
     config = FMCSCConfig(
-        CLUSTERS, hidden=(16,), latent_dim=4, head_hidden=8, pretrain_epochs=1, local_epochs=2,
-        distill_epochs=2, batch_size=ROWS,
-    )  # fmt: skip
+        CLUSTERS,
+        hidden=(16,),
+        latent_dim=4,
+        head_hidden=8,
+        pretrain_epochs=1,
+        local_epochs=2,
+        distill_epochs=2,
+        batch_size=ROWS,
+    )
     algorithm = fmcsc(config) if name == "fmcsc" else e_fkmvc(FedHKConfig(CLUSTERS, n_restarts=1))
     return algorithm._replace(finish=(), done=None)
 
@@ -151,10 +157,16 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
         rounds = 1 + (min(2, case["rounds"]) if part > MANY else case["rounds"])
         times = [time.perf_counter()]
         state = run_streaming(
-            algorithm, host, key, rounds, client_chunk=chunk, participation=share,
-            resample_participants=share < 1, assign=False,
+            algorithm,
+            host,
+            key,
+            rounds,
+            client_chunk=chunk,
+            participation=share,
+            resample_participants=share < 1,
+            assign=False,
             on_round=lambda *_, times=times: times.append(time.perf_counter()),
-        ).state  # fmt: skip
+        ).state
         took = np.diff(times)
         seconds = float(np.median(took[1:]))
         after = {name: resident_mb(name) for name in names}
@@ -165,15 +177,23 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
         )
         results.append(
             {
-                "n": n, "method": case["method"], "share": share, "participating": part,
-                "rounds": rounds, "first_seconds": took[0], "round_seconds": seconds,
-                "client_us": seconds / part * 1e6, "data_MB": nbytes(host) / 1e6,
-                "states_MB": nbytes(state.clients) / 1e6, "chunks_MB": 2 * of_a_chunk / 1e6,
-                "peak_MB": peak, "grown_MB": peak - before["VmRSS"] - file_pages,
+                "n": n,
+                "method": case["method"],
+                "share": share,
+                "participating": part,
+                "rounds": rounds,
+                "first_seconds": took[0],
+                "round_seconds": seconds,
+                "client_us": seconds / part * 1e6,
+                "data_MB": nbytes(host) / 1e6,
+                "states_MB": nbytes(state.clients) / 1e6,
+                "chunks_MB": 2 * of_a_chunk / 1e6,
+                "peak_MB": peak,
+                "grown_MB": peak - before["VmRSS"] - file_pages,
                 "anon_MB": after["RssAnon"] - before["RssAnon"],
                 "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
             }
-        )  # fmt: skip
+        )
     if case["compare"]:  # last, since it needs the memory that was measured
         for m in results:
             resample = m["share"] if m["share"] < 1 else None
@@ -214,8 +234,9 @@ def in_process(case: dict[str, Any], programs: str) -> Any:
     """One measurement, in a fresh process that shares compiled programs with the others."""
     command = [sys.executable, "-m", "benchmarks.scale", f"--measure={json.dumps(case)}"]
     shared = {
-        "JAX_COMPILATION_CACHE_DIR": programs, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"
-    }  # fmt: skip
+        "JAX_COMPILATION_CACHE_DIR": programs,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | shared)
     if done.returncode:
         return {"failed": f"exit {done.returncode}: {done.stderr.strip()[-1000:]}"}
@@ -223,13 +244,19 @@ def in_process(case: dict[str, Any], programs: str) -> Any:
 
 
 COLUMNS = [
-    ("participating", "part", 8, 0), ("first_seconds", "first s", 9, 1),
-    ("round_seconds", "round s", 9, 3), ("client_us", "us/client", 11, 0),
-    ("device_seconds", "on device s", 13, 3), ("open", "open", 7, 2),
-    ("data_MB", "data MB", 9, 1), ("states_MB", "states MB", 11, 1),
-    ("chunks_MB", "chunks MB", 11, 1), ("peak_MB", "peak MB", 9, 0),
-    ("grown_MB", "grown MB", 10, 0), ("anon_MB", "anon MB", 9, 0),
-]  # fmt: skip
+    ("participating", "part", 8, 0),
+    ("first_seconds", "first s", 9, 1),
+    ("round_seconds", "round s", 9, 3),
+    ("client_us", "us/client", 11, 0),
+    ("device_seconds", "on device s", 13, 3),
+    ("open", "open", 7, 2),
+    ("data_MB", "data MB", 9, 1),
+    ("states_MB", "states MB", 11, 1),
+    ("chunks_MB", "chunks MB", 11, 1),
+    ("peak_MB", "peak MB", 9, 0),
+    ("grown_MB", "grown MB", 10, 0),
+    ("anon_MB", "anon MB", 9, 0),
+]
 
 
 def row(m: dict[str, Any]) -> str:
@@ -248,10 +275,12 @@ def estimate(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "share": largest["share"],
         "round_seconds": largest["round_seconds"] * scale,
     }
-    print(f"{largest['method']}, {GOAL} clients, by those of {largest['n']}: data"
-          f" {found['data_GB']:.1f} GB on disk, states {found['states_GB']:.2f} GB on the host,"
-          f" {found['round_seconds']:.0f} s a round with {found['share']:.0%} of the clients"
-          f" ({round(GOAL * found['share'])})")  # fmt: skip
+    print(
+        f"{largest['method']}, {GOAL} clients, by those of {largest['n']}: data"
+        f" {found['data_GB']:.1f} GB on disk, states {found['states_GB']:.2f} GB on the host,"
+        f" {found['round_seconds']:.0f} s a round with {found['share']:.0%} of the clients"
+        f" ({round(GOAL * found['share'])})"
+    )
     return found
 
 
@@ -267,8 +296,10 @@ def main(_: list[str]) -> None:
         return
     out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     sizes, shares = [int(n) for n in FLAGS.clients], [float(s) for s in FLAGS.shares]
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {ROWS} samples a client, views"
-          f" of {DIMS} features, chunks of {FLAGS.chunk}")  # fmt: skip
+    print(
+        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {ROWS} samples a client, views"
+        f" of {DIMS} features, chunks of {FLAGS.chunk}"
+    )
     print(f"{'':17s}" + "".join(f"{title:>{w}s}" for _, title, w, _ in COLUMNS))
     results: dict[str, Any] = {"rows": [], "estimates": {}}
     with tempfile.TemporaryDirectory() as temporary:
@@ -281,12 +312,17 @@ def main(_: list[str]) -> None:
             for name in FLAGS.methods:
                 found = in_process(
                     {
-                        "kind": "measure", "folder": str(folder), "n": n, "method": name,
-                        "shares": sorted(shares), "rounds": FLAGS.rounds, "chunk": FLAGS.chunk,
+                        "kind": "measure",
+                        "folder": str(folder),
+                        "n": n,
+                        "method": name,
+                        "shares": sorted(shares),
+                        "rounds": FLAGS.rounds,
+                        "chunk": FLAGS.chunk,
                         "compare": FLAGS.compare,
                     },
                     temporary,
-                )  # fmt: skip
+                )
                 if isinstance(found, dict):
                     print(f"{name:8s}{n:9d}  {found['failed']}", flush=True)
                     continue

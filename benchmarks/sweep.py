@@ -56,9 +56,14 @@ _RATIOS = ((2, 1), (1, 1), (1, 2))
 
 
 def group_of(
-    name: str, config: FMCSCConfig, n_clients: int, ratio: tuple[int, int], rounds: int,
-    taus: tuple[float, ...], n_seeds: int,
-) -> Group:  # fmt: skip
+    name: str,
+    config: FMCSCConfig,
+    n_clients: int,
+    ratio: tuple[int, int],
+    rounds: int,
+    taus: tuple[float, ...],
+    n_seeds: int,
+) -> Group:
     """The runs of all temperatures with all seeds."""
     dataset = data.load(name, FLAGS.data_dir)
     parts = [
@@ -67,11 +72,19 @@ def group_of(
     ]
     chunk = 1 if jax.default_backend() == "cpu" else None
     return Group(
-        [{"tau_m": str(tau)} for tau in taus], [FMCSCHyperparams(tau_m=tau) for tau in taus],
-        partial(fmcsc, config), sweep.pooled(dataset.views, dataset.labels, parts),
-        sweep_runs.outline(dataset.views, parts[0]), list(range(n_seeds)), rounds,
-        config.n_clusters, [1.0] * len(parts[0]), False, chunk, None,
-    )  # fmt: skip
+        [{"tau_m": str(tau)} for tau in taus],
+        [FMCSCHyperparams(tau_m=tau) for tau in taus],
+        partial(fmcsc, config),
+        sweep.pooled(dataset.views, dataset.labels, parts),
+        sweep_runs.outline(dataset.views, parts[0]),
+        list(range(n_seeds)),
+        rounds,
+        config.n_clusters,
+        [1.0] * len(parts[0]),
+        False,
+        chunk,
+        None,
+    )
 
 
 def sized_group() -> Group:
@@ -79,9 +92,13 @@ def sized_group() -> Group:
     small = FLAGS.size == "digits"
     epochs = FLAGS.pretrain_epochs or (20 if small else 5)
     config = FMCSCConfig(
-        10, hidden=_HIDDEN[FLAGS.size], pretrain_epochs=epochs, local_epochs=FLAGS.local_epochs,
-        distill_epochs=2 * FLAGS.local_epochs, n_init=10,
-    )  # fmt: skip
+        10,
+        hidden=_HIDDEN[FLAGS.size],
+        pretrain_epochs=epochs,
+        local_epochs=FLAGS.local_epochs,
+        distill_epochs=2 * FLAGS.local_epochs,
+        n_init=10,
+    )
     name, n_clients = ("digits", 12) if small else ("mnist_usps", 24)
     return group_of(name, config, n_clients, (1, 1), FLAGS.rounds, _TAUS, 5)
 
@@ -146,12 +163,20 @@ def compare() -> dict[str, Any]:
         rate = counts[size] / best[str(size)]
         name = "(a) one after another" if size == 1 else f"batches of {size}"
         name += ", auto" * (size == auto)
-        rows.append({
-            "name": name, "batch": size, "runs_per_second": rate, "ratio": rate / single,
-            "of_peak": rate * need.run_flops / peak, "first_call": compiling[size],
-        })  # fmt: skip
-        print(f"{name:28s}{rate:9.3f}{rate / single:8.2f}{rate * need.run_flops / peak:9.0%}"
-              f"{compiling[size]:15.1f}")  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "batch": size,
+                "runs_per_second": rate,
+                "ratio": rate / single,
+                "of_peak": rate * need.run_flops / peak,
+                "first_call": compiling[size],
+            }
+        )
+        print(
+            f"{name:28s}{rate:9.3f}{rate / single:8.2f}{rate * need.run_flops / peak:9.0%}"
+            f"{compiling[size]:15.1f}"
+        )
     if FLAGS.processes:
         rate = FLAGS.processes / sum(process_seconds(FLAGS.processes))
         rows.append({"name": "processes", "runs_per_second": rate, "ratio": rate / single})

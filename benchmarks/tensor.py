@@ -140,20 +140,27 @@ def compare(name: str, batch: np.ndarray, runs: dict[str, Run]) -> None:
             error[who] = np.linalg.norm(residual, axis=1) / np.linalg.norm(exact, axis=1)
     for who in runs:
         compiling = first - wall[who] if who == ours else 0.0
-        print(f"{name:17s} {who:8s} {wall[who]:8.3f} {cpu[who]:8.3f} {compiling:8.2f}"
-              f" {wall[who] / wall[ours]:7.1f} {error[who].mean():9.6f}"
-              f" {np.abs(error[ours] - error[who]).max():9.1e}"
-              f" {(error[ours] - error[who]).max():9.1e}", flush=True)  # fmt: skip
+        print(
+            f"{name:17s} {who:8s} {wall[who]:8.3f} {cpu[who]:8.3f} {compiling:8.2f}"
+            f" {wall[who] / wall[ours]:7.1f} {error[who].mean():9.6f}"
+            f" {np.abs(error[ours] - error[who]).max():9.1e}"
+            f" {(error[ours] - error[who]).max():9.1e}",
+            flush=True,
+        )
 
 
 def main(_: list[str]) -> None:
     """Measures and prints; see the module's docstring."""
     tl.set_backend("numpy")
     device = jax.devices()[0].device_kind
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; ours on {device},"
-          f" jax {jax.__version__}; TensorLy {tl.__version__}; {FLAGS.n} tensors")  # fmt: skip
-    print(f"{'':26s} {'seconds':>8s} {'CPU s':>8s} {'compile':>8s} {'ratio':>7s} {'error':>9s}"
-          f" {'max diff':>9s} {'worst':>9s}")  # fmt: skip
+    print(
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; ours on {device},"
+        f" jax {jax.__version__}; TensorLy {tl.__version__}; {FLAGS.n} tensors"
+    )
+    print(
+        f"{'':26s} {'seconds':>8s} {'CPU s':>8s} {'compile':>8s} {'ratio':>7s} {'error':>9s}"
+        f" {'max diff':>9s} {'worst':>9s}"
+    )
     peer = one_by_one(their_tucker)
     compare("Tucker", noisy(tucker_tensor), {"ours": our_tucker(), "TensorLy": peer})
     batch = noisy(parafac2_tensor)

@@ -142,8 +142,11 @@ def torch_loop(config: FMCSCConfig, federation: Federation) -> dict[str, Callabl
         for kind, views in clients:
             model = copy_of(server[kind], kind)
             if len(kind) == len(dims):
-                train(model.parameters(), lambda m=model, v=views: multi_view(m, v),
-                      config.local_epochs)  # fmt: skip
+                train(
+                    model.parameters(),
+                    lambda m=model, v=views: multi_view(m, v),
+                    config.local_epochs,
+                )
                 with torch.no_grad():
                     target = model(views)[3]
                 copies = {k: copy_of(server[k], k) for k in kinds if k != kind}
@@ -156,9 +159,11 @@ def torch_loop(config: FMCSCConfig, federation: Federation) -> dict[str, Callabl
             else:
                 with torch.no_grad():
                     h_global = server[kind](views)[3]
-                train(model.parameters(),
-                      lambda m=model, v=views, h=h_global: partial_view(m, v, h),
-                      config.local_epochs)  # fmt: skip
+                train(
+                    model.parameters(),
+                    lambda m=model, v=views, h=h_global: partial_view(m, v, h),
+                    config.local_epochs,
+                )
             trained.append((kind, model))
         average(trained)
 

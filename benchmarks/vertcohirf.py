@@ -244,8 +244,10 @@ def main(_: list[str]) -> None:
         return
     out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     print(machine())
-    print(f"{'':42s} {'seconds':>8s} {'CPU s':>8s} {'compile':>8s} {'peak MB':>7s} {'before':>7s}"
-          f" {'ARI':>6s} {'found':>6s} {'rounds':>6s}")  # fmt: skip
+    print(
+        f"{'':42s} {'seconds':>8s} {'CPU s':>8s} {'compile':>8s} {'peak MB':>7s} {'before':>7s}"
+        f" {'ARI':>6s} {'found':>6s} {'rounds':>6s}"
+    )
     results, device = [], None
     for case in cases():
         sides = ["ours", "reference"] if FLAGS.reference and case["n"] < 10**6 else ["ours"]
@@ -263,9 +265,11 @@ def main(_: list[str]) -> None:
             ratios = {
                 name: peer[name] / mine[name] for name in ("seconds", "cpu_seconds", "peak_MB")
             }
-            print(f"{'':33s}reference / ours: {ratios['seconds']:.2f} in time,"
-                  f" {ratios['cpu_seconds']:.2f} in CPU time, {ratios['peak_MB']:.2f} in memory",
-                  flush=True)  # fmt: skip
+            print(
+                f"{'':33s}reference / ours: {ratios['seconds']:.2f} in time,"
+                f" {ratios['cpu_seconds']:.2f} in CPU time, {ratios['peak_MB']:.2f} in memory",
+                flush=True,
+            )
             best["ratio"] = ratios
         results.append({**case, **best})
     print(f"ours ran on {device}")

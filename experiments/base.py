@@ -22,10 +22,11 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(progress_lib)
 
 flags.DEFINE_string(
-    "dataset", None,
+    "dataset",
+    None,
     "A named set (digits, mnist_usps, multimodal, ...) or a path to a .npz or .mat; each binary has"
     " its own default.",
-)  # fmt: skip
+)
 flags.DEFINE_string("data_dir", None, "Where sets lie; then $JAXFEDMVC_DATA, then ./data.")
 flags.DEFINE_enum("scale", "auto", ["auto", "none", "minmax", "standard"], "Scaling of features.")
 flags.DEFINE_integer(
@@ -34,26 +35,34 @@ flags.DEFINE_integer(
 flags.DEFINE_integer("seed", 0, "First seed.", lower_bound=0, upper_bound=2**31 - 1)
 flags.DEFINE_integer("seeds", 1, "Number of seeds: of the partition and of the run.", lower_bound=1)
 flags.register_multi_flags_validator(
-    ["seed", "seeds"], lambda values: values["seed"] + values["seeds"] <= 2**31,
+    ["seed", "seeds"],
+    lambda values: values["seed"] + values["seeds"] <= 2**31,
     "seed, seeds: the last seed must be below 2^31",
-)  # fmt: skip
+)
 flags.DEFINE_string("output_dir", None, "Result folder; None: results/<algorithm>-<set>-<time>/.")
 flags.DEFINE_string(
     "compilation_cache", "~/.cache/jaxfedmvc", "Where compiled programs are kept; empty: nowhere."
 )
 flags.DEFINE_bool(
-    "resume", False,
+    "resume",
+    False,
     "Go on with a job that was killed, in its --output_dir and with the same flags (fmcsc, fedhk,"
     " sweep).",
-)  # fmt: skip
+)
 flags.DEFINE_integer(
     "checkpoint_every", 1, "Rounds after which a job that can be resumed is saved; 0: never.", 0
 )
 # Flags that change no result: a job may go on with others.
 _FREE = {
-    "checkpoint_every", "compilation_cache", "coordinator", "data_dir", "output_dir", "process_id",
-    "progress", "resume",
-}  # fmt: skip
+    "checkpoint_every",
+    "compilation_cache",
+    "coordinator",
+    "data_dir",
+    "output_dir",
+    "process_id",
+    "progress",
+    "resume",
+}
 # Flags that flags.txt, which starts the same job elsewhere, leaves out.
 _NOT_WRITTEN = {"output_dir", "flagfile", "resume"}
 

@@ -56,10 +56,14 @@ def bars(
             if values:
                 means, deviations = np.transpose(values)
                 axis.bar(
-                    np.asarray(places) + (i - (len(names) - 1) / 2) * width, means, width,
-                    yerr=deviations, color=colour, error_kw={"linewidth": 0.8},
+                    np.asarray(places) + (i - (len(names) - 1) / 2) * width,
+                    means,
+                    width,
+                    yerr=deviations,
+                    color=colour,
+                    error_kw={"linewidth": 0.8},
                     label=name if axis is axes[0, 0] else None,
-                )  # fmt: skip
+                )
         axis.set_xticks(range(len(sets)), list(sets))
         axis.set_title(panel)
         axis.set_ylabel(ylabel)
@@ -106,9 +110,16 @@ def lines(
             finite = np.asarray(sorted(p for p in points if np.isfinite(p[0])), float)
             if len(finite):
                 axis.errorbar(
-                    finite[:, 0], finite[:, 1], finite[:, 2], color=colour, marker=marker,
-                    capsize=2, linewidth=1.2, markersize=5, label=label,
-                )  # fmt: skip
+                    finite[:, 0],
+                    finite[:, 1],
+                    finite[:, 2],
+                    color=colour,
+                    marker=marker,
+                    capsize=2,
+                    linewidth=1.2,
+                    markersize=5,
+                    label=label,
+                )
                 label = None
             for _, mean, _ in (p for p in points if not np.isfinite(p[0])):
                 axis.axhline(mean, color=colour, linestyle="--", linewidth=1, label=label)

@@ -45,9 +45,10 @@ flags.DEFINE_integer("rounds", 5, "Communication rounds.", lower_bound=1)
 flags.DEFINE_list("participation", ["1.0"], "Share taking part; or two: of full-view, of others.")
 flags.DEFINE_bool("resample_participants", False, "Draw who takes part anew every round.")
 flags.DEFINE_integer(
-    "client_chunk", None,
+    "client_chunk",
+    None,
     "Clients computed at once; bounds memory. None: 1 on CPU, all on an accelerator.",
-)  # fmt: skip
+)
 
 
 class Task(NamedTuple):

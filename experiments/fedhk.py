@@ -38,24 +38,32 @@ DEFAULTS = {"n_clients": 8, "ratio": "1:0", "rounds": 50}
 
 flags.DEFINE_enum("method", "e_fkmvc", METHODS, "What is run; person_*: clients end on their own.")
 flags.DEFINE_enum(
-    "hkc", "bandwidth", ["bandwidth", "minmax", "absmean"],
+    "hkc",
+    "bandwidth",
+    ["bandwidth", "minmax", "absmean"],
     "Heat-kernel coefficients: one for each view, or (23) or |(24)| of each sample and feature.",
-)  # fmt: skip
+)
 flags.DEFINE_enum(
-    "centre_rule", "stationary", ["stationary", "printed"],
+    "centre_rule",
+    "stationary",
+    ["stationary", "printed"],
     "Centres that never raise the objective, or (30) as printed.",
-)  # fmt: skip
+)
 flags.DEFINE_enum(
-    "aggregation", "statistics", ["statistics", "average"],
+    "aggregation",
+    "statistics",
+    ["statistics", "average"],
     "Sums over clients, or (60) averages of their centres as printed.",
-)  # fmt: skip
+)
 flags.DEFINE_integer("local_steps", 1, "Steps of a client in a round, for averages.", 1)
 flags.DEFINE_integer("n_restarts", 1, "Starts that share the rounds; bytes grow with them.", 1)
 flags.DEFINE_list("ranks", [], "R1,R2,R3 of Tucker; empty: n_clusters, 2 n_clusters, all views.")
 flags.DEFINE_enum(
-    "alignment", "shared_basis", ["shared_basis", "procrustes"],
+    "alignment",
+    "shared_basis",
+    ["shared_basis", "procrustes"],
     "How Tucker's cores are made comparable; procrustes goes with averages.",
-)  # fmt: skip
+)
 flags.DEFINE_integer("rank", None, "R of PARAFAC2; None: n_clusters, or what the slices allow.", 1)
 flags.DEFINE_enum(
     "placement", "clients", ["clients", "views", "samples"], "What PARAFAC2's slices are."
@@ -74,16 +82,20 @@ flags.DEFINE_float("view_mix", 1.0, "Share of the global view weights.")
 flags.DEFINE_float("step_size", 0.01, "eta of (62) and (63).")
 flags.DEFINE_float("quality", 0.0, "kappa of the clients' weights in averages.")
 flags.DEFINE_enum(
-    "privacy", "none", ["none", "secagg", "dp"],
+    "privacy",
+    "none",
+    ["none", "secagg", "dp"],
     "What protects the clients: nothing, sums that hide messages, or noise that protects samples"
     " (e_fkmvc only, exactly --rounds rounds).",
-)  # fmt: skip
+)
 flags.DEFINE_float("dp_epsilon", 8.0, "Of the whole run, for dp; inf: no noise.")
 flags.DEFINE_float("dp_delta", 1e-5, "Of the whole run, for dp.")
 flags.DEFINE_enum(
-    "noise", "central", ["central", "local"],
+    "noise",
+    "central",
+    ["central", "local"],
     "For dp: one noise in the sum of all clients, under secure aggregation, or a full one of each.",
-)  # fmt: skip
+)
 flags.DEFINE_float("clip", 1.0, "For dp: samples' largest norm, in deviations of their view.")
 flags.DEFINE_integer(
     "fraction_bits", 16, "Of secagg's fixed-point numbers; sums stay below 2^(31 - bits).", 0, 31
@@ -92,8 +104,16 @@ flags.DEFINE_integer(
 
 # Flags of numbers that runs of one program may differ in.
 TRACED = (
-    "fuzzifier", "alpha", "beta", "tolerance", "tau", "mix", "view_mix", "step_size", "quality",
-)  # fmt: skip
+    "fuzzifier",
+    "alpha",
+    "beta",
+    "tolerance",
+    "tau",
+    "mix",
+    "view_mix",
+    "step_size",
+    "quality",
+)
 
 
 def traced() -> tuple[str, ...]:
@@ -251,10 +271,12 @@ def masking(federation: Federation) -> Callable[[FederatedAlgorithm], FederatedA
         )
     # The seeds' runs have the same shapes and ids; a deployment takes new secrets for every run.
     return partial(
-        secure_aggregation, federation=federation, key=jax.random.key(_SECRETS),
+        secure_aggregation,
+        federation=federation,
+        key=jax.random.key(_SECRETS),
         fraction_bits=FLAGS.fraction_bits,
         in_clear=() if FLAGS.privacy == "dp" else (f"setup[{_SUMMARIES}]",),
-    )  # fmt: skip
+    )
 
 
 _SECRETS = 2**30

@@ -133,12 +133,18 @@ def load(name: str) -> Dataset:
 def federation(dataset: Dataset, seed: int, skew: float | None) -> Federation:
     """The set dealt out to clients with all views, all federations of a set in the same shapes."""
     return Federation.from_arrays(
-        dataset.views, dataset.labels,
+        dataset.views,
+        dataset.labels,
         partition=data.hybrid_partition(
-            seed, n_samples=len(dataset.labels), n_views=len(dataset.views),
-            n_clients=FLAGS.study_clients, ratio=(1, 0), dirichlet=skew, labels=dataset.labels,
+            seed,
+            n_samples=len(dataset.labels),
+            n_views=len(dataset.views),
+            n_clients=FLAGS.study_clients,
+            ratio=(1, 0),
+            dirichlet=skew,
+            labels=dataset.labels,
         ),
-    )  # fmt: skip
+    )
 
 
 def drifting(seed: int, drift: float, n_clients: int, rows: int = 60) -> Federation:
@@ -159,9 +165,13 @@ def drifting(seed: int, drift: float, n_clients: int, rows: int = 60) -> Federat
 
 @functools.partial(jax.jit, static_argnames=("make", "k", "rounds"))
 def run(
-    make: Callable[[Any], FederatedAlgorithm], hyper: Any, federation: Federation, key: jax.Array,
-    k: int, rounds: int,
-) -> dict[str, Any]:  # fmt: skip
+    make: Callable[[Any], FederatedAlgorithm],
+    hyper: Any,
+    federation: Federation,
+    key: jax.Array,
+    k: int,
+    rounds: int,
+) -> dict[str, Any]:
     """Scores of a run, and its number of rounds."""
     result = engine.run(make(hyper), federation, key, rounds)
     found = score(federation, result.labels, k)["all"]
@@ -197,9 +207,17 @@ class Study:
         self.rows: list[dict[str, Any]] = []
 
     def cell(
-        self, part: str, name: str, make: Callable[[Any], FederatedAlgorithm], hyper: Any,
-        federations: list[Federation], k: int, *, rounds: int | None = None, **about: Any,
-    ) -> None:  # fmt: skip
+        self,
+        part: str,
+        name: str,
+        make: Callable[[Any], FederatedAlgorithm],
+        hyper: Any,
+        federations: list[Federation],
+        k: int,
+        *,
+        rounds: int | None = None,
+        **about: Any,
+    ) -> None:
         """Runs one setting on a federation of each seed, and keeps and prints what it gave."""
         began, rows = time.perf_counter(), []
         for seed, one in zip(seeds(), federations, strict=True):
@@ -257,14 +275,24 @@ def study_methods(study: Study, sets: dict[str, Dataset]) -> None:
         study.keep(
             "methods",
             [
-                {"part": "methods", "method": _POOLED, "set": name, "clients": "pooled",
-                 "seed": seed, "rounds": 0}
-                | {f"{way}/{m}": float(found[m]) for way in ("pooled", "per_client")
-                   for m in METRICS} | {"kilobytes": float("nan")}
+                {
+                    "part": "methods",
+                    "method": _POOLED,
+                    "set": name,
+                    "clients": "pooled",
+                    "seed": seed,
+                    "rounds": 0,
+                }
+                | {
+                    f"{way}/{m}": float(found[m])
+                    for way in ("pooled", "per_client")
+                    for m in METRICS
+                }
+                | {"kilobytes": float("nan")}
                 for seed, found in zip(seeds(), together, strict=True)
             ],
             time.perf_counter() - began,
-        )  # fmt: skip
+        )
         for method, make in methods(k).items():
             if FLAGS.rows and method not in FLAGS.rows:
                 continue
@@ -303,9 +331,11 @@ def draw_methods(study: Study, sets: dict[str, Dataset]) -> None:
             for name in sets
         }
     charts.bars(
-        study.folder / "methods.png", panels, "ARI of pooled labels",
+        study.folder / "methods.png",
+        panels,
+        "ARI of pooled labels",
         f"FedHK, mean and deviation over {FLAGS.seeds} seeds",
-    )  # fmt: skip
+    )
 
 
 def study_bytes(study: Study, sets: dict[str, Dataset]) -> None:
@@ -331,10 +361,13 @@ def draw_bytes(study: Study, sets: dict[str, Dataset]) -> None:
             series.setdefault(row["method"], []).append(point)
         panels[name] = series
     charts.lines(
-        study.folder / "bytes.png", panels, "sent and received by a client in the run, kB",
-        "ARI of pooled labels", f"Accuracy against bytes, skewed clients, {FLAGS.seeds} seeds",
+        study.folder / "bytes.png",
+        panels,
+        "sent and received by a client in the run, kB",
+        "ARI of pooled labels",
+        f"Accuracy against bytes, skewed clients, {FLAGS.seeds} seeds",
         log_x=True,
-    )  # fmt: skip
+    )
 
 
 _DRIFTS = (0.0, 2.0, 3.0, 4.0)
@@ -352,8 +385,9 @@ def study_personal(study: Study) -> None:
     }
     for drift in _DRIFTS:
         worlds[f"drift {drift:g}"] = (
-            [drifting(seed, drift, FLAGS.study_clients) for seed in seeds()], 4
-        )  # fmt: skip
+            [drifting(seed, drift, FLAGS.study_clients) for seed in seeds()],
+            4,
+        )
     makes = {k: _personal(k) for k in {k for _, k in worlds.values()}}
     for name, (dealt, k) in worlds.items():
         for tau in _TAUS:
@@ -380,8 +414,9 @@ def draw_personal(study: Study) -> None:
         {f"{FLAGS.study_clients} clients": series},
         "tau, pull towards the global centres (leftmost: 0; dashed: infinite)",
         "mean over clients of ARI, each matched",
-        f"Personal against global centres, {FLAGS.seeds} seeds", log_x=True,
-    )  # fmt: skip
+        f"Personal against global centres, {FLAGS.seeds} seeds",
+        log_x=True,
+    )
 
 
 _EPSILONS = (float("inf"), 100.0, 20.0, 8.0, 4.0, 2.0, 1.0)
@@ -403,9 +438,16 @@ def study_privacy(study: Study, sets: dict[str, Dataset]) -> None:
                     z = checked(functools.partial(gaussian_noise_multiplier, epsilon, _DELTA, n))
                 hyper = shape.replace(noise_multiplier=jnp.float32(z))
                 study.cell(
-                    "privacy", f"{noise} noise", make, hyper, dealt, k,
-                    rounds=_ROUNDS, set=name, x=epsilon,
-                )  # fmt: skip
+                    "privacy",
+                    f"{noise} noise",
+                    make,
+                    hyper,
+                    dealt,
+                    k,
+                    rounds=_ROUNDS,
+                    set=name,
+                    x=epsilon,
+                )
 
 
 def _private(k: int) -> Callable[[Any], FederatedAlgorithm]:
@@ -417,21 +459,24 @@ def draw_privacy(study: Study, sets: dict[str, Dataset]) -> None:
     panels = {
         name: {
             noise: [
-                (epsilon, *mean_std(
-                    study.of("privacy", set=name, method=noise, x=epsilon), "pooled/ari"
-                ))
+                (
+                    epsilon,
+                    *mean_std(study.of("privacy", set=name, method=noise, x=epsilon), "pooled/ari"),
+                )
                 for epsilon in _EPSILONS
             ]
             for noise in ("central noise", "local noise")
         }
         for name in sets
-    }  # fmt: skip
+    }
     charts.lines(
-        study.folder / "privacy.png", panels,
-        f"epsilon of the run at delta {_DELTA:g} (dashed: no noise)", "ARI of pooled labels",
+        study.folder / "privacy.png",
+        panels,
+        f"epsilon of the run at delta {_DELTA:g} (dashed: no noise)",
+        "ARI of pooled labels",
         f"E-FKMVC, {_ROUNDS} private rounds, {FLAGS.study_clients} clients, {FLAGS.seeds} seeds",
         log_x=True,
-    )  # fmt: skip
+    )
 
 
 def summarise(study: Study) -> list[str]:
@@ -455,8 +500,11 @@ def summarise(study: Study) -> list[str]:
     sets = list(dict.fromkeys(line["set"] for line in lines if line["part"] == "methods"))
     if not sets:
         return []
-    text = ["", f"| ARI of pooled labels | clients | {' | '.join(sets)} |",
-            "|---|---|" + "---|" * len(sets)]  # fmt: skip
+    text = [
+        "",
+        f"| ARI of pooled labels | clients | {' | '.join(sets)} |",
+        "|---|---|" + "---|" * len(sets),
+    ]
     shown: dict[tuple[str, str], dict[str, str]] = {}
     for line in (line for line in lines if line["part"] == "methods"):
         cell = f"{line['pooled/ari/mean']:.3f} +- {line['pooled/ari/std']:.3f}"

@@ -35,14 +35,18 @@ flags.DEFINE_integer(
 )
 flags.DEFINE_bool("partial_rounds", True, "Whether partial clients train and send in the rounds.")
 flags.DEFINE_enum(
-    "partial_models", "distilled", ["distilled", "branch"],
+    "partial_models",
+    "distilled",
+    ["distilled", "branch"],
     "Models for one view: fitted by eq. (6), or the global model's own branch for the view.",
-)  # fmt: skip
+)
 flags.DEFINE_enum("target", "own", ["own", "global"], "Whose H eq. (6) fits partial models to.")
 flags.DEFINE_enum(
-    "centroids", "leader", ["leader", "federated"],
+    "centroids",
+    "leader",
+    ["leader", "federated"],
     "One client's centroids for all, or k-means of all clients' centroids and Lloyd's steps.",
-)  # fmt: skip
+)
 flags.DEFINE_integer("centroid_rounds", 10, "Lloyd's steps of federated k-means.")
 flags.DEFINE_float("mask_rate", None, "Share of features hidden in eq. (5) and (6).")
 flags.DEFINE_float("upload_noise", None, "Scale of Laplace noise on what clients send.")
@@ -50,8 +54,14 @@ flags.DEFINE_float("upload_clip", None, "Largest L1 norm of a client's update.")
 
 # Flags of numbers that runs of one program may differ in.
 TRACED = (
-    "learning_rate", "tau_m", "tau_p", "weight_floor", "mask_rate", "upload_noise", "upload_clip"
-)  # fmt: skip
+    "learning_rate",
+    "tau_m",
+    "tau_p",
+    "weight_floor",
+    "mask_rate",
+    "upload_noise",
+    "upload_clip",
+)
 
 
 def traced() -> tuple[str, ...]:
@@ -76,10 +86,22 @@ def config(n_clusters: int) -> FMCSCConfig:
       ValueError: A flag's value is not allowed.
     """
     names = (
-        "latent_dim", "head_hidden", "pretrain_epochs", "local_epochs", "distill_epochs",
-        "batch_size", "contrast", "components", "n_init", "leader_epochs",
-        "partial_rounds", "partial_models", "target", "centroids", "centroid_rounds",
-    )  # fmt: skip
+        "latent_dim",
+        "head_hidden",
+        "pretrain_epochs",
+        "local_epochs",
+        "distill_epochs",
+        "batch_size",
+        "contrast",
+        "components",
+        "n_init",
+        "leader_epochs",
+        "partial_rounds",
+        "partial_models",
+        "target",
+        "centroids",
+        "centroid_rounds",
+    )
     try:
         hidden = tuple(int(width) for width in FLAGS.hidden)
     except ValueError as error:

@@ -34,9 +34,13 @@ def _program(group: Group) -> Callable[[Federation, jax.Array], Any]:
 
     def run(federation: Federation, key: jax.Array) -> Any:
         result = engine.run(
-            algorithm, federation, key, group.rounds,
-            participation=group.participation, client_chunk=group.client_chunk,
-        )  # fmt: skip
+            algorithm,
+            federation,
+            key,
+            group.rounds,
+            participation=group.participation,
+            client_chunk=group.client_chunk,
+        )
         found = engine.embed(algorithm, federation, result.state, client_chunk=group.client_chunk)
         return result.info, found, result.state.server.models
 
@@ -142,20 +146,24 @@ def table_5(groups: Sequence[Group], folder: Path) -> dict[str, Any]:
             traffic = cost.traffic(group.rounds)
             dataset = group.columns[0]["set"]
             published = paper.get(fmcsc_rows.SETS.get(dataset, ""), {})
-            rows.append({
-                "set": dataset, "row": group.columns[0]["row"],
-                "parameters_single": f"{min(partial)} to {max(partial)}",
-                "parameters_multi": sizes[full],
-                "paper_parameters": " to ".join(
-                    published.get(f"parameters_per_client_{k}", "-") for k in ("single", "multi")
-                ),
-                "gflop": round(cost.predicted().run_flops / 1e9),
-                "megabytes": round(sum(traffic.values()) / 1e6, 3),
-                "compile_seconds": round(compiled - began, 1),
-                "run_seconds": round(ended - compiled, 1),
-                "paper_seconds_rtx3090": published.get("runtime_seconds_rtx3090", "-"),
-                "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
-            })  # fmt: skip
+            rows.append(
+                {
+                    "set": dataset,
+                    "row": group.columns[0]["row"],
+                    "parameters_single": f"{min(partial)} to {max(partial)}",
+                    "parameters_multi": sizes[full],
+                    "paper_parameters": " to ".join(
+                        published.get(f"parameters_per_client_{k}", "-")
+                        for k in ("single", "multi")
+                    ),
+                    "gflop": round(cost.predicted().run_flops / 1e9),
+                    "megabytes": round(sum(traffic.values()) / 1e6, 3),
+                    "compile_seconds": round(compiled - began, 1),
+                    "run_seconds": round(ended - compiled, 1),
+                    "paper_seconds_rtx3090": published.get("runtime_seconds_rtx3090", "-"),
+                    "device": f"{jax.devices()[0].device_kind} ({jax.default_backend()})",
+                }
+            )
             bar.advance(1)
             jax.clear_caches()
     base.write(folder / "table.csv", csv_text(rows))

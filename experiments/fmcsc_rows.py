@@ -147,11 +147,19 @@ def rows(wish: Wish) -> list[Row]:
       ValueError: An unknown set or preset, or nothing is left to run.
     """
     makers = {
-        "table1": _table_1, "table2": _table_2, "table3": _table_3, "figure2": _figure_2,
-        "figure4a": _figure_4a, "figure4b": _figure_4b, "figure4c": _figure_4c,
-        "figure7": _figure_7, "figurebytes": _figure_bytes, "figure3": _figure_3,
-        "figure6": _presets, "table5": _presets,
-    }  # fmt: skip
+        "table1": _table_1,
+        "table2": _table_2,
+        "table3": _table_3,
+        "figure2": _figure_2,
+        "figure4a": _figure_4a,
+        "figure4b": _figure_4b,
+        "figure4c": _figure_4c,
+        "figure7": _figure_7,
+        "figurebytes": _figure_bytes,
+        "figure3": _figure_3,
+        "figure6": _presets,
+        "table5": _presets,
+    }
     if not wish.presets and wish.what != "table1":
         raise ValueError("presets: got none; allowed are paper, best")
     if not (found := list(makers[wish.what](wish))):

@@ -47,9 +47,12 @@ class Entry(NamedTuple):
     def flat(self) -> dict[str, Any]:
         """As a row of table.csv."""
         flat: dict[str, Any] = {
-            "set": self.set, "x": self.x, "row": self.name, "seeds": self.seeds or "",
+            "set": self.set,
+            "x": self.x,
+            "row": self.name,
+            "seeds": self.seeds or "",
             "megabytes": "" if np.isnan(self.bytes) else round(self.bytes / 1e6, 1),
-        }  # fmt: skip
+        }
         for metric, (mean, std) in self.scores.items():
             flat |= {metric: mean, f"{metric}_std": "" if np.isnan(std) else std}
         return flat

@@ -89,9 +89,12 @@ def main() -> None:
     FLAGS.dataset = FLAGS.dataset or vertical.default_set()
     dataset = checked(lambda: data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.scale))
     options = Options(
-        FLAGS.leak_insiders, FLAGS.leak_rounds, FLAGS.leak_neighbours, FLAGS.leak_fit_epochs,
+        FLAGS.leak_insiders,
+        FLAGS.leak_rounds,
+        FLAGS.leak_neighbours,
+        FLAGS.leak_fit_epochs,
         FLAGS.leak_pretrain_epochs,
-    )  # fmt: skip
+    )
     worlds = {
         seed: checked(lambda seed=seed: load_world(dataset, seed, FLAGS.n_clusters, options))
         for seed in seeds()
@@ -120,9 +123,11 @@ def main() -> None:
                 bar.advance(1)
     draw(folder, results, dataset.name)
     summary = {
-        "dataset": dataset.name, "participants": len(worlds[seeds()[0]].labels), "seeds": seeds(),
+        "dataset": dataset.name,
+        "participants": len(worlds[seeds()[0]].labels),
+        "seeds": seeds(),
         "forms": {name: vertical.statistics(rows) for name, rows in results.items()},
-    }  # fmt: skip
+    }
     vertical.write_summary(folder, summary)
     print("\n".join(table(results)))
     print(f"\nwritten: {folder}/ (runs.csv, summary.json, flags.txt, leakage.png)")
@@ -131,14 +136,22 @@ def main() -> None:
 # --- What is shown --------------------------------------------------------------------------------
 
 _COLUMNS = {
-    "kB": "bytes", "subspace": "subspace", "insiders": "insiders", "shadow": "shadow",
-    "1 upload NMI": "upload_nmi", "1 upload ACC": "upload_acc", "NMI": "nmi", "ACC": "acc",
-}  # fmt: skip
+    "kB": "bytes",
+    "subspace": "subspace",
+    "insiders": "insiders",
+    "shadow": "shadow",
+    "1 upload NMI": "upload_nmi",
+    "1 upload ACC": "upload_acc",
+    "NMI": "nmi",
+    "ACC": "acc",
+}
 _BARS = {
-    "latent subspace, R^2": "subspace", "features by insiders, R^2": "insiders",
-    "features by shadow, R^2": "shadow", "clusters of one upload, NMI": "upload_nmi",
+    "latent subspace, R^2": "subspace",
+    "features by insiders, R^2": "insiders",
+    "features by shadow, R^2": "shadow",
+    "clusters of one upload, NMI": "upload_nmi",
     "federation, NMI": "nmi",
-}  # fmt: skip
+}
 Rows = Sequence[Mapping[str, float]]
 
 
@@ -185,9 +198,11 @@ def draw(folder: Path, results: Mapping[str, Rows], dataset: str) -> None:
             if not np.isnan(v).any()
         }
     charts.bars(
-        folder / "leakage.png", {"": groups}, "R^2 or NMI",
+        folder / "leakage.png",
+        {"": groups},
+        "R^2 or NMI",
         f"What a server learns from a message, {dataset}, {FLAGS.seeds} seeds",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

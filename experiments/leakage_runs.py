@@ -28,9 +28,20 @@ from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.messages import codecs
 
 SCORES = (
-    "bytes", "subspace", "chance", "insiders", "shadow", "permuted", "upload_nmi", "upload_acc",
-    "nmi", "acc", "prototypes", "public_prototypes", "membership",
-)  # fmt: skip
+    "bytes",
+    "subspace",
+    "chance",
+    "insiders",
+    "shadow",
+    "permuted",
+    "upload_nmi",
+    "upload_acc",
+    "nmi",
+    "acc",
+    "prototypes",
+    "public_prototypes",
+    "membership",
+)
 _FMCSC_CLIENTS = 4
 # Every view has a model of its own to compile and train: the first ones show what there is to show.
 _FMCSC_VIEWS = 3
@@ -341,12 +352,19 @@ class Graphs:
         public = run(alone, world.public, public_key, 1)
         rows = [
             attack(
-                jax.random.fold_in(attack_key, v), world, v, heard.latents[v].shape[1] + 1,
-                heard.uploads[v], public.uploads[v], heard.latents[v], self.cut, permuted,
+                jax.random.fold_in(attack_key, v),
+                world,
+                v,
+                heard.latents[v].shape[1] + 1,
+                heard.uploads[v],
+                public.uploads[v],
+                heard.latents[v],
+                self.cut,
+                permuted,
                 self.options.fit_epochs,
             )
             for v in range(len(world.views))
-        ]  # fmt: skip
+        ]
         nmi, acc = rated(world.labels, heard.labels, world.k)
         up = engine.traffic(served, world.participants)["round"].up
         return mean_over_views(rows) | {"bytes": up / len(rows), "nmi": nmi, "acc": acc}
@@ -358,12 +376,19 @@ class Graphs:
         public = _latents(self.plain, world.public, public_key)
         rows = [
             attack(
-                jax.random.fold_in(attack_key, v), world, v, z.shape[1], z, public[v], z,
-                lambda key, z: _kmeans(key, z, world.k).labels, False,
+                jax.random.fold_in(attack_key, v),
+                world,
+                v,
+                z.shape[1],
+                z,
+                public[v],
+                z,
+                lambda key, z: _kmeans(key, z, world.k).labels,
+                False,
                 self.options.fit_epochs,
             )
             for v, z in enumerate(latents)
-        ]  # fmt: skip
+        ]
         together = _kmeans(key, jnp.concatenate(latents, axis=1), world.k).labels
         nmi, acc = rated(world.labels, together, world.k)
         sent = messages.nbytes(latents) / len(latents)
@@ -388,9 +413,15 @@ class Models:
     def __init__(self, k: int, options: Options) -> None:
         """Compiles nothing yet."""
         self.config = FMCSCConfig(
-            k, hidden=(128,), latent_dim=10, head_hidden=64, local_epochs=10, distill_epochs=10,
-            pretrain_epochs=options.pretrain_epochs, n_init=10,
-        )  # fmt: skip
+            k,
+            hidden=(128,),
+            latent_dim=10,
+            head_hidden=64,
+            local_epochs=10,
+            distill_epochs=10,
+            pretrain_epochs=options.pretrain_epochs,
+            n_init=10,
+        )
         algorithm = fmcsc(self.config, FMCSCHyperparams(learning_rate=1e-3))
         (phase,) = algorithm.round
 
@@ -432,10 +463,13 @@ class Models:
         nmi, acc = rated(*_pooled(federation, result.labels), world.k)
         traffic = engine.traffic(self.algorithm, federation)["round"]
         return {
-            "bytes": traffic.up / _FMCSC_CLIENTS, "nmi": nmi, "acc": acc,
-            "prototypes": float(np.mean(told)), "public_prototypes": float(np.mean(known)),
+            "bytes": traffic.up / _FMCSC_CLIENTS,
+            "nmi": nmi,
+            "acc": acc,
+            "prototypes": float(np.mean(told)),
+            "public_prototypes": float(np.mean(known)),
             "membership": self.membership(world, federation, updates),
-        }  # fmt: skip
+        }
 
     def membership(self, world: World, federation: Federation, updates: Sequence[Any]) -> float:
         """Mean over clients and their views of the AUC; a sample of small error is called own.
@@ -495,9 +529,15 @@ def prototypes(key: jax.Array, config: FMCSCConfig, server: ServerState) -> dict
         return jnp.mean(jnp.sum((h - target) ** 2, axis=1))
 
     z, _ = nn.fit(
-        key, jnp.zeros((len(target), config.latent_dim * len(kind))), misfit, target,
-        jnp.ones(len(target), bool), epochs=500, batch_size=len(target), learning_rate=0.03,
-    )  # fmt: skip
+        key,
+        jnp.zeros((len(target), config.latent_dim * len(kind))),
+        misfit,
+        target,
+        jnp.ones(len(target), bool),
+        epochs=500,
+        batch_size=len(target),
+        learning_rate=0.03,
+    )
     decoded = {}
     for v, z_v in zip(kind, jnp.split(z, len(kind), axis=1), strict=True):
         decoder = model.autoencoders[v].decoder

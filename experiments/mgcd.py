@@ -25,9 +25,11 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(vertical)
 
 flags.DEFINE_enum(
-    "mode", "robust", get_args(model.Mode),
+    "mode",
+    "robust",
+    get_args(model.Mode),
     "robust: closed-form clients; literal: the paper's equations, trained by gradients.",
-)  # fmt: skip
+)
 flags.DEFINE_enum("server", None, get_args(model.Server), "None: what the mode's preset says.")
 flags.DEFINE_list("losses", list(model.LOSSES), "Those of r, s, cl and dd that are on.")
 flags.DEFINE_bool("dual", True, "Two encoders a client, or one.")
@@ -35,9 +37,11 @@ flags.DEFINE_bool("distillation", True, "Whether the server has f_pre.")
 flags.DEFINE_enum("encoder", "linear", get_args(model.Encoder), "Of the robust mode.")
 flags.DEFINE_enum("contrast", "printed", get_args(model.Contrast), "Form of eq. (4).")
 flags.DEFINE_enum(
-    "affinity", None, get_args(model.Affinity),
+    "affinity",
+    None,
+    get_args(model.Affinity),
     "How spectral clustering reads the graphs; None: auto for robust, mean for literal.",
-)  # fmt: skip
+)
 flags.DEFINE_integer("n_neighbours", 10, "Edges a sample keeps in the affinity.")
 flags.DEFINE_enum(
     "transport", "factored", ["factored", "dense"], "Graphs as factors, or as N x N numbers."
@@ -59,21 +63,36 @@ flags.DEFINE_float("lambda", None, "Weight of diversity, eq. (6); None: the mode
 flags.DEFINE_float("tau", 0.5, "Temperature of the contrast, eq. (4).")
 flags.DEFINE_float("ridge", 1.0, "Penalty of the closed form, relative to the samples.")
 for _name, _help in {
-    "pretrain_rate": "eq. (1)", "local_rate": "eq. (3)", "server_rate": "eq. (6)"
-}.items():  # fmt: skip
+    "pretrain_rate": "eq. (1)",
+    "local_rate": "eq. (3)",
+    "server_rate": "eq. (6)",
+}.items():
     flags.DEFINE_float(_name, None, f"Adam's step size for {_help}; None: the mode's preset.")
 flags.DEFINE_float("memory_limit", 8.0, "GB that graphs and networks may take.")
 
 _STATIC = (
-    "server", "affinity", "latent_dim", "server_hidden", "pretrain_epochs", "local_epochs",
-    "server_epochs", "batch_size", "rank",
-)  # fmt: skip
+    "server",
+    "affinity",
+    "latent_dim",
+    "server_hidden",
+    "pretrain_epochs",
+    "local_epochs",
+    "server_epochs",
+    "batch_size",
+    "rank",
+)
 
 
 # Flags of numbers that runs of one program may differ in.
 TRACED = (
-    "gamma", "lambda", "tau", "ridge", "pretrain_rate", "local_rate", "server_rate",
-)  # fmt: skip
+    "gamma",
+    "lambda",
+    "tau",
+    "ridge",
+    "pretrain_rate",
+    "local_rate",
+    "server_rate",
+)
 
 
 def traced() -> tuple[str, ...]:
@@ -123,11 +142,18 @@ def config(n_clusters: int) -> MGCDConfig:
                 f"hidden: got {','.join(FLAGS.hidden)!r}; allowed are whole numbers with commas"
             ) from error
     return MGCDConfig(
-        n_clusters, mode=FLAGS.mode, losses=tuple(FLAGS.losses), dual=FLAGS.dual,
-        distillation=FLAGS.distillation, encoder=FLAGS.encoder, contrast=FLAGS.contrast,
-        n_neighbours=FLAGS.n_neighbours, dense=FLAGS.transport == "dense",
-        memory_limit=FLAGS.memory_limit * 1e9, **settings,
-    )  # fmt: skip
+        n_clusters,
+        mode=FLAGS.mode,
+        losses=tuple(FLAGS.losses),
+        dual=FLAGS.dual,
+        distillation=FLAGS.distillation,
+        encoder=FLAGS.encoder,
+        contrast=FLAGS.contrast,
+        n_neighbours=FLAGS.n_neighbours,
+        dense=FLAGS.transport == "dense",
+        memory_limit=FLAGS.memory_limit * 1e9,
+        **settings,
+    )
 
 
 def hyperparams() -> MGCDHyperparams:
@@ -177,9 +203,13 @@ def main() -> None:
         for seed, agents in zip(seeds(), everyone, strict=True):
             if runs:  # only the last one's graphs are drawn
                 runs[-1] = runs[-1]._replace(state=None)
-            runs.append(checked(lambda seed=seed, agents=agents: one_seed(
-                program, agents, seed, rounds(), numbers, traffic, folder, bar
-            )))  # fmt: skip
+            runs.append(
+                checked(
+                    lambda seed=seed, agents=agents: one_seed(
+                        program, agents, seed, rounds(), numbers, traffic, folder, bar
+                    )
+                )
+            )
             last = runs[-1].rounds[-1]
             bar.advance(rounds() - len(runs[-1].rounds))
             final = {"mgcd": mgcd_runs.scores(agents.labels, runs[-1].labels)}
@@ -191,20 +221,31 @@ def main() -> None:
                 final |= mgcd_runs.references(agents.views, agents.labels, k, seed)
             for name, scores in final.items():
                 rows.setdefault(name, []).append(scores)
-            base.append_rows(folder / "labels.csv", [
-                {"seed": seed, "row": int(row), "cluster": int(label)}
-                for row, label in zip(agents.rows, runs[-1].labels, strict=True)
-            ])  # fmt: skip
+            base.append_rows(
+                folder / "labels.csv",
+                [
+                    {"seed": seed, "row": int(row), "cluster": int(label)}
+                    for row, label in zip(agents.rows, runs[-1].labels, strict=True)
+                ],
+            )
             bar.advance(1)
-    vertical.write_summary(folder, {
-        "algorithm": "mgcd", "mode": FLAGS.mode, "dataset": stem, "n_agents": len(agents.views),
-        "n_samples": len(agents.views[0]), "n_clusters": k, "seeds": seeds(),
-        "rounds_made": [len(run.rounds) for run in runs],
-        "metrics": vertical.statistics(rows["mgcd"]),
-        "rows": {name: vertical.statistics(scores) for name, scores in rows.items()},
-        "bytes": {stage: {"up": t.up, "down": t.down} for stage, t in traffic.items()},
-        "seconds": [run.seconds for run in runs],
-    })  # fmt: skip
+    vertical.write_summary(
+        folder,
+        {
+            "algorithm": "mgcd",
+            "mode": FLAGS.mode,
+            "dataset": stem,
+            "n_agents": len(agents.views),
+            "n_samples": len(agents.views[0]),
+            "n_clusters": k,
+            "seeds": seeds(),
+            "rounds_made": [len(run.rounds) for run in runs],
+            "metrics": vertical.statistics(rows["mgcd"]),
+            "rows": {name: vertical.statistics(scores) for name, scores in rows.items()},
+            "bytes": {stage: {"up": t.up, "down": t.down} for stage, t in traffic.items()},
+            "seconds": [run.seconds for run in runs],
+        },
+    )
     print(f"\nmean over {len(seeds())} seed{'s' * (len(seeds()) > 1)}")
     for line in vertical.table(rows, METRICS, margin=38):
         print(line)
@@ -223,8 +264,9 @@ def header() -> str:
     return (
         f"\n{'':10s}{'client':>9s}{'server':>9s}{'separa-':>8s} {names}|  MB, all clients\n"
         f"{'seed round':10s}{'loss':>9s}{'loss':>9s}{'tion':>8s} "
-        + "|    ACC    NMI" * len(REPORTED) + "|      up    down"
-    )  # fmt: skip
+        + "|    ACC    NMI" * len(REPORTED)
+        + "|      up    down"
+    )
 
 
 def one_seed(

@@ -43,13 +43,18 @@ PRESETS = {
     # more than 1.6e-4 in its 20 epochs of pre-training on Mfeat.
     "literal": Preset(
         {
-            "server": "trained", "affinity": "mean", "latent_dim": 512, "server_hidden": 500,
-            "pretrain_epochs": 20, "local_epochs": 1, "server_epochs": 1,
+            "server": "trained",
+            "affinity": "mean",
+            "latent_dim": 512,
+            "server_hidden": 500,
+            "pretrain_epochs": 20,
+            "local_epochs": 1,
+            "server_epochs": 1,
         },
         {"lam": 1e-3, "pretrain_rate": 1e-3, "local_rate": 1e-4, "server_rate": 1e-4},
         rounds=10,
     ),
-}  # fmt: skip
+}
 
 
 class Run(NamedTuple):
@@ -186,10 +191,13 @@ def draw(folder: Path, run: Run, truth: np.ndarray | None, title: str) -> None:
         clusters = charts.coloured_as(truth, run.labels)
         colourings = {"by true class": truth, "by cluster": clusters}
     plots.embedding(
-        folder / "embedding.png", np.asarray(found.embedding), colourings,
-        np.zeros(len(run.labels), int), ["samples"],
+        folder / "embedding.png",
+        np.asarray(found.embedding),
+        colourings,
+        np.zeros(len(run.labels), int),
+        ["samples"],
         f"t-SNE of the graph's spectral embedding, {title}",
-    )  # fmt: skip
+    )
 
 
 def draw_rounds(

@@ -80,15 +80,24 @@ def _without(*losses: str, **config: Any) -> dict[str, Any]:
 
 _ABLATIONS = {
     3: {
-        "A": _without("r"), "B": _without("cl"), "C": _without("dd"), "D": _without("cl", "dd"),
+        "A": _without("r"),
+        "B": _without("cl"),
+        "C": _without("dd"),
+        "D": _without("cl", "dd"),
         "E": _without(),
     },
     4: {"a": _without(dual=False), "b": _without(distillation=False), "c": _without()},
-}  # fmt: skip
+}
 _NAMES = {
-    "A": "without L_r", "B": "without L_cl", "C": "without L_dd", "D": "without L_cl, L_dd",
-    "E": "all", "a": "one encoder", "b": "without f_pre", "c": "all",
-}  # fmt: skip
+    "A": "without L_r",
+    "B": "without L_cl",
+    "C": "without L_dd",
+    "D": "without L_cl, L_dd",
+    "E": "all",
+    "a": "one encoder",
+    "b": "without f_pre",
+    "c": "all",
+}
 
 
 def ablation(table: int) -> dict[str, Setting]:
@@ -211,9 +220,13 @@ def _run_one(
     bar: ProgressBar,
 ) -> None:
     run = program.run(
-        agents.federation, agents.labels, cell[2], setting.most_rounds(), setting.numbers(),
+        agents.federation,
+        agents.labels,
+        cell[2],
+        setting.most_rounds(),
+        setting.numbers(),
         lambda _: bar.advance(1),
-    )  # fmt: skip
+    )
     bar.advance(setting.most_rounds() - len(run.rounds))
     final = mgcd_runs.scores(agents.labels, run.labels)
     rows = []
@@ -225,10 +238,20 @@ def _run_one(
 
 
 _TOLD = (
-    "client_loss", "server_loss", "separation", "average_separation", "server_separation", "norm",
-    "seconds", "consistency/acc", "consistency/nmi", "diversity/acc", "diversity/nmi",
-    "average/acc", "average/nmi",
-)  # fmt: skip
+    "client_loss",
+    "server_loss",
+    "separation",
+    "average_separation",
+    "server_separation",
+    "norm",
+    "seconds",
+    "consistency/acc",
+    "consistency/nmi",
+    "diversity/acc",
+    "diversity/nmi",
+    "average/acc",
+    "average/nmi",
+)
 
 
 def _flat(
@@ -357,9 +380,11 @@ def figure_3(folder: Path, seed: int) -> dict[str, float]:
             run.state.server.clusters.embedding
         )
     plots.maps(
-        folder / "figure3.png", maps, agents.labels,
+        folder / "figure3.png",
+        maps,
+        agents.labels,
         f"t-SNE by true class, {SETS[_ABLATION_SET]} for the paper's Aloi, seed {seed}",
-    )  # fmt: skip
+    )
     return found
 
 

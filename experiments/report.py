@@ -285,10 +285,14 @@ class Report:
         ).astype(int)
         names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
         plots.embedding(
-            self.folder / "embedding.png", points, colourings, partial, names,
+            self.folder / "embedding.png",
+            points,
+            colourings,
+            partial,
+            names,
             f"t-SNE of the representation, {self._algorithm} on {self._dataset},"
             f" seed {self._seeds[-1]}",
-        )  # fmt: skip
+        )
 
 
 def _even(runs: list[list[float]]) -> np.ndarray:
@@ -328,8 +332,10 @@ def _statistics(scores: list[Scores], group: str, way: str) -> dict[str, Any]:
         if any(math.isnan(v) for v in values):
             continue
         result[name] = {
-            "mean": float(np.mean(values)), "std": float(np.std(values)), "per_seed": values
-        }  # fmt: skip
+            "mean": float(np.mean(values)),
+            "std": float(np.std(values)),
+            "per_seed": values,
+        }
     return result
 
 

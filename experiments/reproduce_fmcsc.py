@@ -39,10 +39,12 @@ FLAGS = flags.FLAGS
 flags.DEFINE_enum("paper", "fmcsc", ["fmcsc"], "Whose tables.")
 flags.DEFINE_enum("table", None, ["1", "2", "3", "5"], "Table of the paper.")
 flags.DEFINE_enum(
-    "figure", None, ["2", "3", "4a", "4b", "4c", "6", "7", "bytes"],
+    "figure",
+    None,
+    ["2", "3", "4a", "4b", "4c", "6", "7", "bytes"],
     "Figure: 2 temperatures, 3 maps with and without consensus, 4a samples and 4b number of"
     " clients, 4c privacy, 6 losses, 7 label skew; bytes is ACC against traffic, not in the paper.",
-)  # fmt: skip
+)
 flags.DEFINE_list("datasets", [], "Some of mnist_usps, bdgp, multi_fashion, nuswide.")
 flags.DEFINE_list("ratios", list(fmcsc_rows.RATIOS), "Of table 1.")
 flags.DEFINE_list("presets", [], "paper, best, or both; table 1 and bytes: both, the others: best.")
@@ -57,16 +59,42 @@ flags.DEFINE_enum("algorithm", "fmcsc", ["fmcsc"], "Of the runs; there is one.")
 # The sets that the paper shows a figure on; three sets where it shows all.
 _SETS = {"figure2": ["mnist_usps"], "figure3": ["mnist_usps"], "figure4b": ["multi_fashion"]}
 _X = {
-    "table1": "M : S", "table2": "components", "table3": "participation", "figure2": "temperatures",
-    "figure4a": "samples per client", "figure4b": "clients", "figure4c": "epsilon",
-    "figure7": "Dirichlet beta", "figurebytes": "M : S",
-}  # fmt: skip
+    "table1": "M : S",
+    "table2": "components",
+    "table3": "participation",
+    "figure2": "temperatures",
+    "figure4a": "samples per client",
+    "figure4b": "clients",
+    "figure4c": "epsilon",
+    "figure7": "Dirichlet beta",
+    "figurebytes": "M : S",
+}
 # Flags of this module and of jobs in general, which are not settings of a run.
 _NOT_OF_A_RUN = {
-    "algorithm", "batch", "checkpoint_every", "compilation_cache", "data_dir", "datasets",
-    "dry_run", "figure", "flagfile", "output_dir", "paper", "precision", "presets", "progress",
-    "quick", "ratios", "readme", "references", "resume", "runs_file", "seed", "seeds", "table",
-}  # fmt: skip
+    "algorithm",
+    "batch",
+    "checkpoint_every",
+    "compilation_cache",
+    "data_dir",
+    "datasets",
+    "dry_run",
+    "figure",
+    "flagfile",
+    "output_dir",
+    "paper",
+    "precision",
+    "presets",
+    "progress",
+    "quick",
+    "ratios",
+    "readme",
+    "references",
+    "resume",
+    "runs_file",
+    "seed",
+    "seeds",
+    "table",
+}
 
 
 def wish() -> Wish:
@@ -296,9 +324,11 @@ def show(
             picture, table, _X[asked.what], title, asked.what in ("figure4c", "figure7")
         )
     if FLAGS.readme and asked.what == "table1":
-        checked(lambda: tables.write_between_marks(Path(FLAGS.readme), tables.markdown(
-            tables.short(table), _X[asked.what]
-        )))  # fmt: skip
+        checked(
+            lambda: tables.write_between_marks(
+                Path(FLAGS.readme), tables.markdown(tables.short(table), _X[asked.what])
+            )
+        )
     numbers = sorted({int(run["seed"]) for run in runs})
     _summary(folder, asked, numbers, {"rows": [e.flat() for e in table]})
 

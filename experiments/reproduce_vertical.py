@@ -41,17 +41,20 @@ flags.adopt_module_key_flags(vertcohirf_attack)
 flags.DEFINE_enum("paper", "vertcohirf", ["vertcohirf", "mgcd"], "Whose tables.")
 flags.DEFINE_list("table", [], "Tables; vertcohirf: 1, or any of 5 to 16; mgcd: 2, 3, 4.")
 flags.DEFINE_integer(
-    "figure", None,
+    "figure",
+    None,
     "Figure; vertcohirf: 1 (attack), 4 (number of agents), 5 (box plots); mgcd: 3 (maps), 4 (graphs"
     " by round), 5 (convergence, weights).",
-)  # fmt: skip
+)
 flags.DEFINE_integer("search_trials", 50, "Settings tried for each method and seed.", 1)
 flags.DEFINE_integer("search_batch", 10, "Settings of one compiled program.", 1)
 flags.DEFINE_enum("search", "random", ["random", "tpe"], "How settings are proposed.")
 flags.DEFINE_integer(
-    "max_local_clusters", 30,
-    "Largest C tried for VertCoHiRF's base clusterers: 30 in the paper's tables, 5 in its runs.", 2,
-)  # fmt: skip
+    "max_local_clusters",
+    30,
+    "Largest C tried for VertCoHiRF's base clusterers: 30 in the paper's tables, 5 in its runs.",
+    2,
+)
 flags.DEFINE_list("methods", [], "Rows that are run; empty: all. For mgcd's, with ; for commas.")
 flags.DEFINE_list("sets", [], "Sets of vertcohirf's figure 5, or of mgcd's table 2; empty: all.")
 flags.DEFINE_string(
@@ -68,9 +71,15 @@ def budget(agents: int = 3) -> tables.Budget:
     chosen = seeds() if FLAGS["seeds"].present else list(range(FLAGS.seed, FLAGS.seed + 5))
     split = SplitOptions(agents=agents, overlap=0.2)
     return tables.Budget(
-        FLAGS.search_trials, FLAGS.search_batch, FLAGS.search, chosen, FLAGS.data_dir,
-        FLAGS.methods, split, FLAGS.max_local_clusters,
-    )  # fmt: skip
+        FLAGS.search_trials,
+        FLAGS.search_batch,
+        FLAGS.search,
+        chosen,
+        FLAGS.data_dir,
+        FLAGS.methods,
+        split,
+        FLAGS.max_local_clusters,
+    )
 
 
 def what() -> tuple[list[int], int | None]:
@@ -199,18 +208,22 @@ def vertcohirf_paper() -> None:
             sets[tables.TABLES[t][0]].append(tables.TABLES[t][1])
     checked(lambda: check_trials_file({"dataset", "method", "seed", "search", "params"}))
     for dataset in sets or ([_FIGURE_4[0]] if figure == 4 else []):
-        checked(lambda name=dataset: load_agents(
-            tables.STEMS[name], given.seeds[0], given.split, data_dir=given.data_dir
-        ))  # fmt: skip
+        checked(
+            lambda name=dataset: load_agents(
+                tables.STEMS[name], given.seeds[0], given.split, data_dir=given.data_dir
+            )
+        )
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     label = f"figure{figure}" if figure else "table" + "_".join(map(str, wanted))
     folder = checked(lambda: base.make_folder(f"reproduce-vertcohirf-{label}"))
     path = Path(FLAGS.trials_file or folder / "trials.csv")
     summary: dict[str, Any] = {
-        "trials": given.trials, "search": given.search, "seeds": given.seeds,
+        "trials": given.trials,
+        "search": given.search,
+        "seeds": given.seeds,
         "max_local_clusters": given.max_local,
-    }  # fmt: skip
+    }
     if 1 in wanted:
         with ProgressBar(6 * len(given.seeds)) as bar:
             summary["table 1"] = table_1(given.seeds, bar)
@@ -232,8 +245,10 @@ def report(
     for dataset, metrics in sets.items():
         for metric in metrics:
             rows = tables.table(dataset, metric, trials)
-            print(f"\n{dataset}, {metric}: mean over agents, {len(given.seeds)} seeds, best of"
-                  f" {given.trials} {given.search} settings each")  # fmt: skip
+            print(
+                f"\n{dataset}, {metric}: mean over agents, {len(given.seeds)} seeds, best of"
+                f" {given.trials} {given.search} settings each"
+            )
             for line in tables.lines(rows):
                 print(line)
             everything[f"{dataset}, {metric}"] = rows
@@ -247,9 +262,12 @@ def report(
         reference = {"local k-means": float(np.median(alone))} if alone else {}
         if groups:
             plots.boxes(
-                folder / f"boxes_{tables.STEMS[dataset]}.png", groups, reference, "ARI",
+                folder / f"boxes_{tables.STEMS[dataset]}.png",
+                groups,
+                reference,
+                "ARI",
                 f"{dataset}, label-tuned, over feature splits",
-            )  # fmt: skip
+            )
     return json.loads(json.dumps(everything, default=float).replace("NaN", "null"))
 
 
@@ -264,9 +282,13 @@ def figure_4(given: tables.Budget, path: Path, folder: Path) -> dict[str, Any]:
             curves.setdefault(name, []).append(values)
     whole = {name: np.array(v).T for name, v in curves.items() if len(v) == len(counts)}
     plots.attack_bands(
-        folder / "figure4.png", list(counts), whole, "agents", "ARI",
+        folder / "figure4.png",
+        list(counts),
+        whole,
+        "agents",
+        "ARI",
         f"{dataset}, label-tuned, {len(given.seeds)} feature splits",
-    )  # fmt: skip
+    )
     print(f"\n{dataset}: label-tuned ARI for 2 to 6 agents")
     for name, values in curves.items():
         print(f"{name:28s}" + "".join(f"{np.mean(v):8.3f}" for v in values))

@@ -46,9 +46,11 @@ flags.DEFINE_string(
     "mesh", None, "Devices that runs and clients are laid out on: sweep:2,clients:4"
 )
 flags.DEFINE_enum(
-    "precision", "float32", ["float32", "tf32", "bfloat16"],
+    "precision",
+    "float32",
+    ["float32", "tf32", "bfloat16"],
     "Of matrix products, where the device has a choice; sums are float32.",
-)  # fmt: skip
+)
 flags.DEFINE_string("coordinator", None, "host:port of process 0, for a sweep over several hosts.")
 flags.DEFINE_integer("num_processes", None, "Of the whole sweep, with --coordinator.")
 flags.DEFINE_integer("process_id", None, "Of this process, from 0, with --coordinator.")
@@ -138,9 +140,11 @@ def main(module: ModuleType) -> None:
         write = bar.write if leads else lambda line: None
         n_clients = groups[0].federation.n_clients
         write(f"{n_runs} runs of {n_clients} clients, {len(groups)} programs")
-        compilations = checked(lambda: sweep_runs.execute(
-            groups, ledger, batch=asked, mesh=mesh, on_batch=bar.advance, write=write
-        ))  # fmt: skip
+        compilations = checked(
+            lambda: sweep_runs.execute(
+                groups, ledger, batch=asked, mesh=mesh, on_batch=bar.advance, write=write
+            )
+        )
     if folder is not None:
         report(folder, axes, ledger, compilations)
 
@@ -183,10 +187,16 @@ def report(folder: Path, axes: Sequence[Axis], ledger: Ledger, compilations: int
     drawn = sweep_report.draw(folder, summary, axes, by)
     device = f"{jax.devices()[0].device_kind} ({jax.default_backend()})"
     content = {
-        "algorithm": FLAGS.algorithm, "dataset": FLAGS.dataset, "runs": len(rows),
-        "failed": len(failed), "compilations_here": compilations,
-        "seconds": seconds, "best": best, "device": device, "versions": base.versions(),
-    }  # fmt: skip
+        "algorithm": FLAGS.algorithm,
+        "dataset": FLAGS.dataset,
+        "runs": len(rows),
+        "failed": len(failed),
+        "compilations_here": compilations,
+        "seconds": seconds,
+        "best": best,
+        "device": device,
+        "versions": base.versions(),
+    }
     base.write(folder / "summary.json", json.dumps(content, indent=1) + "\n")
     files = ["runs.csv", "summary.csv", "summary.json", *(path.name for path in drawn)]
     print(f"\n{seconds:.1f} s, {compilations} compilations in this process")

@@ -221,9 +221,17 @@ def _draw_heat_map(
     if others:
         title += f"\n{_setting(best, others)}, as in the best setting"
     plots_sweep.heat_map(
-        path, rows.values, columns.values, means, stds, (rows.name, columns.name), title,
-        label + over, smaller, notes,
-    )  # fmt: skip
+        path,
+        rows.values,
+        columns.values,
+        means,
+        stds,
+        (rows.name, columns.name),
+        title,
+        label + over,
+        smaller,
+        notes,
+    )
 
 
 def _draw_lines(path: Path, summary: Sequence[Row], axis: Axis, metric: str, over: str) -> None:
@@ -236,11 +244,15 @@ def _draw_lines(path: Path, summary: Sequence[Row], axis: Axis, metric: str, ove
     label = "score" if len(columns) > 1 else next(iter(columns))
     texts = [entry[axis.name] for entry in summary]
     plots_sweep.lines(
-        path, texts,
+        path,
+        texts,
         {name: means for name, (means, _) in columns.items()},
         {name: stds for name, (_, stds) in columns.items()},
-        axis.name, label + over, f"{', '.join(columns)} over {axis.name}", _is_log(axis, texts),
-    )  # fmt: skip
+        axis.name,
+        label + over,
+        f"{', '.join(columns)} over {axis.name}",
+        _is_log(axis, texts),
+    )
 
 
 def _columns(summary: Sequence[Row], metric: str) -> tuple[np.ndarray, np.ndarray]:

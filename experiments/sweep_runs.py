@@ -106,12 +106,15 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
     def run(hyperparams: PyTree, key: jax.Array, federation: Federation) -> dict[str, Any]:
         algorithm = group.make(hyperparams)
         result = engine.run(
-            algorithm, federation, key, group.rounds,
+            algorithm,
+            federation,
+            key,
+            group.rounds,
             participation=group.participation,
             resample_participants=group.resample_participants,
             client_chunk=group.client_chunk,
             n_clusters=group.n_clusters if group.every_round else None,
-        )  # fmt: skip
+        )
         loss = last_loss(result.info, result.n_rounds)
         out: dict[str, Any] = {
             "rounds": result.n_rounds,

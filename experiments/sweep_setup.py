@@ -34,10 +34,25 @@ _BINARIES = {
 }
 # Flags of the binaries that say how a job is done and not what; no axis of a grid.
 _NO_AXIS = {
-    "algorithm", "batch", "checkpoint_every", "compilation_cache", "coordinator", "data_dir",
-    "dry_run", "grid", "mesh", "num_processes", "output_dir", "precision", "process_id", "progress",
-    "random", "resume", "seed", "seeds",
-}  # fmt: skip
+    "algorithm",
+    "batch",
+    "checkpoint_every",
+    "compilation_cache",
+    "coordinator",
+    "data_dir",
+    "dry_run",
+    "grid",
+    "mesh",
+    "num_processes",
+    "output_dir",
+    "precision",
+    "process_id",
+    "progress",
+    "random",
+    "resume",
+    "seed",
+    "seeds",
+}
 _SEED_OF_DRAWS = 0
 # The same set is asked for once for every program.
 _load = functools.lru_cache(maxsize=4)(data.load)
@@ -190,12 +205,22 @@ def _group(module: ModuleType, columns: list[dict[str, str]], hyperparams: list[
         raise ValueError(f"client_chunk: got {chunk}; allowed is 1 or more")
     if chunk is None and jax.default_backend() == "cpu" and not over_clients:
         chunk = 1
-    return _checked(Group(
-        columns, hyperparams, module.maker(n_clusters, federation),
-        sweep.pooled(dataset.views, dataset.labels, parts, dealt=over_clients),
-        federation, seeds(), FLAGS.rounds, n_clusters,
-        shares, FLAGS.resample_participants, chunk, None,
-    ))  # fmt: skip
+    return _checked(
+        Group(
+            columns,
+            hyperparams,
+            module.maker(n_clusters, federation),
+            sweep.pooled(dataset.views, dataset.labels, parts, dealt=over_clients),
+            federation,
+            seeds(),
+            FLAGS.rounds,
+            n_clusters,
+            shares,
+            FLAGS.resample_participants,
+            chunk,
+            None,
+        )
+    )
 
 
 def _vertical_group(
@@ -217,11 +242,22 @@ def _vertical_group(
             "seeds: agents of different seeds hold different numbers of features or samples, as"
             " --overlap makes them; sweep with one seed, or without it"
         ) from error
-    return _checked(Group(
-        columns, hyperparams, module.maker(n_clusters, hidden[0]), source,
-        hidden[0], seeds(), module.rounds(), None, [1.0] * len(hidden[0].cohorts), False, None,
-        rate,
-    ))  # fmt: skip
+    return _checked(
+        Group(
+            columns,
+            hyperparams,
+            module.maker(n_clusters, hidden[0]),
+            source,
+            hidden[0],
+            seeds(),
+            module.rounds(),
+            None,
+            [1.0] * len(hidden[0].cohorts),
+            False,
+            None,
+            rate,
+        )
+    )
 
 
 def _checked(group: Group) -> Group:

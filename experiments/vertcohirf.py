@@ -33,15 +33,17 @@ _BASELINES = ("distr_kmeans", "coreset_kmeans", "dpfmps", "dpfmps_p2est", "local
 
 flags.DEFINE_enum("algorithm", "vertcohirf", ["vertcohirf", *_BASELINES], "The method.")
 flags.DEFINE_list(
-    "base", None,
+    "base",
+    None,
     f"Base clusterer ({', '.join(_BASES)}) of all agents, or agent:clusterer for each; None:"
     " kmeans, and 0:dbscan,1:kmeans for the multimodal set.",
-)  # fmt: skip
+)
 flags.DEFINE_integer(
-    "local_clusters", None,
+    "local_clusters",
+    None,
     "C of the base clusterers; None: 3 for multimodal, else K, the number of classes if labelled.",
     lower_bound=1,
-)  # fmt: skip
+)
 flags.DEFINE_integer(
     "repetitions", 2, "R, clusterings of feature subsets by each agent; 1 for sc_srgf."
 )
@@ -64,13 +66,17 @@ flags.DEFINE_integer("n_graphs", 20, "SC-SRGF's subspace graphs.", lower_bound=1
 flags.DEFINE_float("sampling_ratio", 0.5, "SC-SRGF's share of features in a subspace.")
 flags.DEFINE_integer("max_iter", 100, "Most iterations.", lower_bound=1)
 flags.DEFINE_integer(
-    "level", None,
-    "Cut the hierarchy here: 0 is the first iteration's clusters, -1 every sample for itself.", -1,
-)  # fmt: skip
+    "level",
+    None,
+    "Cut the hierarchy here: 0 is the first iteration's clusters, -1 every sample for itself.",
+    -1,
+)
 flags.DEFINE_enum(
-    "mode", "compacting", ["compacting", "masked"],
+    "mode",
+    "compacting",
+    ["compacting", "masked"],
     "compacting shrinks the arrays between iterations; masked is one program for a whole run.",
-)  # fmt: skip
+)
 flags.DEFINE_float("epsilon", 1.0, "Privacy budget of the dpfmps methods.")
 flags.DEFINE_integer("n_sketches", None, "Sketches of the dpfmps methods; None: n // 10.")
 
@@ -110,8 +116,15 @@ def base_of(agent: int, n_agents: int) -> str:
 
 
 # Flags of numbers that runs of one program may differ in; the baselines have none.
-TRACED = ("feature_share", "relaxed", "n_candidates", "eps", "min_samples", "gamma",
-          "sampling_ratio")  # fmt: skip
+TRACED = (
+    "feature_share",
+    "relaxed",
+    "n_candidates",
+    "eps",
+    "min_samples",
+    "gamma",
+    "sampling_ratio",
+)
 
 
 def defaults() -> None:
@@ -127,8 +140,14 @@ def traced() -> tuple[str, ...]:
 def no_axis() -> set[str]:
     """Flags that the algorithm does not read, or that say how a job is shown."""
     own = {
-        "base", "local_clusters", "repetitions", "n_graphs", "max_iter", "similarity", *TRACED,
-    }  # fmt: skip
+        "base",
+        "local_clusters",
+        "repetitions",
+        "n_graphs",
+        "max_iter",
+        "similarity",
+        *TRACED,
+    }
     noise = {"epsilon", "n_sketches"}
     unread = noise if FLAGS.algorithm == "vertcohirf" else own
     if FLAGS.algorithm in ("local_kmeans", "distr_kmeans", "coreset_kmeans"):
@@ -256,11 +275,14 @@ def main() -> None:
             bar.advance(1)
             labels = cut(outcome, bar)
             rows[name].append(vertical.rate(agents, labels))
-            base.append_rows(folder / "labels.csv", [
-                {"seed": seed, "id": i, "row": int(agents.rows[i])}
-                | {f"agent_{a}": int(x[i]) for a, x in enumerate(labels)}
-                for i in range(len(labels[0]))
-            ])  # fmt: skip
+            base.append_rows(
+                folder / "labels.csv",
+                [
+                    {"seed": seed, "id": i, "row": int(agents.rows[i])}
+                    | {f"agent_{a}": int(x[i]) for a, x in enumerate(labels)}
+                    for i in range(len(labels[0]))
+                ],
+            )
             if outcome.hierarchy is not None:
                 stem_of = "hierarchy" if len(everyone) == 1 else f"hierarchy_seed{seed}"
                 outcome.hierarchy.to_json(folder / f"{stem_of}.json")
@@ -276,14 +298,21 @@ def main() -> None:
             bar.advance(1)
     seconds = time.perf_counter() - began
     traffic = engine.traffic(algorithm, everyone[0].federation)
-    vertical.write_summary(folder, {
-        "algorithm": FLAGS.algorithm, "dataset": stem, "n_agents": len(everyone[0].views),
-        "n_samples": len(everyone[0].views[0]), "n_clusters": k, "seeds": seeds(),
-        "metrics": vertical.statistics(rows[name]),
-        "rows": {title: vertical.statistics(scores) for title, scores in rows.items()},
-        "bytes_padded": {stage: {"up": t.up, "down": t.down} for stage, t in traffic.items()},
-        "seconds": seconds,
-    })  # fmt: skip
+    vertical.write_summary(
+        folder,
+        {
+            "algorithm": FLAGS.algorithm,
+            "dataset": stem,
+            "n_agents": len(everyone[0].views),
+            "n_samples": len(everyone[0].views[0]),
+            "n_clusters": k,
+            "seeds": seeds(),
+            "metrics": vertical.statistics(rows[name]),
+            "rows": {title: vertical.statistics(scores) for title, scores in rows.items()},
+            "bytes_padded": {stage: {"up": t.up, "down": t.down} for stage, t in traffic.items()},
+            "seconds": seconds,
+        },
+    )
     compared = "" if k is None else f"; local k-means with k = {k} exchanges nothing"
     print(f"\nmean over agents and {len(seeds())} seed{'s' * (len(seeds()) > 1)}{compared}")
     for line in vertical.table(rows):
@@ -316,21 +345,30 @@ def vertcohirf_run(algorithm: FederatedAlgorithm) -> Runner:
         def tell(r: int, _: Any, info: Any) -> None:
             found = info[0]["server"]
             bits = communication(
-                n, [int(c) for c in found["n_labels"]],
+                n,
+                [int(c) for c in found["n_labels"]],
                 *(int(found[x]) for x in ("n_active", "n_clusters", "n_listed", "n_longest")),
-            )  # fmt: skip
+            )
             row = {
-                "seed": seed, "iteration": r, "active": int(found["n_active"]),
-                "clusters": int(found["n_clusters"]), "bits_labels": bits.labels,
-                "bits_rankings": bits.rankings, "bits_bound": bits.bound,
+                "seed": seed,
+                "iteration": r,
+                "active": int(found["n_active"]),
+                "clusters": int(found["n_clusters"]),
+                "bits_labels": bits.labels,
+                "bits_rankings": bits.rankings,
+                "bits_bound": bits.bound,
                 "bytes_int32": bits.int32_bytes,
-            }  # fmt: skip
+            }
             if r == 1:
-                bar.write(f"\n{'seed iteration':>14s}{'active':>9s}{'clusters':>10s}{'bits':>13s}"
-                          f"{'bound':>13s}{'as int32, kB':>14s}")  # fmt: skip
-            bar.write(f"{seed:4d}{r:10d}{row['active']:9d}{row['clusters']:10d}"
-                      f"{bits.labels + bits.rankings:13d}{bits.bound:13d}"
-                      f"{bits.int32_bytes / 1e3:14.1f}")  # fmt: skip
+                bar.write(
+                    f"\n{'seed iteration':>14s}{'active':>9s}{'clusters':>10s}{'bits':>13s}"
+                    f"{'bound':>13s}{'as int32, kB':>14s}"
+                )
+            bar.write(
+                f"{seed:4d}{r:10d}{row['active']:9d}{row['clusters']:10d}"
+                f"{bits.labels + bits.rankings:13d}{bits.bound:13d}"
+                f"{bits.int32_bytes / 1e3:14.1f}"
+            )
             rounds.append(row)
             if folder is not None:
                 base.append_rows(folder / "rounds.csv", [row])
@@ -345,12 +383,14 @@ def vertcohirf_run(algorithm: FederatedAlgorithm) -> Runner:
             result = engine.run_compacting(make, hidden, key, FLAGS.max_iter, on_round=tell)
         state = result.state.server
         hierarchy = Hierarchy(
-            np.asarray(state.parents), np.asarray(state.absorbed_at),
+            np.asarray(state.parents),
+            np.asarray(state.absorbed_at),
             np.asarray(state.active)[: int(state.n_active)],
-        )  # fmt: skip
+        )
         if rounds[-1]["clusters"] == n > 1:
-            bar.write("no two samples were ever labelled alike by all: every sample is its own"
-                      " cluster")  # fmt: skip
+            bar.write(
+                "no two samples were ever labelled alike by all: every sample is its own cluster"
+            )
         shared = np.asarray(result.labels[0][0])
         return Outcome([shared] * len(agents.views), hierarchy, rounds)
 

@@ -115,9 +115,13 @@ def main() -> None:
                 ]
                 base.append_rows(folder / "trials.csv", rows)
     plots.attack_bands(
-        folder / "attack.png", spreads, scores, "sigma", "ARI",
+        folder / "attack.png",
+        spreads,
+        scores,
+        "sigma",
+        "ARI",
         f"VertCoHiRF(k-means), attacker is agent {FLAGS.attacker}, {len(trials)} seeds",
-    )  # fmt: skip
+    )
     summary = {}
     print(f"mean ARI over {len(trials)} seeds, +- half the 95 % confidence interval of the mean")
     print(f"{'sigma':>7s}" + "".join(f"{name:>24s}" for name in variants))

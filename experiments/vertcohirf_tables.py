@@ -64,9 +64,11 @@ BASES = {
 LOCAL = "KMeans (no collaboration)"
 OBJECTIVES = ("ARI", "Silhouette")
 _PUBLISHED_NAMES = {
-    "kmeans": "VertCoHiRF(Kmeans)", "sc_srgf": "VertCoHiRF(SC-SRGF)",
-    "dbscan": "VertCoHiRF(DBSCAN)", "kernel_kmeans": "VertCoHiRF(KK)",
-}  # fmt: skip
+    "kmeans": "VertCoHiRF(Kmeans)",
+    "sc_srgf": "VertCoHiRF(SC-SRGF)",
+    "dbscan": "VertCoHiRF(DBSCAN)",
+    "kernel_kmeans": "VertCoHiRF(KK)",
+}
 _PAPER = ("collab_mean", "collab_std", "diff_mean")
 _MAX_CLUSTERS, _MAX_REPETITIONS, _MAX_GRAPHS, _RELAXED, _MAX_ITER = 30, 10, 30, 0.8, 100
 # Above this many samples arrays shrink between iterations instead of staying at full size.
@@ -134,9 +136,7 @@ def vertcohirf_method(clusterer: str, threshold: float | None, max_local: int) -
         "kmeans": {},
     }[clusterer]
     if clusterer != "sc_srgf":
-        space |= {
-            "feature_share": (0.1, 1.0, False), "repetitions": (2, _MAX_REPETITIONS, True)
-        }  # fmt: skip
+        space |= {"feature_share": (0.1, 1.0, False), "repetitions": (2, _MAX_REPETITIONS, True)}
 
     def make(p: Params) -> FederatedAlgorithm:
         if clusterer == "sc_srgf":
@@ -361,13 +361,17 @@ def run_trials(dataset: str, budget: Budget, path: Path, bar: ProgressBar) -> No
                     propose.tell(told)
                     rows = [
                         {
-                            "dataset": dataset, "method": name, "seed": seed, "search": search,
-                            "params": json.dumps(p), "ARI": json.dumps(s["ARI"]),
+                            "dataset": dataset,
+                            "method": name,
+                            "seed": seed,
+                            "search": search,
+                            "params": json.dumps(p),
+                            "ARI": json.dumps(s["ARI"]),
                             "Silhouette": json.dumps(s["Silhouette"]),
                             "clusters": max(len(np.unique(x)) for x in labels),
                         }
                         for p, s, labels in zip(settings, told, found, strict=True)
-                    ]  # fmt: skip
+                    ]
                     base.append_rows(path, rows)
     jax.clear_caches()  # programs of one set serve no other
 

@@ -31,17 +31,21 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(base)
 
 flags.DEFINE_enum(
-    "split", "auto", ["auto", "features", "views"],
+    "split",
+    "auto",
+    ["auto", "features", "views"],
     "Features split over --agents, or one view for each agent; auto: views where there are several",
-)  # fmt: skip
+)
 flags.DEFINE_integer("agents", 3, "Agents that the features are split over.", lower_bound=1)
 flags.DEFINE_enum("feature_order", "random", ["random", "sequential"], "How features are split.")
 flags.DEFINE_float("overlap", 0.0, "Probability of copying another agent's feature.")
 flags.DEFINE_float("max_overlap", 0.3, "Most copied features, as a share of an agent's own.")
 flags.DEFINE_enum(
-    "overlap_order", "random", ["random", "ascending"],
+    "overlap_order",
+    "random",
+    ["random", "ascending"],
     "In which order features are offered for copying; ascending fills the cap with low ids.",
-)  # fmt: skip
+)
 flags.DEFINE_list("categorical", None, "Columns that are categories; None: those known of the set.")
 
 METRICS = ("ari", "nmi", "acc", "silhouette")
@@ -104,9 +108,14 @@ def load_agents(
     x, rows = vertical.prepare(pooled, np.arange(len(pooled)), categorical=categorical, seed=seed)
     labels = None if dataset.labels is None else dataset.labels[rows]
     columns = vertical.split_features(
-        seed, x.shape[1], options.agents, order=options.order, overlap=options.overlap,
-        max_overlap=options.max_overlap, overlap_order=options.overlap_order,
-    )  # fmt: skip
+        seed,
+        x.shape[1],
+        options.agents,
+        order=options.order,
+        overlap=options.overlap,
+        max_overlap=options.max_overlap,
+        overlap_order=options.overlap_order,
+    )
     return _agents([x[:, chosen] for chosen in columns], labels, rows)
 
 
@@ -138,9 +147,14 @@ def agents_of_flags(seed: int) -> Agents:
         FLAGS.agents, FLAGS.feature_order, FLAGS.overlap, FLAGS.max_overlap, FLAGS.overlap_order
     )
     return load_agents(
-        FLAGS.dataset, seed, options, data_dir=FLAGS.data_dir, scale=FLAGS.scale,
-        split=FLAGS.split, categorical=categorical,
-    )  # fmt: skip
+        FLAGS.dataset,
+        seed,
+        options,
+        data_dir=FLAGS.data_dir,
+        scale=FLAGS.scale,
+        split=FLAGS.split,
+        categorical=categorical,
+    )
 
 
 def _agents(views: list[np.ndarray], labels: np.ndarray | None, rows: np.ndarray) -> Agents:
@@ -248,8 +262,10 @@ def statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         values = [score[name] for score in scores]
         if not np.isnan(values).any():
             result[name] = {
-                "mean": float(np.mean(values)), "std": float(np.std(values)), "per_seed": values
-            }  # fmt: skip
+                "mean": float(np.mean(values)),
+                "std": float(np.std(values)),
+                "per_seed": values,
+            }
     return result
 
 

@@ -68,9 +68,17 @@ def fit(
     """
     opt_state = optax.adam(learning_rate).init(params)
     params, _, losses = fit_on(
-        key, params, opt_state, loss, rows, mask,
-        epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, keyed=keyed,
-    )  # fmt: skip
+        key,
+        params,
+        opt_state,
+        loss,
+        rows,
+        mask,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        keyed=keyed,
+    )
     return params, losses
 
 

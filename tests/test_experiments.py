@@ -27,9 +27,17 @@ FLAGS = flags.FLAGS
 DIMS = (4, 3)
 METRICS = {"acc", "nmi", "ari", "purity"}
 TINY = (
-    "--hidden=", "--latent_dim=4", "--head_hidden=8", "--pretrain_epochs=2", "--local_epochs=2",
-    "--distill_epochs=2", "--n_init=2", "--n_clients=4", "--compilation_cache=", "--noprogress",
-)  # fmt: skip
+    "--hidden=",
+    "--latent_dim=4",
+    "--head_hidden=8",
+    "--pretrain_epochs=2",
+    "--local_epochs=2",
+    "--distill_epochs=2",
+    "--n_init=2",
+    "--n_clients=4",
+    "--compilation_cache=",
+    "--noprogress",
+)
 
 app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
 
@@ -41,12 +49,19 @@ def launch(*arguments):
 def spawn(*arguments):
     """The same in a process of its own."""
     environment = os.environ | {
-        "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.run(
         [sys.executable, "-m", "experiments.fmcsc", *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +93,14 @@ def job(files, tmp_path_factory):
     """Two seeds, two rounds: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("job") / "new" / "results"
     done = spawn(
-        *TINY, f"--dataset={files['toy']}", "--rounds=2", "--seeds=2", "--seed=3",
-        f"--compilation_cache={tmp_path_factory.mktemp('cache')}", f"--output_dir={folder}",
-    )  # fmt: skip
+        *TINY,
+        f"--dataset={files['toy']}",
+        "--rounds=2",
+        "--seeds=2",
+        "--seed=3",
+        f"--compilation_cache={tmp_path_factory.mktemp('cache')}",
+        f"--output_dir={folder}",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return folder, done.stdout
@@ -101,9 +121,13 @@ def read_rounds(folder):
 def test_summary(job):
     summary = read_summary(job[0])
     expected = {
-        "algorithm": "fmcsc", "dataset": "toy", "n_clients": 4, "n_clusters": 3, "rounds": 2,
+        "algorithm": "fmcsc",
+        "dataset": "toy",
+        "n_clients": 4,
+        "n_clusters": 3,
+        "rounds": 2,
         "seeds": [3, 4],
-    }  # fmt: skip
+    }
     assert {key: summary[key] for key in expected} == expected
     assert set(summary["metrics"]) == METRICS
     for name, statistics in summary["metrics"].items():
@@ -135,8 +159,11 @@ def test_bytes_of_a_round_by_hand(job):
 def test_rounds_have_a_row_for_each_round_of_each_seed(job):
     rows, summary = read_rounds(job[0]), read_summary(job[0])
     assert [(r["seed"], r["round"]) for r in rows] == [
-        ("3", "1"), ("3", "2"), ("4", "1"), ("4", "2"),
-    ]  # fmt: skip
+        ("3", "1"),
+        ("3", "2"),
+        ("4", "1"),
+        ("4", "2"),
+    ]
     for row in rows:
         assert np.isfinite([float(row[f"all/pooled/{name}"]) for name in METRICS]).all()
         assert np.isfinite([float(row[key]) for key in row if key.startswith("loss")]).all()
@@ -152,8 +179,12 @@ def is_png(path):
 def test_pictures_and_no_leftovers(job):
     folder, _ = job
     assert {path.name for path in folder.iterdir()} == {
-        "summary.json", "rounds.csv", "flags.txt", "curves.png", "embedding.png",
-    }  # fmt: skip
+        "summary.json",
+        "rounds.csv",
+        "flags.txt",
+        "curves.png",
+        "embedding.png",
+    }
     assert is_png(folder / "curves.png") and is_png(folder / "embedding.png")
 
 
@@ -190,11 +221,20 @@ def test_flags_txt_runs_the_job_again_to_the_same_bits(job, tmp_path):
 def test_without_labels_nothing_is_scored(files, tmp_path):
     folder = tmp_path / "results"
     code, out, _ = launch(
-        *TINY, f"--dataset={files['unlabelled']}", "--n_clusters=2", "--rounds=1",
-        "--components=ABC", "--participation=0.5,1", "--resample_participants",
-        "--partial_models=branch", "--partial_rounds=false", "--centroids=federated",
-        "--centroid_rounds=1", "--mask_rate=0.2", f"--output_dir={folder}",
-    )  # fmt: skip
+        *TINY,
+        f"--dataset={files['unlabelled']}",
+        "--n_clusters=2",
+        "--rounds=1",
+        "--components=ABC",
+        "--participation=0.5,1",
+        "--resample_participants",
+        "--partial_models=branch",
+        "--partial_rounds=false",
+        "--centroids=federated",
+        "--centroid_rounds=1",
+        "--mask_rate=0.2",
+        f"--output_dir={folder}",
+    )
     assert code == 0
     assert "no labels: nothing is scored" in out and "k-means" not in out
     summary, (row,) = read_summary(folder), read_rounds(folder)

@@ -21,8 +21,10 @@ def toy(tmp_path_factory):
     """Three clusters in two views."""
     rng = np.random.default_rng(0)
     labels = np.arange(60) % 3
-    views = {f"view_{v}": 5 * np.eye(3, d)[labels] + rng.normal(size=(60, d)) for v, d in
-             enumerate((4, 3))}  # fmt: skip
+    views = {
+        f"view_{v}": 5 * np.eye(3, d)[labels] + rng.normal(size=(60, d))
+        for v, d in enumerate((4, 3))
+    }
     path = tmp_path_factory.mktemp("data") / "toy.npz"
     np.savez(path, labels=labels, **views)
     return str(path)
@@ -53,8 +55,11 @@ def test_a_run_ends_by_itself_and_leaves_its_folder(toy, tmp_path):
     assert summary["privacy"] == {"kind": "none"}
     assert (folder / "curves.png").stat().st_size > 10_000
     assert {path.name for path in folder.iterdir()} == {
-        "summary.json", "rounds.csv", "flags.txt", "curves.png",
-    }  # fmt: skip
+        "summary.json",
+        "rounds.csv",
+        "flags.txt",
+        "curves.png",
+    }
 
 
 def test_secure_aggregation_changes_no_label_and_says_what_it_covers(toy, tmp_path):
@@ -78,9 +83,15 @@ def test_secure_aggregation_changes_no_label_and_says_what_it_covers(toy, tmp_pa
 def test_private_runs_say_what_they_spent(toy, tmp_path):
     folder = tmp_path / "out"
     code, _, err = launch(
-        fedhk, f"--dataset={toy}", "--n_clients=4", "--ratio=1:0", "--rounds=2", "--privacy=dp",
-        "--dp_epsilon=2", f"--output_dir={folder}",
-    )  # fmt: skip
+        fedhk,
+        f"--dataset={toy}",
+        "--n_clients=4",
+        "--ratio=1:0",
+        "--rounds=2",
+        "--privacy=dp",
+        "--dp_epsilon=2",
+        f"--output_dir={folder}",
+    )
     assert code == 0, err
     summary = json.loads((folder / "summary.json").read_text())
     told = summary["privacy"]
@@ -131,17 +142,25 @@ def test_bad_input_is_one_line_and_leaves_nothing(toy, tmp_path, arguments, mess
 def test_the_study_runs_its_parts(toy, tmp_path):
     folder = tmp_path / "study"
     code, out, err = launch(
-        fedhk_study, f"--study_sets={toy}", "--study_parts=methods",
-        "--rows=E-FKMVC,k-means of each client", "--study_clients=3", "--max_rounds=4",
-        "--seeds=2", f"--output_dir={folder}",
-    )  # fmt: skip
+        fedhk_study,
+        f"--study_sets={toy}",
+        "--study_parts=methods",
+        "--rows=E-FKMVC,k-means of each client",
+        "--study_clients=3",
+        "--max_rounds=4",
+        "--seeds=2",
+        f"--output_dir={folder}",
+    )
     assert code == 0, err
     with (folder / "summary.csv").open(newline="") as file:
         rows = {(row["method"], row["clients"]): row for row in csv.DictReader(file)}
     assert rows.keys() == {
-        ("k-means, pooled", "pooled"), ("E-FKMVC", "alike"), ("E-FKMVC", "skewed"),
-        ("k-means of each client", "alike"), ("k-means of each client", "skewed"),
-    }  # fmt: skip
+        ("k-means, pooled", "pooled"),
+        ("E-FKMVC", "alike"),
+        ("E-FKMVC", "skewed"),
+        ("k-means of each client", "alike"),
+        ("k-means of each client", "skewed"),
+    }
     assert float(rows["E-FKMVC", "skewed"]["pooled/ari/mean"]) > 0.9
     assert float(rows["k-means of each client", "alike"]["kilobytes"]) == 0
     assert "| E-FKMVC | skewed |" in out and (folder / "methods.png").stat().st_size > 10_000
@@ -158,9 +177,12 @@ def test_the_study_runs_its_parts(toy, tmp_path):
 
 def test_numbers_too_large_for_masked_sums_end_the_run(toy, tmp_path):
     code, _, err = launch(
-        fedhk, *of_clients(toy), "--privacy=secagg", "--fraction_bits=31",
+        fedhk,
+        *of_clients(toy),
+        "--privacy=secagg",
+        "--fraction_bits=31",
         f"--output_dir={tmp_path / 'out'}",
-    )  # fmt: skip
+    )
     assert code == 2 and re.search(r"fraction_bits: got 31, and \d+ values", err)
 
 

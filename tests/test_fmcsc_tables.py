@@ -32,11 +32,20 @@ def wish(what, **changes):
 @pytest.mark.parametrize(
     ("what", "n"),
     [
-        ("table1", 4), ("table2", 14), ("table3", 6), ("table5", 2), ("figure2", 30),
-        ("figure3", 2), ("figure4a", 8), ("figure4b", 8), ("figure4c", 18), ("figure6", 2),
-        ("figure7", 6), ("figurebytes", 2),
+        ("table1", 4),
+        ("table2", 14),
+        ("table3", 6),
+        ("table5", 2),
+        ("figure2", 30),
+        ("figure3", 2),
+        ("figure4a", 8),
+        ("figure4b", 8),
+        ("figure4c", 18),
+        ("figure6", 2),
+        ("figure7", 6),
+        ("figurebytes", 2),
     ],
-)  # fmt: skip
+)
 def test_rows_of_every_table_and_figure(what, n):
     rows = fmcsc_rows.rows(wish(what))
     assert len(rows) == n and len({row[:3] for row in rows}) == n
@@ -61,8 +70,11 @@ def test_presets_are_one_setting_over_what_the_paper_sets_per_set():
     ]
     own = [dict(pairs).get("local_epochs") for pairs in changed]
     assert dict(zip(fmcsc_rows.SETS, own, strict=True)) == {
-        "mnist_usps": None, "bdgp": None, "multi_fashion": "50", "nuswide": None
-    }  # fmt: skip
+        "mnist_usps": None,
+        "bdgp": None,
+        "multi_fashion": "50",
+        "nuswide": None,
+    }
     settings = [{name for name, _ in pairs} - {"local_epochs"} for pairs in changed]
     assert settings[0] == settings[1] == settings[2] == settings[3]
     assert not settings[0] & {"dataset", "n_clients", "ratio", "rounds"}
@@ -136,9 +148,11 @@ def test_tables_2_and_3_stand_beside_the_papers():
     assert paper.scores["acc"][0] == pytest.approx(0.6104) and math.isnan(paper.scores["acc"][1])
     table = fmcsc_tables.table_3([run_of("best", 0, 0.9, x="0.5")])
     assert [e.name for e in table] == [
-        "published: participating", "best: participating",
-        "published: non-participating", "best: non-participating",
-    ]  # fmt: skip
+        "published: participating",
+        "best: participating",
+        "published: non-participating",
+        "best: non-participating",
+    ]
     assert table[2].scores["acc"][0] == pytest.approx(0.8592)
 
 
@@ -173,20 +187,34 @@ def groups():
     labels = np.arange(30) % 2
     parts = [data.hybrid_partition(0, 30, 2, 3, ratio=(1, 2), labels=labels)]
     config = FMCSCConfig(
-        2, hidden=(), latent_dim=2, head_hidden=4, pretrain_epochs=1, local_epochs=1,
-        distill_epochs=1, n_init=1,
-    )  # fmt: skip
+        2,
+        hidden=(),
+        latent_dim=2,
+        head_hidden=4,
+        pretrain_epochs=1,
+        local_epochs=1,
+        distill_epochs=1,
+        n_init=1,
+    )
     return [
         Group(
-            [{"set": "toy", "x": letters, "row": "best"}], [FMCSCHyperparams()],
+            [{"set": "toy", "x": letters, "row": "best"}],
+            [FMCSCHyperparams()],
             lambda hyper, letters=letters: fmcsc(
                 FMCSCConfig(**(vars(config) | {"components": letters})), hyper
             ),
-            sweep.pooled(views, labels, parts), sweep_runs.outline(views, parts[0]), [0], 2, 2,
-            [1.0] * len(parts[0]), False, 1, None,
+            sweep.pooled(views, labels, parts),
+            sweep_runs.outline(views, parts[0]),
+            [0],
+            2,
+            2,
+            [1.0] * len(parts[0]),
+            False,
+            1,
+            None,
         )
         for letters in ("ABCD",)
-    ]  # fmt: skip
+    ]
 
 
 def shown(path):
@@ -246,12 +274,26 @@ def one_program(monkeypatch):
 
 def test_a_figure_end_to_end_and_what_can_be_wrong(tmp_path):
     tiny = (
-        "--quick", "--presets=best", "--hidden=", "--latent_dim=3", "--head_hidden=4",
-        "--pretrain_epochs=1", "--local_epochs=1", "--distill_epochs=1", "--rounds=1", "--n_init=1",
-        "--centroid_rounds=1", "--n_clients=2", "--ratio=1:0", "--samples_per_client=12",
-        "--seeds=1", "--noprogress", "--compilation_cache=", "--components=ACD",
+        "--quick",
+        "--presets=best",
+        "--hidden=",
+        "--latent_dim=3",
+        "--head_hidden=4",
+        "--pretrain_epochs=1",
+        "--local_epochs=1",
+        "--distill_epochs=1",
+        "--rounds=1",
+        "--n_init=1",
+        "--centroid_rounds=1",
+        "--n_clients=2",
+        "--ratio=1:0",
+        "--samples_per_client=12",
+        "--seeds=1",
+        "--noprogress",
+        "--compilation_cache=",
+        "--components=ACD",
         "--noresample_participants",
-    )  # fmt: skip
+    )
     folder = tmp_path / "out"
     job = ("--figure=2", *tiny, f"--output_dir={folder}")
     wrong = {

@@ -41,13 +41,23 @@ from jaxfedmvc.clustering.local import dbscan_method, kmeans_method, sc_srgf_met
 FOLDER = Path(__file__).parent / "golden"
 K = 4
 SMALL = {
-    "hidden": (16,), "latent_dim": 6, "head_hidden": 16, "pretrain_epochs": 4, "local_epochs": 3,
-    "distill_epochs": 2, "batch_size": 16, "n_init": 3,
-}  # fmt: skip
-GRAPHS = {
-    "latent_dim": 4, "server_hidden": 6, "server_epochs": 1, "batch_size": 16, "n_neighbours": 4,
+    "hidden": (16,),
+    "latent_dim": 6,
+    "head_hidden": 16,
+    "pretrain_epochs": 4,
+    "local_epochs": 3,
+    "distill_epochs": 2,
+    "batch_size": 16,
     "n_init": 3,
-}  # fmt: skip
+}
+GRAPHS = {
+    "latent_dim": 4,
+    "server_hidden": 6,
+    "server_epochs": 1,
+    "batch_size": 16,
+    "n_neighbours": 4,
+    "n_init": 3,
+}
 
 # Name -> (topology, rounds, algorithm).
 RUNS = {
@@ -57,30 +67,43 @@ RUNS = {
     "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(K, epsilon=4.0)),
     "e_fkmvc": ("partial", 3, lambda: e_fkmvc(FedHKConfig(K, n_restarts=2))),
     "e_fkmvc_personal": (
-        "partial", 2,
-        lambda: e_fkmvc(FedHKConfig(K, personal="proximal", personal_steps=2),
-                        FedHKHyperparams(tau=3.0)),
+        "partial",
+        2,
+        lambda: e_fkmvc(
+            FedHKConfig(K, personal="proximal", personal_steps=2), FedHKHyperparams(tau=3.0)
+        ),
     ),
     "fedhk_parafac2": ("partial", 3, lambda: fedhk_parafac2(FedHKConfig(K))),
     "fedhk_tucker": ("partial", 3, lambda: fedhk_tucker(FedHKConfig(K), None, (2, 3, 2))),
     "private_e_fkmvc": (
-        "full", 2, lambda: private_e_fkmvc(FedHKConfig(K), None, PrivacySettings(0.5)),
+        "full",
+        2,
+        lambda: private_e_fkmvc(FedHKConfig(K), None, PrivacySettings(0.5)),
     ),
     "fmcsc": (
-        "partial", 2, lambda: fmcsc(FMCSCConfig(K, **SMALL), FMCSCHyperparams(learning_rate=3e-3)),
+        "partial",
+        2,
+        lambda: fmcsc(FMCSCConfig(K, **SMALL), FMCSCHyperparams(learning_rate=3e-3)),
     ),
     "fmcsc_best": (
-        "partial", 2,
+        "partial",
+        2,
         lambda: fmcsc(
             FMCSCConfig(
-                K, **SMALL, partial_models="branch", partial_rounds=False, centroids="federated",
-                centroid_rounds=2, components="AB",
+                K,
+                **SMALL,
+                partial_models="branch",
+                partial_rounds=False,
+                centroids="federated",
+                centroid_rounds=2,
+                components="AB",
             ),
             FMCSCHyperparams(learning_rate=3e-3, mask_rate=0.3, upload_noise=1e-4),
         ),
     ),
     "fmcsc_leader": (
-        "partial", 2,
+        "partial",
+        2,
         lambda: fmcsc(
             FMCSCConfig(K, **SMALL, target="global", leader_epochs=2, contrast="ntxent"),
             FMCSCHyperparams(learning_rate=3e-3, upload_clip=50.0),
@@ -90,28 +113,44 @@ RUNS = {
     "local_kmeans": ("partial", 0, lambda: local_kmeans(K)),
     "mgcd": ("vertical", 2, lambda: mgcd(MGCDConfig(K, **GRAPHS))),
     "mgcd_trained": (
-        "vertical", 2, lambda: mgcd(MGCDConfig(K, server="trained", affinity="each", **GRAPHS)),
+        "vertical",
+        2,
+        lambda: mgcd(MGCDConfig(K, server="trained", affinity="each", **GRAPHS)),
     ),
     "mgcd_literal": (
-        "vertical", 2,
-        lambda: mgcd(MGCDConfig(
-            K, mode="literal", server="trained", affinity="mean", hidden=(8,), pretrain_epochs=2,
-            local_epochs=1, **GRAPHS,
-        )),
+        "vertical",
+        2,
+        lambda: mgcd(
+            MGCDConfig(
+                K,
+                mode="literal",
+                server="trained",
+                affinity="mean",
+                hidden=(8,),
+                pretrain_epochs=2,
+                local_epochs=1,
+                **GRAPHS,
+            )
+        ),
     ),
     "vertcohirf": (
-        "vertical", 5,
+        "vertical",
+        5,
         lambda: vertcohirf(LocalStep(kmeans_method(K), 0.7, 2, threshold=0.6), n_candidates=3),
     ),
     "vertcohirf_mixed": (
-        "vertical", 5,
+        "vertical",
+        5,
         lambda: vertcohirf(
-            [LocalStep(kmeans_method(K)), LocalStep(dbscan_method(2.0, 3)),
-             LocalStep(sc_srgf_method(K, 3, 0.5))],
+            [
+                LocalStep(kmeans_method(K)),
+                LocalStep(dbscan_method(2.0, 3)),
+                LocalStep(sc_srgf_method(K, 3, 0.5)),
+            ],
             similarity="rbf",
         ),
     ),
-}  # fmt: skip
+}
 
 
 @functools.cache

@@ -32,10 +32,16 @@ def toy(tmp_path_factory):
 
 def launch(toy, folder, *arguments):
     return binaries.alone(
-        "experiments.leakage", "--compilation_cache=", "--noprogress", f"--dataset={toy}",
-        f"--output_dir={folder}", "--leak_neighbours=5", "--leak_fit_epochs=5",
-        "--leak_pretrain_epochs=2", *arguments,
-    )  # fmt: skip
+        "experiments.leakage",
+        "--compilation_cache=",
+        "--noprogress",
+        f"--dataset={toy}",
+        f"--output_dir={folder}",
+        "--leak_neighbours=5",
+        "--leak_fit_epochs=5",
+        "--leak_pretrain_epochs=2",
+        *arguments,
+    )
 
 
 def untrained(algorithm, federation, key, rounds=1):
@@ -60,9 +66,13 @@ def untrained(algorithm, federation, key, rounds=1):
 def test_a_job_tells_what_messages_give_away(toy, tmp_path):
     folder = tmp_path / "out"
     code, out, err = launch(
-        toy, folder, "--seeds=1", "--leak_forms=factors", "--leak_insiders=0.4",
+        toy,
+        folder,
+        "--seeds=1",
+        "--leak_forms=factors",
+        "--leak_insiders=0.4",
         "--algorithm=mgcd,latents",
-    )  # fmt: skip
+    )
     assert code == 0, err
     with (folder / "runs.csv").open(newline="") as file:
         rows = {row["form"]: row for row in csv.DictReader(file)}
@@ -99,9 +109,17 @@ def test_every_form_travels_and_is_decoded_to_a_graph():
         decoded[name] = np.asarray(phase.server(None, (), (stacked,), (jnp.ones(1),))[0][0])
         sizes[name] = nbytes(wire)
     assert sizes == {
-        "factors": 576, "dense": 576, "top 3": 288, "nearest 3": 288, "8 bits": 240, "2 bits": 132,
-        "noise 1x": 576, "noise 10x": 576, "response 8": 24, "response 4": 24,
-    }  # fmt: skip
+        "factors": 576,
+        "dense": 576,
+        "top 3": 288,
+        "nearest 3": 288,
+        "8 bits": 240,
+        "2 bits": 132,
+        "noise 1x": 576,
+        "noise 10x": 576,
+        "response 8": 24,
+        "response 4": 24,
+    }
     assert np.all(decoded["nearest 3"] >= 0) and np.all(np.sum(decoded["top 3"] != 0, axis=1) == 3)
     rms = np.sqrt(np.mean(np.asarray(graph) ** 2))
     for level in (1, 10):

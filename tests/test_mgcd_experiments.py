@@ -40,10 +40,18 @@ def toy(tmp_path_factory):
 def job(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job") / "out"
     code, out, err = binaries.alone(
-        "experiments.mgcd", *COMMON, f"--dataset={toy}", f"--output_dir={folder}", "--seeds=2",
-        "--server=trained", "--server_hidden=4", "--server_epochs=1", "--rounds=2", "--lambda=0.5",
+        "experiments.mgcd",
+        *COMMON,
+        f"--dataset={toy}",
+        f"--output_dir={folder}",
+        "--seeds=2",
+        "--server=trained",
+        "--server_hidden=4",
+        "--server_epochs=1",
+        "--rounds=2",
+        "--lambda=0.5",
         "--n_neighbours=5",
-    )  # fmt: skip
+    )
     assert code == 0, err
     return folder, out
 
@@ -92,11 +100,15 @@ def tiny(mode):
     return mgcd_tables.Setting(
         mode,
         {
-            "server": "average", "hidden": (4,), "latent_dim": 2, "pretrain_epochs": 1,
-            "local_epochs": 1, "n_init": 1,
+            "server": "average",
+            "hidden": (4,),
+            "latent_dim": 2,
+            "pretrain_epochs": 1,
+            "local_epochs": 1,
+            "n_init": 1,
         },
         rounds=1,
-    )  # fmt: skip
+    )
 
 
 def test_cells_run_once_and_are_read_back(toy, tmp_path, monkeypatch):

@@ -45,9 +45,15 @@ def data():
 @functools.partial(jax.jit, static_argnames=("epochs", "batch_size"))
 def fit(key, w, x, y, mask, rate, epochs, batch_size):
     return nn.fit(
-        key, w, regression_loss, {"x": x, "y": y}, mask,
-        epochs=epochs, batch_size=batch_size, learning_rate=rate,
-    )  # fmt: skip
+        key,
+        w,
+        regression_loss,
+        {"x": x, "y": y},
+        mask,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=rate,
+    )
 
 
 def padded(x, y, extra):
@@ -81,9 +87,15 @@ def visited(key, n_real, n_rows, batch_size, epochs):
         return jnp.sum(jnp.where(mask, rows * w, 0.0))
 
     out = nn.fit(
-        key, jnp.zeros(()), loss, jnp.arange(n_rows), jnp.arange(n_rows) < n_real,
-        epochs=epochs, batch_size=batch_size, learning_rate=RATE,
-    )  # fmt: skip
+        key,
+        jnp.zeros(()),
+        loss,
+        jnp.arange(n_rows),
+        jnp.arange(n_rows) < n_real,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=RATE,
+    )
     jax.block_until_ready(out)
     jax.effects_barrier()
     n_batches = -(-n_rows // batch_size)
@@ -164,9 +176,16 @@ def test_adam_is_kept_between_calls(data):
     @functools.partial(jax.jit, static_argnames="epochs")
     def on(w, opt_state, epochs):
         return nn.fit_on(
-            jax.random.key(0), w, opt_state, loss, {"x": x, "y": y}, mask,
-            epochs=epochs, batch_size=N, learning_rate=RATE,
-        )  # fmt: skip
+            jax.random.key(0),
+            w,
+            opt_state,
+            loss,
+            {"x": x, "y": y},
+            mask,
+            epochs=epochs,
+            batch_size=N,
+            learning_rate=RATE,
+        )
 
     fresh = optax.adam(RATE).init(w)
     first, kept, first_value = on(w, fresh, 1)

@@ -69,9 +69,11 @@ def test_laplace_scale_is_the_least_that_the_accountant_admits(n_queries, epsilo
 
     def composed(scale, pessimistic):
         one = pld.from_laplace_mechanism(
-            scale, pessimistic_estimate=pessimistic, use_connect_dots=pessimistic,
+            scale,
+            pessimistic_estimate=pessimistic,
+            use_connect_dots=pessimistic,
             value_discretization_interval=2e-3 / scale,
-        )  # fmt: skip
+        )
         return one.self_compose(n_queries).get_epsilon_for_delta(1e-6)
 
     found = privacy.laplace_scale(n_queries, epsilon, 1e-6)

@@ -18,10 +18,19 @@ from tests.helpers import binaries, kills
 app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
 N_KILLS, ROUNDS, SEEDS = 20, 3, 2
 TINY = (
-    "--hidden=", "--latent_dim=3", "--head_hidden=4", "--pretrain_epochs=2", "--local_epochs=2",
-    "--n_init=2", "--n_clients=2", "--ratio=1:0", "--components=A", f"--rounds={ROUNDS}",
-    f"--seeds={SEEDS}", "--noprogress",
-)  # fmt: skip
+    "--hidden=",
+    "--latent_dim=3",
+    "--head_hidden=4",
+    "--pretrain_epochs=2",
+    "--local_epochs=2",
+    "--n_init=2",
+    "--n_clients=2",
+    "--ratio=1:0",
+    "--components=A",
+    f"--rounds={ROUNDS}",
+    f"--seeds={SEEDS}",
+    "--noprogress",
+)
 
 
 def job(folder, *arguments):
@@ -43,9 +52,11 @@ def arguments(tmp_path_factory):
     views = {f"view_{v}": np.asarray(x[:40]) for v, x in enumerate(digits.views[1:])}
     np.savez(folder / "digits.npz", labels=np.asarray(digits.labels[:40]), **views)
     return (
-        *TINY, "--n_clusters=3", f"--dataset={folder / 'digits.npz'}",
+        *TINY,
+        "--n_clusters=3",
+        f"--dataset={folder / 'digits.npz'}",
         f"--compilation_cache={folder / 'cache'}",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +111,15 @@ def refusal(folder, *arguments):
 
 def test_other_flags_are_refused_by_name(arguments, broken_off):
     err = refusal(
-        broken_off, *arguments, "--latent_dim=2", "--components=AC", "--n_init=2",
-        "--resample_participants", "--samples_per_client=9", f"--output_dir={broken_off}",
-    )  # fmt: skip
+        broken_off,
+        *arguments,
+        "--latent_dim=2",
+        "--components=AC",
+        "--n_init=2",
+        "--resample_participants",
+        "--samples_per_client=9",
+        f"--output_dir={broken_off}",
+    )
     assert (
         "was begun with other flags: components (A then, AC now), latent_dim (3 then, 2 now),"
         " resample_participants (false then, true now), samples_per_client (none then, 9 now);"
@@ -112,9 +129,14 @@ def test_other_flags_are_refused_by_name(arguments, broken_off):
 def test_flags_that_change_no_result_may_differ(arguments, broken_off):
     """So that it gets as far as the checkpoint."""
     err = refusal(
-        broken_off, *arguments, "--progress", "--checkpoint_every=3", "--data_dir=elsewhere",
-        "--compilation_cache=", f"--output_dir={broken_off}",
-    )  # fmt: skip
+        broken_off,
+        *arguments,
+        "--progress",
+        "--checkpoint_every=3",
+        "--data_dir=elsewhere",
+        "--compilation_cache=",
+        f"--output_dir={broken_off}",
+    )
     assert f"{broken_off / 'checkpoint.npz'}: no checkpoint, or a damaged one" in err
 
 

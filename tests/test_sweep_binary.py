@@ -22,10 +22,19 @@ from tests.helpers import kills
 
 KILLS = 20
 FMCSC = (
-    "--hidden=", "--latent_dim=3", "--head_hidden=4", "--pretrain_epochs=2", "--local_epochs=2",
-    "--n_init=2", "--n_clients=2", "--ratio=1:0", "--rounds=2", "--n_clusters=3", "--seeds=2",
+    "--hidden=",
+    "--latent_dim=3",
+    "--head_hidden=4",
+    "--pretrain_epochs=2",
+    "--local_epochs=2",
+    "--n_init=2",
+    "--n_clients=2",
+    "--ratio=1:0",
+    "--rounds=2",
+    "--n_clusters=3",
+    "--seeds=2",
     "--noprogress",
-)  # fmt: skip
+)
 GRID = "--grid=tau_m=0.3,0.6; components=C,CD"
 
 
@@ -116,7 +125,7 @@ def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
         ("--resume",): "resume: needs --output_dir",
         (GRID, f"--output_dir={folder}", "--resume", "--rounds=9"): "rounds (2 then, 9 now)",
         (GRID, f"--output_dir={folder}"): "holds results already",
-    }  # fmt: skip
+    }
     shared = (*FMCSC, *toy)
     (code, out, err), (_, plan, _), *answers = several(
         job, (*shared, GRID, "--dry_run"), *((*shared, *more) for more in wrong)
@@ -144,8 +153,13 @@ def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
     assert float(first["acc_mean"]) == pytest.approx(np.mean(mine))
     assert float(first["acc_std"]) == pytest.approx(np.std(mine))
     assert {path.name for path in folder.iterdir()} == {
-        "runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt", "heatmap.png",
-    }  # fmt: skip
+        "runs.csv",
+        "batches.csv",
+        "summary.csv",
+        "summary.json",
+        "flags.txt",
+        "heatmap.png",
+    }
     assert re.search(r"best by mean ACC \(needs labels\): tau_m=0\.\d, components=CD?: ", out)
     assert "first by silhouette (no labels): " in out
 
@@ -158,10 +172,17 @@ def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
     ],
 )
 def test_vertical_algorithms_are_swept_alike(toy, tmp_path, algorithm, more, traced, static):
-    ((code, _, err),) = several((
-        f"--algorithm={algorithm}", f"--grid={traced}; {static}", "--seeds=2", "--noprogress", *toy,
-        *more, f"--output_dir={tmp_path / 'out'}",
-    ))  # fmt: skip
+    ((code, _, err),) = several(
+        (
+            f"--algorithm={algorithm}",
+            f"--grid={traced}; {static}",
+            "--seeds=2",
+            "--noprogress",
+            *toy,
+            *more,
+            f"--output_dir={tmp_path / 'out'}",
+        )
+    )
     assert code == 0, err
     rows = rows_of(tmp_path / "out" / "runs.csv")
     assert len(rows) == 8 and {row["status"] for row in rows} == {"ok"}

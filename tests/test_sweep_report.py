@@ -21,11 +21,15 @@ def summary_of(accs, losses=(), silhouettes=()):
     """A summary of settings x=a, x=b, ...; NaN is not measured, None is failed."""
     n = len(accs)
     rows = [
-        run({"x": "abcdefghij"[i]}, acc=NAN if accs[i] is None else accs[i],
-            status="failed: NaN" if accs[i] is None else "ok", loss=(losses or [NAN] * n)[i],
-            silhouette=(silhouettes or [NAN] * n)[i])
+        run(
+            {"x": "abcdefghij"[i]},
+            acc=NAN if accs[i] is None else accs[i],
+            status="failed: NaN" if accs[i] is None else "ok",
+            loss=(losses or [NAN] * n)[i],
+            silhouette=(silhouettes or [NAN] * n)[i],
+        )
         for i in range(n)
-    ]  # fmt: skip
+    ]
     return sweep_report.summarise(rows, ["x"], METRICS)
 
 

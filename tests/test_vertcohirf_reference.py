@@ -100,8 +100,9 @@ def test_ranks_are_summed_and_not_orders():
 
 
 def test_what_differs_by_rounding_only_is_a_tie():
-    np.testing.assert_array_equal(ranks(np.array([0.5, 0.5 + 1e-15, 0.7, 0.5 - 1e-15])),
-                                  [1, 2, 0, 3])  # fmt: skip
+    np.testing.assert_array_equal(
+        ranks(np.array([0.5, 0.5 + 1e-15, 0.7, 0.5 - 1e-15])), [1, 2, 0, 3]
+    )
     # Three directions 120 degrees apart: all cosine sums are 0.
     np.testing.assert_array_equal(ranks(mean_cosine(directions(17, 137, 257))), [0, 1, 2])
 

@@ -55,8 +55,11 @@ def test_a_job_finds_the_groups_and_says_so(job):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["metrics"]["ari"]["per_seed"] == [1.0, 1.0]
     assert set(summary["rows"]) == {
-        "vertcohirf", "local k-means", "local k-means, agent 0", "local k-means, agent 1",
-    }  # fmt: skip
+        "vertcohirf",
+        "local k-means",
+        "local k-means, agent 0",
+        "local k-means, agent 1",
+    }
     assert "vertcohirf" in out and "clusters" in out and "1.000 +- 0.000" in out
 
 
@@ -85,9 +88,13 @@ def test_the_hierarchy_is_left_in_three_forms(job):
 def test_masked_mode_gives_the_same_hierarchy_and_a_level_cuts_it(job, toy, tmp_path):
     folder, _ = job
     code, out, _ = launch(
-        vertcohirf, f"--dataset={toy}", f"--output_dir={tmp_path / 'm'}", "--mode=masked",
-        "--relaxed=0.8", "--level=-1",
-    )  # fmt: skip
+        vertcohirf,
+        f"--dataset={toy}",
+        f"--output_dir={tmp_path / 'm'}",
+        "--mode=masked",
+        "--relaxed=0.8",
+        "--level=-1",
+    )
     assert code == 0 and "level -1" in out and "one program" in out
     cut = [int(row["agent_0"]) for row in rows_of(tmp_path / "m" / "labels.csv")]
     assert sorted(cut) == list(range(30))  # before the first iteration everybody is alone
@@ -145,9 +152,12 @@ def test_a_set_without_labels_needs_no_k(toy, tmp_path):
     with np.load(toy) as file:
         np.savez(tmp_path / "bare.npz", view_0=file["view_0"], view_1=file["view_1"])
     code, out, err = launch(
-        vertcohirf, f"--dataset={tmp_path / 'bare.npz'}", f"--output_dir={tmp_path / 'o'}",
-        "--local_clusters=3", "--relaxed=0.8",
-    )  # fmt: skip
+        vertcohirf,
+        f"--dataset={tmp_path / 'bare.npz'}",
+        f"--output_dir={tmp_path / 'o'}",
+        "--local_clusters=3",
+        "--relaxed=0.8",
+    )
     assert code == 0, err
     assert "local k-means" not in out and "vertcohirf" in out
     code, _, err = launch(vertcohirf, f"--dataset={tmp_path / 'bare.npz'}")
@@ -176,9 +186,15 @@ def test_scores_of_a_partition():
 def test_attack_study_writes_every_trial_and_its_picture(tmp_path):
     folder = tmp_path / "attack"
     code, out, err = launch(
-        vertcohirf_attack, f"--output_dir={folder}", "--samples=40", "--trials=5", "--batch=3",
-        "--sigmas=0.05,1", "--attack_max_iter=3", "--attacks=inverse_ranking",
-    )  # fmt: skip
+        vertcohirf_attack,
+        f"--output_dir={folder}",
+        "--samples=40",
+        "--trials=5",
+        "--batch=3",
+        "--sigmas=0.05,1",
+        "--attack_max_iter=3",
+        "--attacks=inverse_ranking",
+    )
     assert code == 0, err
     rows = rows_of(folder / "trials.csv")
     assert len(rows) == 2 * 2 * 5
@@ -207,9 +223,15 @@ def test_attack_study_refuses(flag, line, tmp_path):
 
 def trial(method, seed, ari, silhouette, search="random:any"):
     return {
-        "dataset": "coil-20", "method": method, "seed": seed, "search": search, "params": "{}",
-        "ARI": json.dumps(ari), "Silhouette": json.dumps(silhouette), "clusters": "3",
-    }  # fmt: skip
+        "dataset": "coil-20",
+        "method": method,
+        "seed": seed,
+        "search": search,
+        "params": "{}",
+        "ARI": json.dumps(ari),
+        "Silhouette": json.dumps(silhouette),
+        "clusters": "3",
+    }
 
 
 def test_table_by_hand():
@@ -290,10 +312,14 @@ def test_reproducing_a_table_resumes_from_its_trials(tmp_path):
     except FileNotFoundError as error:
         pytest.skip(str(error))
     arguments = (
-        "--table=7", "--search_trials=2", "--search_batch=2", "--seeds=1",
-        f"--methods={tables.LOCAL},VertCoHiRF(kmeans)", "--max_local_clusters=3",
+        "--table=7",
+        "--search_trials=2",
+        "--search_batch=2",
+        "--seeds=1",
+        f"--methods={tables.LOCAL},VertCoHiRF(kmeans)",
+        "--max_local_clusters=3",
         f"--trials_file={tmp_path / 'trials.csv'}",
-    )  # fmt: skip
+    )
     code, out, err = launch(reproduce, *arguments, f"--output_dir={tmp_path / 'one'}")
     assert code == 0, err
     assert "chowdary-2006, ARI" in out and "0.060 +- 0.000" in out  # the paper's

@@ -118,18 +118,25 @@ def embedding(
         colourings = {name: values[kept] for name, values in colourings.items()}
     flat = _flattened(points)
     figure, axes = plt.subplots(
-        1, len(colourings), figsize=(5.6 * len(colourings), 5.6), squeeze=False,
+        1,
+        len(colourings),
+        figsize=(5.6 * len(colourings), 5.6),
+        squeeze=False,
         layout="constrained",
-    )  # fmt: skip
+    )
     palette = plt.get_cmap("tab10" if max(v.max() for v in colourings.values()) < 10 else "tab20")
     for axis, (name, values) in zip(axes[0], colourings.items(), strict=True):
         for marker, label in enumerate(marker_names):
             chosen = markers == marker
             axis.scatter(
-                flat[chosen, 0], flat[chosen, 1], s=14, linewidths=0.4,
-                marker="ox^sv"[marker % 5], label=label,
+                flat[chosen, 0],
+                flat[chosen, 1],
+                s=14,
+                linewidths=0.4,
+                marker="ox^sv"[marker % 5],
+                label=label,
                 c=[palette(v % palette.N) if v >= 0 else "0.7" for v in values[chosen]],
-            )  # fmt: skip
+            )
         axis.set_title(name)
         axis.set_xticks([])
         axis.set_yticks([])
@@ -180,9 +187,12 @@ def maps(
     for axis, (name, values) in zip(axes[0], points.items(), strict=True):
         flat = _flattened(values[kept])
         axis.scatter(
-            flat[:, 0], flat[:, 1], s=12, linewidths=0.3,
+            flat[:, 0],
+            flat[:, 1],
+            s=12,
+            linewidths=0.3,
             c=[palette(c % palette.N) for c in classes[kept]],
-        )  # fmt: skip
+        )
         axis.set_title(name)
         axis.set_xticks([])
         axis.set_yticks([])
@@ -272,8 +282,9 @@ def attack_bands(
     x = np.asarray(x, float)
     for name, runs in curves.items():
         if np.ndim(runs) != 2 or np.shape(runs)[1:] != x.shape or len(runs) == 0:
-            raise ValueError(f"curves[{name!r}]: got shape {np.shape(runs)}; allowed is"
-                             f" [seeds, {len(x)}]")  # fmt: skip
+            raise ValueError(
+                f"curves[{name!r}]: got shape {np.shape(runs)}; allowed is [seeds, {len(x)}]"
+            )
     plt = require_matplotlib()
     figure, axis = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
     for (name, runs), (marker, line) in zip(curves.items(), _cycle(_STYLES), strict=False):
@@ -317,9 +328,14 @@ def boxes(
     places = np.arange(1, len(groups) + 1)
     for place, values in zip(places, groups.values(), strict=True):
         box = axis.boxplot(
-            [values], positions=[place], widths=0.55, showfliers=False, patch_artist=True,
-            medianprops={"color": "black", "linewidth": 1.6}, manage_ticks=False,
-        )  # fmt: skip
+            [values],
+            positions=[place],
+            widths=0.55,
+            showfliers=False,
+            patch_artist=True,
+            medianprops={"color": "black", "linewidth": 1.6},
+            manage_ticks=False,
+        )
         box["boxes"][0].set(facecolor=f"C{place - 1}", alpha=0.35)
         # Few values: show each, spread sideways so that equal ones are seen apart.
         offsets = 0.3 * (np.arange(len(values)) + 0.5) / max(1, len(values)) - 0.15
@@ -391,8 +407,16 @@ def hierarchy(path: Path, hierarchy: Hierarchy, title: str, max_nodes: int = 14)
     tops = [_tops(column.heights * scale) for column in columns]
     for x, (column, top) in enumerate(zip(columns, tops, strict=True)):
         heights = column.heights * scale
-        axis.bar(x, heights, _BAR, top, align="edge", color=column.colours,
-                 edgecolor=column.colours, linewidth=0.8)  # fmt: skip
+        axis.bar(
+            x,
+            heights,
+            _BAR,
+            top,
+            align="edge",
+            color=column.colours,
+            edgecolor=column.colours,
+            linewidth=0.8,
+        )
         _write_beside(axis, x + _BAR, top + heights / 2, column.texts, 0.155 / (size[1] - 1.1))
         final = " (final)" if x == len(columns) - 1 else ""
         clusters = f"{column.n_clusters} cluster{'s' if column.n_clusters > 1 else ''}"
@@ -416,9 +440,14 @@ def _columns(hierarchy: Hierarchy, max_nodes: int, palette: Any) -> list[_Column
         levels = levels[: _MOST_COLUMNS // 2] + levels[-_MOST_COLUMNS // 2 :]
     # Of each level: medoids' ids, a sample of each cluster, cluster of each sample, sizes.
     found = [
-        np.unique(hierarchy.representatives(level)[samples], return_index=True,
-                  return_inverse=True, return_counts=True) for level in levels
-    ]  # fmt: skip
+        np.unique(
+            hierarchy.representatives(level)[samples],
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
+        )
+        for level in levels
+    ]
     # From top to bottom by final cluster, in it by the cluster of the level before, and so on,
     # large ones first: bands from cluster to cluster never cross.
     keys = [key for ids, _, of, sizes in found for key in (ids[of], -sizes[of])]
@@ -444,10 +473,11 @@ def _columns(hierarchy: Hierarchy, max_nodes: int, palette: Any) -> list[_Column
         heights = np.bincount(block, sizes).astype(int)
         names = final if level == levels[-1] else {}
         texts = [
-            f"{names.get(int(ids[c]), '')}{ids[c]} ({size})" if alone[c]
+            f"{names.get(int(ids[c]), '')}{ids[c]} ({size})"
+            if alone[c]
             else f"{np.sum(block == b)} {kind} ({size} samples)"
             for b, (c, size) in enumerate(zip(member, heights, strict=True))
-        ]  # fmt: skip
+        ]
         hue = [colours[row] for row in rows[0]]
         columns.append(_Column(level, len(ids), block[of], heights, texts, hue))
     return columns
@@ -481,8 +511,9 @@ def _draw_bands(
     pairs, counts = np.unique(left.block * many + right.block, return_counts=True)
     for a, b, height in zip(pairs // many, pairs % many, counts * scale, strict=True):
         top = tops[0][a] + (tops[1][b] - tops[0][a]) * bend
-        axis.fill_between(x + t * (1 - _BAR), top, top + height, color=left.colours[a],
-                          alpha=0.3, linewidth=0.3)  # fmt: skip
+        axis.fill_between(
+            x + t * (1 - _BAR), top, top + height, color=left.colours[a], alpha=0.3, linewidth=0.3
+        )
         tops[0][a] += height
         tops[1][b] += height
 

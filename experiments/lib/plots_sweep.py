@@ -15,9 +15,13 @@ from experiments.lib import plots
 
 # Told apart by the colour-blind (Okabe and Ito), and in print by marker and line.
 _STYLES = (
-    ("#0072B2", "o", "-"), ("#D55E00", "s", "--"), ("#009E73", "^", "-."), ("#CC79A7", "D", ":"),
-    ("#56B4E9", "v", "-"), ("#E69F00", "P", "--"),
-)  # fmt: skip
+    ("#0072B2", "o", "-"),
+    ("#D55E00", "s", "--"),
+    ("#009E73", "^", "-."),
+    ("#CC79A7", "D", ":"),
+    ("#56B4E9", "v", "-"),
+    ("#E69F00", "P", "--"),
+)
 _INCHES = 0.078  # width of a character of the labels, in inches
 _CELL = 0.84, 0.56  # of a heat map, in inches
 _FEW = 12  # values that get a tick each, whatever their distances
@@ -79,8 +83,9 @@ def heat_map(
     """
     for name, array in (("means", means), ("stds", stds)):
         if np.shape(array) != (len(rows), len(columns)):
-            raise ValueError(f"{name}: got shape {np.shape(array)}; allowed is"
-                             f" [{len(rows)}, {len(columns)}]")  # fmt: skip
+            raise ValueError(
+                f"{name}: got shape {np.shape(array)}; allowed is [{len(rows)}, {len(columns)}]"
+            )
     plt = plots.require_matplotlib()
     from matplotlib.patches import Rectangle
 
@@ -93,25 +98,60 @@ def heat_map(
     finite = np.isfinite(means)
     image = axis.imshow(
         np.ma.masked_array(means, ~finite),
-        cmap="viridis_r" if smaller_is_better else "viridis", aspect="auto",
-    )  # fmt: skip
+        cmap="viridis_r" if smaller_is_better else "viridis",
+        aspect="auto",
+    )
     notes = np.broadcast_to(notes, np.shape(means))
     pattern, spread = _pattern(means[finite]), np.any(stds[finite] > 0)
     for (i, j), mean in np.ndenumerate(means):
         if finite[i, j]:
             text = f"{mean:{pattern}}" + (f"\n± {stds[i, j]:{pattern}}" if spread else "")
-            axis.text(j, i, text, ha="center", va="center", fontsize=9, linespacing=1.15,
-                      color=_ink(image.to_rgba(mean)))  # fmt: skip
+            axis.text(
+                j,
+                i,
+                text,
+                ha="center",
+                va="center",
+                fontsize=9,
+                linespacing=1.15,
+                color=_ink(image.to_rgba(mean)),
+            )
             continue
-        axis.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor="0.93", edgecolor="0.75",
-                                 hatch="///", linewidth=0))  # fmt: skip
-        axis.text(j, i, notes[i, j], ha="center", va="center", fontsize=9, color="0.25",
-                  bbox={"facecolor": "0.93", "linewidth": 0, "pad": 1.5})  # fmt: skip
+        axis.add_patch(
+            Rectangle(
+                (j - 0.5, i - 0.5),
+                1,
+                1,
+                facecolor="0.93",
+                edgecolor="0.75",
+                hatch="///",
+                linewidth=0,
+            )
+        )
+        axis.text(
+            j,
+            i,
+            notes[i, j],
+            ha="center",
+            va="center",
+            fontsize=9,
+            color="0.25",
+            bbox={"facecolor": "0.93", "linewidth": 0, "pad": 1.5},
+        )
     if finite.any():
         best = np.nanargmin(means) if smaller_is_better else np.nanargmax(means)
         i, j = np.unravel_index(best, np.shape(means))
-        axis.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, fill=False, linewidth=2.6,
-                                 edgecolor="#D55E00", zorder=3))  # fmt: skip
+        axis.add_patch(
+            Rectangle(
+                (j - 0.47, i - 0.47),
+                0.94,
+                0.94,
+                fill=False,
+                linewidth=2.6,
+                edgecolor="#D55E00",
+                zorder=3,
+            )
+        )
     # White lines between cells.
     axis.set_xticks(np.arange(1, len(columns)) - 0.5, minor=True)
     axis.set_yticks(np.arange(1, len(rows)) - 0.5, minor=True)
@@ -171,15 +211,32 @@ def lines(
         means.items(), shifts, cycle(_STYLES), strict=False
     ):
         axis.errorbar(
-            places[order] + shift, np.asarray(mean)[order], np.asarray(stds[name])[order],
-            color=colour, marker=marker, linestyle="none" if categories else line, markersize=6,
-            linewidth=1.6, elinewidth=1.1, capsize=3, label=name,
-        )  # fmt: skip
+            places[order] + shift,
+            np.asarray(mean)[order],
+            np.asarray(stds[name])[order],
+            color=colour,
+            marker=marker,
+            linestyle="none" if categories else line,
+            markersize=6,
+            linewidth=1.6,
+            elinewidth=1.1,
+            capsize=3,
+            label=name,
+        )
     for place in places[np.isnan(list(means.values())).all(axis=0)]:
         axis.axvline(place, color="0.6", linestyle=":", linewidth=1)
-        axis.text(place, 0.02, "failed", rotation=90, ha="center", va="bottom", fontsize=9,
-                  color="0.35", transform=axis.get_xaxis_transform(),
-                  bbox={"facecolor": "white", "linewidth": 0, "pad": 1})  # fmt: skip
+        axis.text(
+            place,
+            0.02,
+            "failed",
+            rotation=90,
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            color="0.35",
+            transform=axis.get_xaxis_transform(),
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 1},
+        )
     axis.set_xlabel(xlabel, fontsize=11)
     axis.set_ylabel(ylabel + _bars(list(stds.values())), fontsize=10)
     axis.set_title(title, fontsize=11)
@@ -210,15 +267,26 @@ def points(
     across = min(3, len(panels))
     down = math.ceil(len(panels) / across)
     figure, grid = plt.subplots(
-        down, across, figsize=(1 + 3.6 * across, 0.6 + 3.2 * down), layout="constrained",
-        sharey=True, squeeze=False,
-    )  # fmt: skip
+        down,
+        across,
+        figsize=(1 + 3.6 * across, 0.6 + 3.2 * down),
+        layout="constrained",
+        sharey=True,
+        squeeze=False,
+    )
     for axis, (name, panel) in zip(grid.flat, panels.items(), strict=False):
         places = _place(axis, panel, 3.4)
         axis.errorbar(
-            places, means, stds, color=_STYLES[0][0], marker="o", markersize=5, linestyle="none",
-            elinewidth=0.8, alpha=0.6,
-        )  # fmt: skip
+            places,
+            means,
+            stds,
+            color=_STYLES[0][0],
+            marker="o",
+            markersize=5,
+            linestyle="none",
+            elinewidth=0.8,
+            alpha=0.6,
+        )
         axis.set_xlabel(name, fontsize=11)
     for axis in grid.flat[len(panels) :]:
         axis.set_visible(False)

@@ -124,9 +124,11 @@ def leading(graph: Graph, rank: int, where: ArrayLike | None = None) -> Singular
     if rank < 1:
         raise ValueError(f"rank: got {rank}; allowed is 1 or more")
     where = _mask(where, n_samples(graph))
-    found = _of_factors(graph, where) if isinstance(graph, Factored) else _of_array(
-        jnp.asarray(graph, jnp.float32), rank, where
-    )  # fmt: skip
+    found = (
+        _of_factors(graph, where)
+        if isinstance(graph, Factored)
+        else _of_array(jnp.asarray(graph, jnp.float32), rank, where)
+    )
     more = max(rank - found.values.shape[0], 0)
     vectors = jnp.pad(found.vectors, ((0, 0), (0, more)))[:, :rank]
     values = jnp.pad(found.values, (0, more))[:rank]
@@ -332,10 +334,16 @@ def _network(
 
     def snapshot(carry: PyTree, i: Array) -> tuple[PyTree, Array]:
         params, state, _ = fit_on(
-            jax.random.fold_in(fit_key, i), carry[0], carry[1], loss, (x, y), trained,
-            epochs=config.epochs, batch_size=config.batch_size,
+            jax.random.fold_in(fit_key, i),
+            carry[0],
+            carry[1],
+            loss,
+            (x, y),
+            trained,
+            epochs=config.epochs,
+            batch_size=config.batch_size,
             learning_rate=config.learning_rate,
-        )  # fmt: skip
+        )
         return (params, state), apply_mlp(params, widths, everyone)
 
     return lax.scan(snapshot, (params, state), jnp.arange(config.snapshots))[1]

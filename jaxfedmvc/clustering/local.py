@@ -91,9 +91,15 @@ def sc_srgf_method(
     def method(key: Array, x: Array, where: Array) -> Array:
         limit = jnp.minimum(n_clusters, jnp.sum(where))
         return sc_srgf(
-            key, x, slots, where=where, limit=limit, n_graphs=graphs, graphs_limit=n_graphs,
+            key,
+            x,
+            slots,
+            where=where,
+            limit=limit,
+            n_graphs=graphs,
+            graphs_limit=n_graphs,
             ratio=ratio,
-        )  # fmt: skip
+        )
 
     return method
 

@@ -117,9 +117,15 @@ def _run_phase(
         cohort = federation.cohorts[c]
         sent = phase.broadcast(state.server, cohort.view_ids)
         client_states[c], message, weight, info, message_bytes = _map_clients(
-            phase, key, sent, client_states[c], cohort, places, client_chunk,
+            phase,
+            key,
+            sent,
+            client_states[c],
+            cohort,
+            places,
+            client_chunk,
             None if report is None else partial(report, c),
-        )  # fmt: skip
+        )
         messages.append(message)
         weights.append(weight)
         infos.append(info)

@@ -181,8 +181,11 @@ def secure_aggregation(
         return SecureState(server, jnp.int32(0)), clients
 
     assign, embed, done, compact = (
-        algorithm.assign, algorithm.embed, algorithm.done, algorithm.compact
-    )  # fmt: skip
+        algorithm.assign,
+        algorithm.embed,
+        algorithm.done,
+        algorithm.compact,
+    )
     return algorithm._replace(
         init=init,
         setup=tuple(wrapped("setup", i, p) for i, p in enumerate(algorithm.setup)),

@@ -52,21 +52,34 @@ TINY = {
     "fedhk_tucker": (FedHKConfig(K), None, (2, 2, 1)),
     "fmcsc": (
         FMCSCConfig(
-            K, hidden=(), latent_dim=4, head_hidden=16, pretrain_epochs=2, local_epochs=2,
-            distill_epochs=2, batch_size=8, n_init=2,
+            K,
+            hidden=(),
+            latent_dim=4,
+            head_hidden=16,
+            pretrain_epochs=2,
+            local_epochs=2,
+            distill_epochs=2,
+            batch_size=8,
+            n_init=2,
         ),
         FMCSCHyperparams(learning_rate=0.01),
     ),
     "local_kmeans": (K, 2),
     "mgcd": (
         MGCDConfig(
-            K, server="trained", latent_dim=3, server_hidden=4, server_epochs=1, batch_size=8,
+            K,
+            server="trained",
+            latent_dim=3,
+            server_hidden=4,
+            server_epochs=1,
+            batch_size=8,
             affinity="each",
-            n_neighbours=3, n_init=2,
+            n_neighbours=3,
+            n_init=2,
         ),
     ),
     "vertcohirf": (LocalStep(kmeans_method(K), 0.7, 2),),
-}  # fmt: skip
+}
 
 # Agents of vertical methods hold the same samples; clients of the others have samples of their own.
 VERTICAL = {"coreset_kmeans", "distr_kmeans", "dpfmps", "dpfmps_p2est", "mgcd", "vertcohirf"}
@@ -251,8 +264,12 @@ def test_labels_of_the_truth_reach_nothing(lab):
     chex.assert_trees_all_equal_shapes_and_dtypes(seen, lab.start)
     for cohort in hidden.cohorts:
         assert set(cohort.__dataclass_fields__) == {
-            "views", "mask", "sample_ids", "client_ids", "view_ids",
-        }  # fmt: skip
+            "views",
+            "mask",
+            "sample_ids",
+            "client_ids",
+            "view_ids",
+        }
     flipped = lab.federation.replace(labels=tuple(1 - x for x in lab.federation.labels))
     chex.assert_trees_all_equal(plain(lab.run(flipped, lab.key)), plain(lab.result))
 

@@ -23,8 +23,12 @@ def clients(offset=0.0):
     for i, (n, views) in enumerate(zip(ROWS, ((0, 1), (0, 1), (1,)), strict=True)):
         truth = np.arange(n) % K
         centers = {0: 20 * np.eye(K)[:, :2], 1: 20 * np.eye(K)}
-        held.append({v: centers[v][truth] + rng.normal(size=(n, centers[v].shape[1]))
-                     + offset * (i == 1) for v in views})  # fmt: skip
+        held.append(
+            {
+                v: centers[v][truth] + rng.normal(size=(n, centers[v].shape[1])) + offset * (i == 1)
+                for v in views
+            }
+        )
         labels.append(truth)
     return held, labels
 

@@ -95,9 +95,14 @@ def test_every_feature_has_one_owner_and_copies_keep_to_the_cap(
     if order == "sequential":
         np.testing.assert_array_equal(np.concatenate(base), np.arange(n_features))
     split = split_features(
-        seed, n_features, n_agents,
-        order=order, overlap=overlap, max_overlap=max_overlap, overlap_order=overlap_order,
-    )  # fmt: skip
+        seed,
+        n_features,
+        n_agents,
+        order=order,
+        overlap=overlap,
+        max_overlap=max_overlap,
+        overlap_order=overlap_order,
+    )
     for own, features in zip(base, split, strict=True):
         np.testing.assert_array_equal(features[: len(own)], own)
         assert len(set(features.tolist())) == len(features)

@@ -163,10 +163,19 @@ def group(make, hyperparams, n_seeds=2):
     x = np.repeat(np.eye(2) * 9, 12, axis=0) + rng.normal(size=(24, 2))
     truth = np.repeat([0, 1], 12)
     return sweep_runs.Group(
-        [{"x": str(i)} for i in range(len(hyperparams))], hyperparams, make,
-        sweep.pooled([x], truth, partitions), sweep_runs.outline([x], partitions[0]),
-        list(range(n_seeds)), 0, None, [1.0], False, None, rate,
-    )  # fmt: skip
+        [{"x": str(i)} for i in range(len(hyperparams))],
+        hyperparams,
+        make,
+        sweep.pooled([x], truth, partitions),
+        sweep_runs.outline([x], partitions[0]),
+        list(range(n_seeds)),
+        0,
+        None,
+        [1.0],
+        False,
+        None,
+        rate,
+    )
 
 
 def cut_at(hyperparams):

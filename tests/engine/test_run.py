@@ -683,8 +683,10 @@ def test_traffic_follows_each_cohorts_own_messages():
     algorithm = TOY._replace(setup=(), round=(phase, phase), finish=())
     up, down = 5 * (2 + 2 * 4) + 3 * (2 + 4), 5 * 2 * 6 + 3 * 6
     assert engine.traffic(algorithm, FEDERATION) == {
-        "setup": Traffic(0, 0), "round": Traffic(2 * up, 2 * down), "finish": Traffic(0, 0),
-    }  # fmt: skip
+        "setup": Traffic(0, 0),
+        "round": Traffic(2 * up, 2 * down),
+        "finish": Traffic(0, 0),
+    }
 
 
 @pytest.mark.parametrize(("share", "chunk"), [(1.0, None), (1.0, 2), ((0.8, 0.7), 2)])

@@ -142,8 +142,11 @@ def test_everyone_at_once_is_mapped_where_it_lies():
     )
     algorithm = FederatedAlgorithm(
         lambda key, f: (np.float32(1), tuple(np.zeros(c.n_clients) for c in f.cohorts)),
-        (), (phase,), (), lambda *_: None,
-    )  # fmt: skip
+        (),
+        (phase,),
+        (),
+        lambda *_: None,
+    )
 
     def primitives(share):
         state = engine.start(algorithm, toys.FEDERATION, KEY, participation=share)
@@ -203,8 +206,9 @@ def test_a_run_from_mapped_files_is_one_from_memory(tmp_path):
     assert_same(
         run_streaming(toys.TOY, mapped, KEY, 1, **options),
         run_streaming(toys.TOY, HOST, KEY, 1, **options),
-        rtol=0, atol=0,
-    )  # fmt: skip
+        rtol=0,
+        atol=0,
+    )
 
 
 def test_what_cannot_be_mapped_is_said(tmp_path, arrays):

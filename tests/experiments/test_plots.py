@@ -53,9 +53,14 @@ def test_embedding_writes_a_whole_png(tmp_path, n, max_points):
     }
     with threadpool_limits(1):  # t-SNE's idle threads starve whatever else runs
         plots.embedding(
-            tmp_path / "map.png", rng.normal(size=(n, 5)), colourings, np.arange(n) % 2,
-            ("multi-view", "partial"), "title", max_points=max_points,
-        )  # fmt: skip
+            tmp_path / "map.png",
+            rng.normal(size=(n, 5)),
+            colourings,
+            np.arange(n) % 2,
+            ("multi-view", "partial"),
+            "title",
+            max_points=max_points,
+        )
     assert_one_png(tmp_path / "map.png")
 
 
@@ -207,10 +212,17 @@ def test_hierarchy_draws_each_fusion(tmp_path, figures):
     beside = [text for text in texts if "\n" not in text]
     # From the top: the larger cluster first, at each level what will fuse side by side.
     assert beside[7:] == [
-        "3 (2)", "4 (1)", "6 (1)", "2 (2)", "1 (1)",
-        "3 (2)", "6 (2)", "1 (3)",
-        "cluster 1: 3 (4)", "cluster 0: 1 (3)",
-    ]  # fmt: skip
+        "3 (2)",
+        "4 (1)",
+        "6 (1)",
+        "2 (2)",
+        "1 (1)",
+        "3 (2)",
+        "6 (2)",
+        "1 (3)",
+        "cluster 1: 3 (4)",
+        "cluster 0: 1 (3)",
+    ]
     assert beside[:7] == ["3 (1)", "5 (1)", "4 (1)", "6 (1)", "0 (1)", "2 (1)", "1 (1)"]
     columns = blocks_of(axis)
     sizes = [[1] * 7, [2, 1, 1, 2, 1], [2, 2, 3], [4, 3]]

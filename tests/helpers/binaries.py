@@ -34,7 +34,9 @@ def alone(module, *arguments):
     """As `launch`, in a process of its own: binaries may have flags of the same name."""
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env=os.environ | {"MPLBACKEND": "agg"},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout, done.stderr

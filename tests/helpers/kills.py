@@ -11,9 +11,15 @@ from unittest import mock
 # Imported once, before processes fork off; nothing here defines a binary's own flags or starts a
 # backend, whose threads a fork would not survive.
 PRELOAD = [
-    "pytest", "jax", "jaxfedmvc.algorithms", "experiments.charts", "sklearn.datasets",
-    "sklearn.manifold", "matplotlib.pyplot", "tqdm",
-]  # fmt: skip
+    "pytest",
+    "jax",
+    "jaxfedmvc.algorithms",
+    "experiments.charts",
+    "sklearn.datasets",
+    "sklearn.manifold",
+    "matplotlib.pyplot",
+    "tqdm",
+]
 _EARLY = 1.5  # seconds in which half of the kills come, counted from the process's start
 _LATE = 0.1  # and the others, counted from a change of the watched file
 _MOST_CHANGES = 3

@@ -273,11 +273,14 @@ def test_no_two_exchanges_of_a_run_have_the_same_number():
     numbers = [
         int(phase.broadcast(state_in_round(r), (0, 1)).exchange)
         for r in range(4)
-        for stage, phases in (("setup", secure.setup), ("round", secure.round[1:]),
-                              ("finish", secure.finish))
+        for stage, phases in (
+            ("setup", secure.setup),
+            ("round", secure.round[1:]),
+            ("finish", secure.finish),
+        )
         for phase in phases
         if stage != "setup" or r == 0
-    ]  # fmt: skip
+    ]
     assert len(set(numbers)) == len(numbers) == 9
 
 

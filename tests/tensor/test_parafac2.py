@@ -114,9 +114,15 @@ def test_one_start_and_one_inner_sweep_follow_tensorly():
     x, _ = planted(noise=0.1)
     ours = fit(None, x, max_sweeps=7, tol=-1.0, n_inner=1)
     theirs = tensorly_parafac2(
-        x.astype(float), RANK, n_iter_max=7, init="svd", tol=0,
-        n_iter_parafac=1, linesearch=False, random_state=0,
-    )  # fmt: skip
+        x.astype(float),
+        RANK,
+        n_iter_max=7,
+        init="svd",
+        tol=0,
+        n_iter_parafac=1,
+        linesearch=False,
+        random_state=0,
+    )
     fitted = np.stack(parafac2_to_slices(theirs))
     np.testing.assert_allclose(reconstruct(ours.parafac2), fitted, atol=1e-3)
     assert ours.n_sweeps == 7

@@ -137,11 +137,14 @@ def e_fkmvc(
         nothing = jnp.full(config.n_restarts, jnp.inf)
         views = jnp.full((config.n_restarts, n_views), 1 / n_views)
         server = ServerState(
-            dict.fromkeys(scales, jnp.float32(0.0)), scales, basis,
+            dict.fromkeys(scales, jnp.float32(0.0)),
+            scales,
+            basis,
             Model(fits, views, nothing, nothing),
-        )  # fmt: skip
-        return server, tuple(_no_state(config, codec, server, federation, c)
-                             for c in federation.cohorts)  # fmt: skip
+        )
+        return server, tuple(
+            _no_state(config, codec, server, federation, c) for c in federation.cohorts
+        )
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
         model = best(server.models)
@@ -161,9 +164,13 @@ def e_fkmvc(
 
     make = statistics_round if config.aggregation == "statistics" else average_round
     return FederatedAlgorithm(
-        init, setup_phases(config, codec), (make(config, hyper, codec),),
-        (finish_phase(config, hyper, codec),), assign, done=done,
-    )  # fmt: skip
+        init,
+        setup_phases(config, codec),
+        (make(config, hyper, codec),),
+        (finish_phase(config, hyper, codec),),
+        assign,
+        done=done,
+    )
 
 
 def _no_scale(config: FedHKConfig, width: int) -> Scale:

@@ -147,9 +147,15 @@ def clients_codec(config: FedHKConfig, rank: int | None) -> Codec:
             nothing = jax.tree.map(jnp.zeros_like, centres)
             weights = {v: part if ragged else part[:, 0] for v, part in nothing.items()}
             own = Own(
-                form.projections[0], form.s[0], form.h, q,
-                nothing, weights, jnp.zeros((r, width)), jnp.zeros(()),
-            )  # fmt: skip
+                form.projections[0],
+                form.s[0],
+                form.h,
+                q,
+                nothing,
+                weights,
+                jnp.zeros((r, width)),
+                jnp.zeros(()),
+            )
             return own, Shared(own.h, own.q, jnp.zeros((r, r)))
 
         return jax.vmap(one)(centres)
@@ -357,9 +363,10 @@ def views_codec(config: FedHKConfig, rank: int | None) -> Codec:
         narrowest = min(part.shape[-1] for part in centres.values())
         r = min(config.n_clusters, narrowest) if rank is None else rank
         _check_rank(
-            r, min(config.n_clusters, narrowest), "the number of clusters, or of the features of"
-            " the narrowest view if less",
-        )  # fmt: skip
+            r,
+            min(config.n_clusters, narrowest),
+            "the number of clusters, or of the features of the narrowest view if less",
+        )
         weighted = {v: part * jnp.sqrt(counts)[:, None] for v, part in rows.items()}
         basis = {v: _directions(part, r) for v, part in weighted.items()}
 
@@ -384,9 +391,13 @@ def views_codec(config: FedHKConfig, rank: int | None) -> Codec:
         return {v: _matmul(basis[v], inner[v]).T for v in widths}
 
     def update(
-        fit: tuple, numerators: Centres, weights: dict[int, Array], relevance: Array,
-        basis: Any, widths: dict[int, int],
-    ) -> tuple:  # fmt: skip
+        fit: tuple,
+        numerators: Centres,
+        weights: dict[int, Array],
+        relevance: Array,
+        basis: Any,
+        widths: dict[int, int],
+    ) -> tuple:
         targets = jnp.stack(
             [
                 hk.centres_from(numerators[v], weights[v], jnp.zeros_like(numerators[v])).T

@@ -112,9 +112,13 @@ def of_samples(
         n = federation.cohorts[0].n_clients
         state = Server(server, jnp.eye(r), jnp.zeros((width, r)), jnp.zeros((r, r)), scored)
         many = Client(
-            client, jnp.tile(state.h[None], (n, 1, 1)), jnp.zeros((n, width, r)),
-            jnp.ones((n, r)), jnp.zeros((n, r, width)), own,
-        )  # fmt: skip
+            client,
+            jnp.tile(state.h[None], (n, 1, 1)),
+            jnp.zeros((n, width, r)),
+            jnp.ones((n, r)),
+            jnp.zeros((n, r, width)),
+            own,
+        )
         return state, (many,)
 
     def on_scores(phase: Phase) -> Phase:

@@ -134,9 +134,13 @@ def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int
         return {v: _matmul(inner[:, :, v], basis[:width].T) for v, width in widths.items()}
 
     def update(
-        fit: tuple[Array, tuple], numerators: dict[int, Array], weights: dict[int, Array],
-        relevance: Array, basis: Array, widths: dict[int, int],
-    ) -> tuple[Array, tuple]:  # fmt: skip
+        fit: tuple[Array, tuple],
+        numerators: dict[int, Array],
+        weights: dict[int, Array],
+        relevance: Array,
+        basis: Array,
+        widths: dict[int, int],
+    ) -> tuple[Array, tuple]:
         """Nearer to the centres N / W, all in the coordinates of the basis.
 
         The bound of J is sum_kh w_kh |B^h z_kh - m_kh|^2 with w_kh = delta_h v_h^alpha W_kh, where

@@ -99,10 +99,16 @@ def local_fmcsc(
             return reconstruction_loss(features(config, model, views).reconstruction, views, mask)
 
         model, history = nn.fit(
-            key, model, loss, client.by_view(), client.mask,
-            epochs=epochs, batch_size=config.batch_size, learning_rate=hyper.learning_rate,
+            key,
+            model,
+            loss,
+            client.by_view(),
+            client.mask,
+            epochs=epochs,
+            batch_size=config.batch_size,
+            learning_rate=hyper.learning_rate,
             keyed=rate is not None,
-        )  # fmt: skip
+        )
         return (model, own_key), (), {"loss": history[-1:].sum()}
 
     def embed(server: tuple, state: tuple[Model, jax.Array], client: Cohort) -> jax.Array:

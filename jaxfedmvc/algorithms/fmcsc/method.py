@@ -104,9 +104,16 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         keyed: bool = False,
     ) -> tuple[PyTree, jax.Array]:
         return nn.fit(
-            key, params, loss, rows, mask, epochs=epochs, batch_size=config.batch_size,
-            learning_rate=hyper.learning_rate, keyed=keyed,
-        )  # fmt: skip
+            key,
+            params,
+            loss,
+            rows,
+            mask,
+            epochs=epochs,
+            batch_size=config.batch_size,
+            learning_rate=hyper.learning_rate,
+            keyed=keyed,
+        )
 
     fit_masked = partial(fit, keyed=hyper.mask_rate is not None)
 

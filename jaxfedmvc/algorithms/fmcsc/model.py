@@ -81,9 +81,14 @@ class FMCSCConfig:
     def __post_init__(self) -> None:
         """Raises ValueError that names the field."""
         for name in (
-            "n_clusters", "latent_dim", "head_hidden", "batch_size", "n_bins", "n_init",
+            "n_clusters",
+            "latent_dim",
+            "head_hidden",
+            "batch_size",
+            "n_bins",
+            "n_init",
             "centroid_rounds",
-        ):  # fmt: skip
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")
         for name in ("pretrain_epochs", "leader_epochs", "local_epochs", "distill_epochs"):

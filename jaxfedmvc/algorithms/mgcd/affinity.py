@@ -69,9 +69,12 @@ def of_each_view(refined: Sequence[Graph], where: Array, config: MGCDConfig) -> 
 
 def _strongest(graph: Graph, where: Array, config: MGCDConfig) -> Neighbours:
     return heaviest_edges(
-        lambda index: graphs_lib.rows(graph, index), graphs_lib.n_samples(graph),
-        _k(graph, config), absolute=config.affinity == "absolute", where=where,
-    )  # fmt: skip
+        lambda index: graphs_lib.rows(graph, index),
+        graphs_lib.n_samples(graph),
+        _k(graph, config),
+        absolute=config.affinity == "absolute",
+        where=where,
+    )
 
 
 def _k(graph: Graph, config: MGCDConfig) -> int:

@@ -58,9 +58,15 @@ def pretrain(
         return reconstruction_loss(x, decode(params, config, z, x.shape[1]), mask)
 
     params, losses = fit(
-        key, params, loss, x, mask, epochs=config.pretrain_epochs, batch_size=config.batch_size,
+        key,
+        params,
+        loss,
+        x,
+        mask,
+        epochs=config.pretrain_epochs,
+        batch_size=config.batch_size,
         learning_rate=hp.pretrain_rate,
-    )  # fmt: skip
+    )
     return params, last(losses)
 
 
@@ -103,9 +109,16 @@ def local_training(
             return value
 
         params, opt_state, losses = fit_on(
-            jax.random.fold_in(key, number), params, opt_state, loss, (x, samples), mask, epochs=1,
-            batch_size=config.batch_size, learning_rate=hp.local_rate,
-        )  # fmt: skip
+            jax.random.fold_in(key, number),
+            params,
+            opt_state,
+            loss,
+            (x, samples),
+            mask,
+            epochs=1,
+            batch_size=config.batch_size,
+            learning_rate=hp.local_rate,
+        )
         return (params, opt_state), losses[0]
 
     carry = (state.params, state.opt_state)

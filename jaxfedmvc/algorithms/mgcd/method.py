@@ -87,14 +87,20 @@ def mgcd(
         rank = None if config.dense else graph_rank(config, n, dims)
         n_edges = len(dims) * min(config.n_neighbours, n - 1)
         none_yet = Clusters(
-            jnp.full(n, -1, jnp.int32), jnp.zeros((n, config.n_clusters)), jnp.float32(0),
+            jnp.full(n, -1, jnp.int32),
+            jnp.zeros((n, config.n_clusters)),
+            jnp.float32(0),
             jnp.bool_(False),
             Neighbours(jnp.zeros((n, n_edges), jnp.int32), jnp.zeros((n, n_edges))),
-        )  # fmt: skip
+        )
         server = ServerState(
-            networks, optax.adam(hp.server_rate).init(networks), where, graphs_lib.zeros(n, rank),
-            none_yet, jnp.bool_(False),
-        )  # fmt: skip
+            networks,
+            optax.adam(hp.server_rate).init(networks),
+            where,
+            graphs_lib.zeros(n, rank),
+            none_yet,
+            jnp.bool_(False),
+        )
         states = []
         for cohort, dim, d in zip(federation.cohorts, dims, latent_dims(config, dims), strict=True):
             of_client = jax.random.fold_in(key, cohort.client_ids[0])
@@ -168,9 +174,10 @@ def mgcd(
             new, found = graphs_lib.choose(kept, new, average), better(of_average, found)
             info["server_kept"] = kept
         info |= {
-            "separation": found.separation, "of_each": found.of_each,
+            "separation": found.separation,
+            "of_each": found.of_each,
             "norm": jnp.sqrt(graphs_lib.squared_norm(new)),
-        }  # fmt: skip
+        }
         if report:
             reported = (found, cut(uploads, diversity), of_average)
             info["labels"] = {name: c.labels for name, c in zip(REPORTED, reported, strict=True)}

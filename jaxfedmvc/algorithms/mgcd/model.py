@@ -90,9 +90,12 @@ class MGCDConfig:
           ValueError: Names the setting, its value and what is allowed.
         """
         choices = {
-            "mode": Mode, "server": Server, "encoder": Encoder, "affinity": Affinity,
+            "mode": Mode,
+            "server": Server,
+            "encoder": Encoder,
+            "affinity": Affinity,
             "contrast": Contrast,
-        }  # fmt: skip
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in get_args(allowed):
                 raise ValueError(
@@ -104,8 +107,12 @@ class MGCDConfig:
         if not set(self.losses) <= set(LOSSES):
             raise ValueError(f"losses: got {self.losses}; allowed are any of {', '.join(LOSSES)}")
         at_least_one = (
-            "latent_dim", "server_hidden", "batch_size", "n_neighbours", "n_init",
-        )  # fmt: skip
+            "latent_dim",
+            "server_hidden",
+            "batch_size",
+            "n_neighbours",
+            "n_init",
+        )
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")

@@ -214,9 +214,16 @@ def server_training(
     if not {"cl", "dd"} & set(config.losses):
         return networks, opt_state, jnp.zeros(0)
     return fit_on(
-        key, networks, opt_state, loss, jnp.arange(where.shape[0]), where,
-        epochs=config.server_epochs, batch_size=config.batch_size, learning_rate=hp.server_rate,
-    )  # fmt: skip
+        key,
+        networks,
+        opt_state,
+        loss,
+        jnp.arange(where.shape[0]),
+        where,
+        epochs=config.server_epochs,
+        batch_size=config.batch_size,
+        learning_rate=hp.server_rate,
+    )
 
 
 def server_losses(

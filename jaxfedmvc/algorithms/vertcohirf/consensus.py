@@ -60,8 +60,9 @@ def relaxed_consensus(labels: Array, where: Array, used: Array, threshold: Array
 
     def drop(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         used, codes, _ = state
-        without = lax.map(lambda i: strict_consensus(labels, where, used & (columns != i))[0],
-                          columns)  # fmt: skip
+        without = lax.map(
+            lambda i: strict_consensus(labels, where, used & (columns != i))[0], columns
+        )
         agreement = jax.vmap(lambda coarse: ari_of_refinement(codes, coarse, where))(without)
         agreement = jnp.where(used, agreement, jnp.inf)
         worst = jnp.argmin(agreement)

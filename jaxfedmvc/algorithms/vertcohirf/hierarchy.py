@@ -210,8 +210,10 @@ def _check_links(parents: ArrayLike, absorbed_at: ArrayLike) -> tuple[Array, Arr
     """Both as int32 arrays, their values checked where both are concrete."""
     parents, absorbed_at = _as_ids("parents", parents), _as_ids("absorbed_at", absorbed_at)
     if absorbed_at.shape != parents.shape:
-        raise ValueError(f"absorbed_at: got shape {absorbed_at.shape}; allowed is that of parents,"
-                         f" {parents.shape}")  # fmt: skip
+        raise ValueError(
+            f"absorbed_at: got shape {absorbed_at.shape}; allowed is that of parents,"
+            f" {parents.shape}"
+        )
     if any(isinstance(value, jax.core.Tracer) for value in (parents, absorbed_at)):
         return parents, absorbed_at
     above, at = np.asarray(parents), np.asarray(absorbed_at)
@@ -234,16 +236,20 @@ def _check_roots(roots: ArrayLike, parents: Array) -> Array:
         given = np.asarray(roots)
         expected = np.flatnonzero(np.asarray(parents) == np.arange(len(parents)))
         if not np.array_equal(np.sort(given[given != -1]), expected):
-            raise ValueError(f"roots: got {given}; allowed are the samples that are their own"
-                             f" parents, each once: {expected}")  # fmt: skip
+            raise ValueError(
+                f"roots: got {given}; allowed are the samples that are their own"
+                f" parents, each once: {expected}"
+            )
     return roots
 
 
 def _as_ids(name: str, value: ArrayLike) -> Array:
     value = jnp.asarray(value)
     if value.ndim != 1 or not (jnp.issubdtype(value.dtype, jnp.integer) or value.size == 0):
-        raise ValueError(f"{name}: got {value.dtype} of shape {value.shape}; allowed are integers"
-                         " in one dimension")  # fmt: skip
+        raise ValueError(
+            f"{name}: got {value.dtype} of shape {value.shape}; allowed are integers"
+            " in one dimension"
+        )
     return value.astype(jnp.int32)
 
 

@@ -130,8 +130,9 @@ def vertcohirf(
         federation.check_vertical()
         n_agents = len(federation.cohorts)
         if not isinstance(steps, LocalStep) and len(steps) != n_agents:
-            raise ValueError(f"steps: got {len(steps)}; allowed is one, or one for each agent,"
-                             f" {n_agents}")  # fmt: skip
+            raise ValueError(
+                f"steps: got {len(steps)}; allowed is one, or one for each agent, {n_agents}"
+            )
         if not isinstance(steps, LocalStep) and any(
             len(cohort.view_ids) > 1 for cohort in federation.cohorts
         ):
@@ -247,10 +248,11 @@ def local_codes(key: Array, x: Array, where: Array, step: LocalStep) -> Array:
         labels = jax.vmap(repetition)(repetitions)
     else:  # one after another, and no more than count
         labels = lax.fori_loop(
-            0, jnp.minimum(step.limit, step.repetitions),
+            0,
+            jnp.minimum(step.limit, step.repetitions),
             lambda r, rows: rows.at[r].set(repetition(r)),
             jnp.zeros((step.repetitions, len(x)), jnp.int32),
-        )  # fmt: skip
+        )
     position = jnp.arange(x.shape[0], dtype=jnp.int32)
     labels = jnp.where(labels < 0, jnp.max(labels) + 1 + position[None], labels)
     used = jnp.ones(step.repetitions, bool) if step.limit is None else repetitions < step.limit
@@ -451,8 +453,9 @@ def medoid_rankings(x: ArrayLike, medoids: ArrayLike) -> Array:
     """
     x, medoids = jnp.asarray(x, jnp.float32), jnp.asarray(medoids, jnp.float32)
     if x.ndim != 2 or medoids.ndim != 2 or x.shape[1] != medoids.shape[1]:
-        raise ValueError(f"x: got {x.shape} beside medoids {medoids.shape}; allowed are [r, p] and"
-                         " [m, p]")  # fmt: skip
+        raise ValueError(
+            f"x: got {x.shape} beside medoids {medoids.shape}; allowed are [r, p] and [m, p]"
+        )
     distance = jnp.sum(jnp.square(x[:, None] - medoids[None]), axis=2)
     return jnp.argsort(distance, axis=1, stable=True).astype(jnp.int32)
 

@@ -197,9 +197,12 @@ def test_norm_sub_gives_counts_of_that_sum(values, total):
 def test_norm_sub_is_the_nearest_such_vector():
     values = np.random.default_rng(0).normal(2, 5, 8)
     best = minimize(
-        lambda v: np.square(v - values).sum(), np.full(8, 2.5), bounds=[(0, None)] * 8,
-        constraints={"type": "eq", "fun": lambda v: v.sum() - 20}, options={"ftol": 1e-12},
-    )  # fmt: skip
+        lambda v: np.square(v - values).sum(),
+        np.full(8, 2.5),
+        bounds=[(0, None)] * 8,
+        constraints={"type": "eq", "fun": lambda v: v.sum() - 20},
+        options={"ftol": 1e-12},
+    )
     found = norm_sub(jnp.asarray(values, jnp.float32), jnp.float32(20))
     np.testing.assert_allclose(found, best.x, atol=1e-3)
 

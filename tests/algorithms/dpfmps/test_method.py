@@ -186,9 +186,15 @@ def test_what_travels(n_sketches, m):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"n_clusters": 1}, {"epsilon": 0.0}, {"epsilon": math.nan}, {"n_sketches": 0},
-     {"estimator": "union"}, {"n_init": 0}],
-)  # fmt: skip
+    [
+        {"n_clusters": 1},
+        {"epsilon": 0.0},
+        {"epsilon": math.nan},
+        {"n_sketches": 0},
+        {"estimator": "union"},
+        {"n_init": 0},
+    ],
+)
 def test_a_bad_setting_is_named(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=f"^{name}: got"):

@@ -56,16 +56,23 @@ def loops(views, centres, deltas, weights, where, m, alpha):
                 of_rule[k, j], of_print[k, j] = rule / rule_sum, print_ / print_sum
         moved.append(of_rule)
         printed.append(of_print)
-        costs.append(sum(mu[i, k] ** m * ked[h, i, k]
-                         for i in np.flatnonzero(where) for k in range(C)))  # fmt: skip
+        costs.append(
+            sum(mu[i, k] ** m * ked[h, i, k] for i in np.flatnonzero(where) for k in range(C))
+        )
     objective = sum(e * cost for e, cost in zip(effective, costs, strict=True))
-    new = np.array([
-        1 / sum((cost / other) ** (1 / (alpha - 1)) for other in costs) for cost in costs
-    ])  # fmt: skip
+    new = np.array(
+        [1 / sum((cost / other) ** (1 / (alpha - 1)) for other in costs) for cost in costs]
+    )
     return {
-        "phi": list(phi), "ked": list(ked), "mu": mu, "costs": np.array(costs), "moved": moved,
-        "printed": printed, "log_objective": np.log(objective), "weights": new,
-    }  # fmt: skip
+        "phi": list(phi),
+        "ked": list(ked),
+        "mu": mu,
+        "costs": np.array(costs),
+        "moved": moved,
+        "printed": printed,
+        "log_objective": np.log(objective),
+        "weights": new,
+    }
 
 
 @jax.jit
@@ -84,10 +91,15 @@ def library(views, centres, deltas, weights, where, m, alpha):
         ]
 
     return {
-        "phi": phis, "ked": keds, "mu": mu, "costs": costs, "moved": moved(False),
-        "printed": moved(True), "log_objective": hk.log_objective(costs, weights, alpha),
+        "phi": phis,
+        "ked": keds,
+        "mu": mu,
+        "costs": costs,
+        "moved": moved(False),
+        "printed": moved(True),
+        "log_objective": hk.log_objective(costs, weights, alpha),
         "weights": hk.view_weights(costs, alpha),
-    }  # fmt: skip
+    }
 
 
 # --- Each equation --------------------------------------------------------------------------------
@@ -191,14 +203,16 @@ def test_view_weights_move_with_one_exponential_for_each_view_and_not_with_a_joi
 
 @pytest.mark.parametrize("m", [1.001, 1.2, 2.0, 10.0])
 def test_a_sample_on_centres_belongs_to_them_equally(m):
-    distances = jnp.array([
-        [0.0, 0.5, 0.9],  # on one
-        [0.0, 0.0, 0.9],  # on two
-        [0.0, 0.0, 0.0],  # on all
-        [0.3, 0.3, 0.3],
-        [0.0, 1e-9, 1e-9],  # in a tiny scale
-        [0.0, 5e-8, 0.9],  # on two, but for rounding
-    ])  # fmt: skip
+    distances = jnp.array(
+        [
+            [0.0, 0.5, 0.9],  # on one
+            [0.0, 0.0, 0.9],  # on two
+            [0.0, 0.0, 0.0],  # on all
+            [0.3, 0.3, 0.3],
+            [0.0, 1e-9, 1e-9],  # in a tiny scale
+            [0.0, 5e-8, 0.9],  # on two, but for rounding
+        ]
+    )
     mu = hk.memberships(distances, m)
     np.testing.assert_allclose(jnp.sum(mu, axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(mu[jnp.array([2, 3])], 1 / 3, rtol=1e-5)
@@ -233,9 +247,14 @@ def test_extreme_exponents_and_degenerate_data_stay_finite_with_finite_gradients
         centres = [np.ones_like(a) for a in centres]
     ms, alphas = np.meshgrid([1.001, 1.2, 2.0, 10.0], [1.001, 2.0, 30.0, 100.0, np.inf])
     found, gradients = batched(True)(
-        views, centres, deltas, weights, where,
-        ms.ravel().astype(np.float32), alphas.ravel().astype(np.float32),
-    )  # fmt: skip
+        views,
+        centres,
+        deltas,
+        weights,
+        where,
+        ms.ravel().astype(np.float32),
+        alphas.ravel().astype(np.float32),
+    )
     chex.assert_tree_all_finite((found, gradients))
     np.testing.assert_allclose(found["mu"].sum(axis=2), 1, rtol=1e-5)
     np.testing.assert_allclose(found["weights"].sum(axis=1), 1, rtol=1e-5)

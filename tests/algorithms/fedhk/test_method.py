@@ -136,8 +136,14 @@ def plain_pass(views, deltas, centres, v, m, alpha, held=None):
     omega = [mu * np.exp(-p) * held[:, [h]] for h, p in enumerate(phi)]
     numerators = [w.T @ (delta * x) for w, delta, x in zip(omega, deltas, views, strict=True)]
     weights = [w.T @ delta for w, delta in zip(omega, deltas, strict=True)]
-    return {"labels": total.argmin(axis=1), "N": numerators, "W": weights, "costs": costs,
-            "powers": mu, "log_objective": np.log((power * costs).sum())}  # fmt: skip
+    return {
+        "labels": total.argmin(axis=1),
+        "N": numerators,
+        "W": weights,
+        "costs": costs,
+        "powers": mu,
+        "log_objective": np.log((power * costs).sum()),
+    }
 
 
 def plain_view_weights(costs, alpha):
@@ -478,11 +484,13 @@ def one_client(rows, spread=1.0):
     plain_views, deltas = plain_data(views, "bandwidth")
     own = np.isin(np.arange(N), rows)
     samples = Samples(
-        {v: jnp.asarray(np.where(own[:, None], x, 0), jnp.float32)
-         for v, x in enumerate(plain_views)},
+        {
+            v: jnp.asarray(np.where(own[:, None], x, 0), jnp.float32)
+            for v, x in enumerate(plain_views)
+        },
         {v: jnp.float32(delta[0, 0]) for v, delta in enumerate(deltas)},
         jnp.asarray(own),
-    )  # fmt: skip
+    )
     centres = {
         v: jnp.asarray(np.stack([x[truth == k].mean(axis=0) for k in range(C)]) + 0.2, jnp.float32)
         for v, x in enumerate(plain_views)
@@ -555,8 +563,10 @@ def test_a_client_leaves_the_share_of_the_views_that_it_lacks(kind):
     alone = Samples({1: samples.views[1]}, {1: samples.deltas[1]}, samples.mask)
     _, weights = personal(kind)(
         hyperparams(fuzzifier=1.3, alpha=3.0, view_mix=0.0, step_size=1.0),
-        alone, {1: anchor[1]}, jnp.array([0.3]),
-    )  # fmt: skip
+        alone,
+        {1: anchor[1]},
+        jnp.array([0.3]),
+    )
     np.testing.assert_allclose(weights, 0.3, rtol=1e-5)
 
 

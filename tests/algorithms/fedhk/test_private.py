@@ -119,10 +119,11 @@ def draw_ratios(key):
         v: Scale(
             0.5 + 0.1 * jax.random.normal(next(keys), (d,)),
             10 ** jax.random.uniform(next(keys), minval=-2.0, maxval=2.0),
-            jnp.zeros(0), jnp.zeros(0),
+            jnp.zeros(0),
+            jnp.zeros(0),
         )
         for v, d in enumerate(DIMS)
-    }  # fmt: skip
+    }
     privacy = settings(clip=10 ** jax.random.uniform(next(keys), minval=-1.0, maxval=1.0))
     exponent = jax.random.uniform(next(keys), minval=-2.0, maxval=1.0)
     hyper = FedHKHyperparams(fuzzifier=1 + 10**exponent, alpha=3.0)
@@ -138,13 +139,15 @@ def draw_ratios(key):
     for v, own in ((v, views[3]) for v, views in samples(True)[1].views.items()):
         draws = jax.random.normal(next(keys), (C, DIMS[v]))
         random = jnp.sqrt(scales[v].variance) * draws
-        centres[v] = jnp.stack([
-            random,
-            jnp.broadcast_to(own, random.shape),  # all on the sample
-            (100 * random).at[0].set(own),  # one on it, the others far
-            100 * random,
-            own[None] + 1e-3 * random,
-        ])[case]  # fmt: skip
+        centres[v] = jnp.stack(
+            [
+                random,
+                jnp.broadcast_to(own, random.shape),  # all on the sample
+                (100 * random).at[0].set(own),  # one on it, the others far
+                100 * random,
+                own[None] + 1e-3 * random,
+            ]
+        )[case]
 
     def messages(present):
         client, of = samples(present)
@@ -255,9 +258,12 @@ def test_centres_from_a_release_by_hand():
     weights = jnp.array([10.0, 10.0, 2.9, 10.0])  # g W
     sums = jnp.array([[10.0, 0, 0, 0], [0, 40.0, 0, 0], [2.0, 0, 0, 0], [0, 0, 1.0, 0]])  # N / B
     found = moved(
-        settings(clip=1.5), ServerState({}, {0: scale}, (), model),
-        Release({0: sums}, {0: weights}, {}), {0: 0.5}, jnp.float32(1.0),
-    )[0]  # fmt: skip
+        settings(clip=1.5),
+        ServerState({}, {0: scale}, (), model),
+        Release({0: sums}, {0: weights}, {}),
+        {0: 0.5},
+        jnp.float32(1.0),
+    )[0]
     # W = 20 and e = 3 / 20. N / W = 1.5 is shrunk by 1 - 2 e^2 / 1.5^2; 6 lies outside the ball and
     # becomes 3; a weight below 3 sigma, and a centre smaller than its noise, keep what was.
     expected = np.full((4, 4), 0.7)

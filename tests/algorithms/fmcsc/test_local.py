@@ -52,8 +52,10 @@ def test_a_client_learns_from_its_own_rows_only(result):
     for c, i in ((0, 1), (1, 0)):
         pair = [jax.tree.map(lambda x, i=i: x[i], state[c][0]) for state in (mine, theirs)]
         chex.assert_trees_all_equal(*pair)
-    moved = [np.asarray(state[0][0].joint_head["params"]["Dense_0"]["kernel"][0])
-             for state in (mine, theirs)]  # fmt: skip
+    moved = [
+        np.asarray(state[0][0].joint_head["params"]["Dense_0"]["kernel"][0])
+        for state in (mine, theirs)
+    ]
     assert np.abs(moved[0] - moved[1]).max() > 1e-3
 
 
@@ -74,10 +76,12 @@ def test_losses_fall_and_heads_train_where_a_loss_reaches_them(result):
     setup, rounds = result.info["setup"][0], result.info["rounds"][0]
     assert set(setup) == {"clients", "server"} and len(rounds["clients"]) == 2
     changed = [
-        np.abs(np.asarray(a[0].joint_head["params"]["Dense_1"]["kernel"])
-               - np.asarray(b[0].joint_head["params"]["Dense_1"]["kernel"])).max()
+        np.abs(
+            np.asarray(a[0].joint_head["params"]["Dense_1"]["kernel"])
+            - np.asarray(b[0].joint_head["params"]["Dense_1"]["kernel"])
+        ).max()
         for a, b in zip(result.state.clients, start, strict=True)
-    ]  # fmt: skip
+    ]
     assert changed[0] > 1e-3 and changed[1] == 0.0
     partial = np.asarray(rounds["clients"][1]["loss"])[:, 0]
     assert partial[1] < partial[0] < np.asarray(setup["clients"][1]["loss"])[0]

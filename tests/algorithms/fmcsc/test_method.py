@@ -38,9 +38,16 @@ FULL, PAIR = (0, 1, 2), (0, 2)
 RATE, TAU_M, TAU_P, FLOOR = 0.01, 0.5, 0.7, 0.3
 # Widths at which no layer dies; see the note on rounding in test_common.py.
 CONFIG = FMCSCConfig(
-    K, hidden=(16,), latent_dim=4, head_hidden=16, pretrain_epochs=1, local_epochs=1,
-    distill_epochs=1, batch_size=16, n_init=2,
-)  # fmt: skip
+    K,
+    hidden=(16,),
+    latent_dim=4,
+    head_hidden=16,
+    pretrain_epochs=1,
+    local_epochs=1,
+    distill_epochs=1,
+    batch_size=16,
+    n_init=2,
+)
 HYPER = FMCSCHyperparams(RATE, TAU_M, TAU_P, FLOOR)
 KEY = jax.random.key(5)
 CLIENTS = ((FULL, {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}), (PAIR, {2: 8, 6: 5}))
@@ -120,8 +127,9 @@ def adam_step(params, gradient):
 def close(actual, expected, rtol=1e-4, atol=1e-5):
     chex.assert_trees_all_close(
         *jax.tree.map(lambda x: np.asarray(x, np.float64), (actual, expected)),
-        rtol=rtol, atol=atol,
-    )  # fmt: skip
+        rtol=rtol,
+        atol=atol,
+    )
 
 
 def largest_difference(a, b):
@@ -778,8 +786,11 @@ def test_weights_are_bits_with_a_floor_and_models_are_averaged_by_them(
         own = max(update.models, key=len)
         assert info["weight"] == pytest.approx(bits[i][own], rel=1e-3, abs=1e-4)
     for kind, model in rounded.server.models.items():
-        sent = [(parts_of(u)[kind], weights[i][kind]) for i, (_, u, _) in exchanged.items()
-                if kind in u.models]  # fmt: skip
+        sent = [
+            (parts_of(u)[kind], weights[i][kind])
+            for i, (_, u, _) in exchanged.items()
+            if kind in u.models
+        ]
         assert len(sent) == {FULL: 3, PAIR: 5, (0,): 3, (1,): 5, (2,): 3}[kind]
         models, shares = zip(*sent, strict=True)
         close(model, mean(models, weights=shares), rtol=1e-3, atol=1e-4)
@@ -1052,13 +1063,14 @@ def test_with_federated_centroids_the_model_is_kept_beside_h(federation, pretrai
 def new_clients(view_ids, n=3, rows=9):
     rng = np.random.default_rng(8)
     return Cohort(
-        views=tuple(jnp.asarray(rng.normal(size=(n, rows, DIMS[v])), jnp.float32)
-                    for v in view_ids),
+        views=tuple(
+            jnp.asarray(rng.normal(size=(n, rows, DIMS[v])), jnp.float32) for v in view_ids
+        ),
         mask=jnp.arange(rows)[None] < jnp.array([9, 6, 7])[:, None],
         sample_ids=jnp.zeros((n, rows), jnp.int32),
         client_ids=jnp.arange(100, 100 + n),
         view_ids=view_ids,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("view_ids", [FULL, (2,)])
@@ -1097,13 +1109,25 @@ def test_views_without_a_model_are_refused(finished):
 @pytest.mark.parametrize(
     "change",
     [
-        {"n_clusters": 0}, {"latent_dim": 0}, {"head_hidden": 0}, {"batch_size": 0},
-        {"n_bins": 0}, {"n_init": 0}, {"pretrain_epochs": -1}, {"local_epochs": -1},
-        {"distill_epochs": -1}, {"hidden": (4, 0)}, {"contrast": "cosine"}, {"components": "ABX"},
-        {"leader_epochs": -1}, {"target": "joint"}, {"centroids": "first"}, {"centroid_rounds": 0},
+        {"n_clusters": 0},
+        {"latent_dim": 0},
+        {"head_hidden": 0},
+        {"batch_size": 0},
+        {"n_bins": 0},
+        {"n_init": 0},
+        {"pretrain_epochs": -1},
+        {"local_epochs": -1},
+        {"distill_epochs": -1},
+        {"hidden": (4, 0)},
+        {"contrast": "cosine"},
+        {"components": "ABX"},
+        {"leader_epochs": -1},
+        {"target": "joint"},
+        {"centroids": "first"},
+        {"centroid_rounds": 0},
         {"partial_models": "none"},
     ],
-)  # fmt: skip
+)
 def test_a_bad_configuration_is_named(change):
     (name,) = change
     with pytest.raises(ValueError, match=f"{name}: got .*; allowed"):
@@ -1139,9 +1163,15 @@ def test_it_learns_one_clustering_of_blobs_that_every_view_sees_differently():
     federation = Federation.from_arrays(views, partition=data.hybrid_partition(0, 108, 3, 6))
     assert len(federation.cohorts) == 4
     config = FMCSCConfig(
-        3, hidden=(32,), latent_dim=6, head_hidden=32, pretrain_epochs=60, local_epochs=30,
-        distill_epochs=60, n_init=10,
-    )  # fmt: skip
+        3,
+        hidden=(32,),
+        latent_dim=6,
+        head_hidden=32,
+        pretrain_epochs=60,
+        local_epochs=30,
+        distill_epochs=60,
+        n_init=10,
+    )
     algorithm = fmcsc(config, FMCSCHyperparams(learning_rate=3e-3))
 
     def begin(federation):

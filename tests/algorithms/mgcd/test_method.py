@@ -32,9 +32,18 @@ K, N, ROUNDS = 3, 24, 4
 KEY = jax.random.key(3)
 HYPER = MGCDHyperparams(server_rate=1e-3, local_rate=1e-3)
 BASE = MGCDConfig(
-    K, server="trained", latent_dim=3, hidden=(8,), server_hidden=6, pretrain_epochs=2,
-    local_epochs=1, server_epochs=2, batch_size=10, n_neighbours=4, n_init=2,
-)  # fmt: skip
+    K,
+    server="trained",
+    latent_dim=3,
+    hidden=(8,),
+    server_hidden=6,
+    pretrain_epochs=2,
+    local_epochs=1,
+    server_epochs=2,
+    batch_size=10,
+    n_neighbours=4,
+    n_init=2,
+)
 # What whole runs are made of: settings, and the widths of the views.
 RUNS = {
     "average": (dataclasses.replace(BASE, server="average"), (5, 4, 6)),
@@ -139,8 +148,9 @@ def contrast_on_paper(refined, mask, tau, infonce=False):
     for i in rows:
         for v, q in itertools.permutations(range(n_views), 2):
             anchor, positive = refined[v, i], s(refined[v, i], refined[q, i])
-            others = [np.exp(s(anchor, refined[p, j])) for j in rows if j != i
-                      for p in range(n_views)]  # fmt: skip
+            others = [
+                np.exp(s(anchor, refined[p, j])) for j in rows if j != i for p in range(n_views)
+            ]
             total += 0.5 * (positive - np.log(sum(others) + infonce * np.exp(positive)))
     return -total / len(rows)
 
@@ -292,9 +302,12 @@ def test_refined_graphs_are_the_formula(mode, distillation):
     dense = [whole(g) for g in cut]
     expected = refined_on_paper(networks, config, dense[:2], dense[2], where)
     rows = server.refined_rows(
-        networks, config, jnp.stack([graphs.rows(g, index) for g in uploads]),
-        graphs.rows(old, index), where,
-    )  # fmt: skip
+        networks,
+        config,
+        jnp.stack([graphs.rows(g, index) for g in uploads]),
+        graphs.rows(old, index),
+        where,
+    )
     close(rows, expected[:, index])
     parts = server.learned_parts(networks, config, uploads, old, where)
     for part, graph, full in zip(parts, dense[:2], expected, strict=True):
@@ -353,8 +366,10 @@ def test_gradients_are_finite_where_all_graphs_are_zero(mode):
     none = jax.tree.map(jnp.zeros_like, (UPLOADS, OLD))
     without = jax.tree.map(jnp.zeros_like, networks)  # what it makes of nothing is zero as well
     for found in (
-        gradient(networks, *none), gradient(without, *none), gradient(networks, UPLOADS, none[1]),
-    ):  # fmt: skip
+        gradient(networks, *none),
+        gradient(without, *none),
+        gradient(networks, UPLOADS, none[1]),
+    ):
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
@@ -658,12 +673,24 @@ def test_factored_graphs_need_no_array_of_all_pairs(name):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"mode": "sparse"}, {"server": "none"}, {"encoder": "wide"}, {"affinity": "min"},
-        {"contrast": "triplet"}, {"losses": ("r", "x")}, {"n_clusters": 1}, {"latent_dim": 0},
-        {"server_hidden": 0}, {"batch_size": 0}, {"n_neighbours": 0}, {"n_init": 0},
-        {"pretrain_epochs": -1}, {"local_epochs": -1}, {"server_epochs": -1}, {"rank": 0},
+        {"mode": "sparse"},
+        {"server": "none"},
+        {"encoder": "wide"},
+        {"affinity": "min"},
+        {"contrast": "triplet"},
+        {"losses": ("r", "x")},
+        {"n_clusters": 1},
+        {"latent_dim": 0},
+        {"server_hidden": 0},
+        {"batch_size": 0},
+        {"n_neighbours": 0},
+        {"n_init": 0},
+        {"pretrain_epochs": -1},
+        {"local_epochs": -1},
+        {"server_epochs": -1},
+        {"rank": 0},
     ],
-)  # fmt: skip
+)
 def test_bad_settings_are_named(setting):
     (name,) = setting
     with pytest.raises(ValueError, match=rf"^{name}: got .*; allowed (is|are) "):
@@ -678,11 +705,14 @@ def shapes_of(n, dims):
 
     cohorts = tuple(
         Cohort(
-            (array(1, n, d),), array(1, n, dtype=bool), array(1, n, dtype=jnp.int32),
-            array(1, dtype=jnp.int32), (v,),
+            (array(1, n, d),),
+            array(1, n, dtype=bool),
+            array(1, n, dtype=jnp.int32),
+            array(1, dtype=jnp.int32),
+            (v,),
         )
         for v, d in enumerate(dims)
-    )  # fmt: skip
+    )
     return Federation(cohorts, None, tuple(dims), None)
 
 
@@ -692,8 +722,11 @@ def test_too_much_memory_is_refused_before_it_is_taken():
         return jax.eval_shape(mgcd(config).init, KEY, shapes_of(50_000, (5, 4)))
 
     # Five graphs of 10 GB, and blocks of 4 * 256 rows.
-    with pytest.raises(ValueError, match=r"50000 samples in 2 views .* 50\.2 GB; .* 8 GB: .*"
-                       r"dense=False"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"50000 samples in 2 views .* 50\.2 GB; .* 8 GB: .*"
+        r"dense=False",
+    ):
         start(server="average", dense=True)
     with pytest.raises(ValueError, match="another affinity"):
         start(affinity="absolute")

@@ -244,9 +244,13 @@ def test_numbers_are_swept_in_one_program():
     program = jax.jit(jax.vmap(clusters))
     keys = jax.random.split(jax.random.key(0), 2)
     arguments = (
-        keys, jnp.array([0.5, 1.0]), jnp.array([1, 3]), jnp.array([0.5, 0.8]), jnp.array([2, 4]),
+        keys,
+        jnp.array([0.5, 1.0]),
+        jnp.array([1, 3]),
+        jnp.array([0.5, 0.8]),
+        jnp.array([2, 4]),
         jnp.array([2, N]),
-    )  # fmt: skip
+    )
     found = program(*arguments)
     program(*arguments)
     assert len(traces) == 1
