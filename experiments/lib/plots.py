@@ -13,6 +13,7 @@ from scipy import sparse, stats
 from scipy.optimize import isotonic_regression
 from sklearn.manifold import TSNE
 
+from jaxfedmvc import files
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
 
 
@@ -36,9 +37,8 @@ def require_matplotlib() -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Writes under another name and renames, so that no half picture is ever left."""
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, dpi=130, format=path.suffix[1:])
-    partial.rename(path)
+    with files.replacing(path, "wb") as file:
+        figure.savefig(file, dpi=130, format=path.suffix[1:])
     require_matplotlib().close(figure)
 
 

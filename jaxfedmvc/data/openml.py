@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfedmvc import files
 from jaxfedmvc.data.dataset import Dataset, check_arrays
 from jaxfedmvc.data.records import RECORDS, find_record
 
@@ -74,12 +75,10 @@ def _download(number: int) -> Any:
 
 
 def _write(path: Path, **arrays: np.ndarray) -> Path:
-    """Writes under another name and renames, so that no half file is ever found."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with files.replacing(path, "wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    return partial.replace(path)
+    return path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

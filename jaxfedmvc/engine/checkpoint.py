@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfedmvc import files
+
 PyTree = Any
 
 _TOLD = "checkpoint.json"
@@ -40,15 +42,10 @@ def save(path: str | os.PathLike[str], tree: PyTree, meta: Mapping[str, Any]) ->
     fetched = jax.device_get([jax.random.key_data(x) if _impl(x) else x for x in leaves])
     arrays = [_plain(place, x) for place, x in zip(places, fetched, strict=True)]
     text = json.dumps({"leaves": told, "meta": meta})
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with files.replacing(path, "wb") as file:
         contents = {_entry(i): array for i, array in enumerate(arrays)}
         contents[_TOLD] = np.frombuffer(text.encode(), np.uint8)
         np.savez(file, allow_pickle=False, **contents)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def restore(path: str | os.PathLike[str], like: PyTree) -> tuple[PyTree, dict[str, Any]]:
@@ -96,9 +93,8 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> tuple[PyTree, dict[st
 
 def delete(path: str | os.PathLike[str]) -> None:
     """Removes a checkpoint, if it is there, and what a process that died left half-written."""
-    path = Path(path)
-    path.with_name(f".{path.name}.partial").unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
+    files.partial_path(path).unlink(missing_ok=True)
+    Path(path).unlink(missing_ok=True)
 
 
 def _read(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:

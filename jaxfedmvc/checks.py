@@ -1,0 +1,58 @@
+"""Bad input gets one clear error: what was given, and what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import jax
+import numpy as np
+
+
+def wrong(name: str, got: Any, allowed: str) -> ValueError:
+    """Returns the error to raise for an argument: its name, its value and what is allowed."""
+    return ValueError(f"{name}: got {got!r}; allowed is {allowed}")
+
+
+def at_least(settings: Any, least: int, *names: str) -> None:
+    """Checks that these fields of `settings` are `least` or more; None, where it means off, passes.
+
+    Raises:
+      ValueError: Names the first field that is smaller.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not value >= least:
+            raise wrong(name, value, f"{least} or more")
+
+
+def choices(settings: Any) -> None:
+    """Checks the fields of a dataclass whose annotation is a `Literal`.
+
+    Raises:
+      ValueError: Names the first field with a value that is none of its literals.
+    """
+    hints = get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        hint, value = hints[field.name], getattr(settings, field.name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise wrong(field.name, value, " or ".join(map(repr, get_args(hint))))
+
+
+def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -> None:
+    """Checks hyper-parameters that are concrete; traced ones and None (off) pass.
+
+    Args:
+      settings: A dataclass of numbers or arrays of them.
+      rules: Name -> (a predicate of arrays, what is allowed, in words).
+
+    Raises:
+      ValueError: Names the first number that breaks its rule. NaN breaks every rule.
+    """
+    for name, (is_right, allowed) in rules.items():
+        value = getattr(settings, name)
+        if value is None or isinstance(value, jax.core.Tracer):
+            continue
+        if not np.all(is_right(np.asarray(value))):
+            raise wrong(name, value, allowed)
