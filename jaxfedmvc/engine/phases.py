@@ -116,7 +116,7 @@ def _run_phase(
     for c, places in taking_part(phase, federation, state.participants):
         cohort = federation.cohorts[c]
         sent = phase.broadcast(state.server, cohort.view_ids)
-        client_states[c], message, weight, info, message_bytes = _map_clients(
+        client_states[c], message, weight, info, message_bytes = map_clients(
             phase,
             key,
             sent,
@@ -145,14 +145,19 @@ def taking_part(
     """The cohorts that take part in a phase, each with the places of its clients that do."""
     if phase.who == "everyone":
         return list(enumerate(participants))
-    views = [cohort.view_ids for cohort in federation.cohorts]
-    widest = min(range(len(views)), key=lambda c: (-len(views[c]), views[c]))
+    widest = leading_cohort(federation)
     places = participants[widest]
     first = jnp.argmin(federation.cohorts[widest].client_ids[places])
     return [(widest, places[first][None])]
 
 
-def _map_clients(
+def leading_cohort(federation: Federation) -> int:
+    """Returns the place of the cohort with the most views; of several, of the lowest view ids."""
+    views = [cohort.view_ids for cohort in federation.cohorts]
+    return min(range(len(views)), key=lambda c: (-len(views[c]), views[c]))
+
+
+def map_clients(
     phase: Phase,
     key: jax.Array,
     sent: PyTree,

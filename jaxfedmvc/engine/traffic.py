@@ -35,12 +35,15 @@ def traffic(
             state, _ = run_phases(phases, stage, federation, key, state, None, None, ledger)
 
     jax.eval_shape(trace, jax.random.key(0))
-    result = {}
-    for stage, ledger in ledgers.items():
-        up = sum(e.clients * e.message_bytes for e in ledger)
-        down = sum(e.clients * e.sent_bytes for e in ledger)
-        if algorithm.peers:
-            up *= n_clients - 1
-            down = up
-        result[stage] = Traffic(up, down)
-    return result
+    return {
+        stage: total(ledger, n_clients if algorithm.peers else None)
+        for stage, ledger in ledgers.items()
+    }
+
+
+def total(exchanged: Sequence[Exchanged], peers: int | None) -> Traffic:
+    """Adds up the bytes of exchanges; among `peers` clients every message goes to all others."""
+    up = sum(e.clients * e.message_bytes for e in exchanged)
+    if peers is not None:
+        return Traffic(up * (peers - 1), up * (peers - 1))
+    return Traffic(up, sum(e.clients * e.sent_bytes for e in exchanged))

@@ -1,0 +1,1 @@
+"""What all binaries share: flags from dataclasses, the runner, scores, tables and pictures."""

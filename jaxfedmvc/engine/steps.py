@@ -1,0 +1,440 @@
+"""A run taken apart into programs that the host calls one by one: what long jobs are made of.
+
+    steps = Steps(make, hyperparams, federation, client_chunk=1)
+    steps.compile()
+    state = steps.start(federation, key)
+    state, info = steps.setup(federation, key, state)
+    state, info = steps.one_round(federation, key, state, 0)
+    found = steps.evaluate(federation, key, state, 0)
+
+The same exchanges with the same keys as `engine.run`. There is one program for what a chunk of a
+cohort's clients does in a phase and one for the server's part, so that the host can report progress
+after each chunk, save the state after each round, and stop at any time. No program calls back to
+the host, so that all of them can be kept in JAX's compilation cache. Programs are traced once:
+their shapes, their bytes on the wire and what XLA compiles come of the same trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfedmvc import keys
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.engine import phases
+from jaxfedmvc.engine.phases import Exchanged, RunState, Traffic
+from jaxfedmvc.engine.run import draw_participants, start
+from jaxfedmvc.engine.traffic import total
+from jaxfedmvc.federation import Cohort, Federation
+
+PyTree = Any
+
+_STAGES = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
+# Programs compiled at once; each takes some hundred MB meanwhile.
+_COMPILERS = 4
+
+
+class Evaluation(NamedTuple):
+    """What a run would end with after some round.
+
+    Attributes:
+      state: After `finish`.
+      labels: For each cohort int32 [clients, rows], on the host.
+      embedding: For each cohort [clients, rows, d], on the host; None for methods without one.
+    """
+
+    state: RunState
+    labels: list[np.ndarray]
+    embedding: list[np.ndarray] | None
+
+
+class _Program(NamedTuple):
+    name: str
+    function: Any  # jitted; its first argument are the hyper-parameters
+
+
+class Steps:
+    """The programs of a run, compiled once for all seeds.
+
+    Attributes:
+      algorithm: The method, for what runs on the host.
+      seconds: Time spent on tracing and compiling.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[PyTree], FederatedAlgorithm],
+        hyperparams: PyTree,
+        federation: Federation,
+        *,
+        participation: float | Sequence[float] = 1.0,
+        resample_participants: bool = False,
+        client_chunk: int | None = None,
+        ahead: bool = True,
+        on_call: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Prepares the programs; nothing is traced yet.
+
+        Args:
+          make: `hyperparams -> algorithm`; its static settings are what it closes over.
+          hyperparams: A pytree of numbers, which the programs take as arguments.
+          federation: One that has the shapes, the masks and the client ids of all.
+          participation: See `engine.start`.
+          resample_participants: Whether who takes part is drawn anew every round.
+          client_chunk: Clients computed by one call; None means all of a cohort.
+          ahead: Whether programs are compiled for shapes alone. False for arrays laid out over a
+            mesh, whose programs depend on where they lie: these are compiled as they are called.
+          on_call: Called on the host with a program's name after each of its calls.
+
+        Raises:
+          ValueError: `client_chunk` is below 1.
+        """
+        if client_chunk is not None and client_chunk < 1:
+            raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more, or None")
+        self.algorithm = make(hyperparams)
+        self.seconds = 0.0
+        self._make, self._hyper = make, jax.tree.map(as_number, hyperparams)
+        self._federation = federation.without_labels()
+        self._shares, self._resample = participation, resample_participants
+        self._chunk, self._ahead, self._on_call = client_chunk, ahead, on_call
+        self._functions: dict[str, Any] = {}
+        self._traced: dict[Any, Any] = {}
+        self._compiled: dict[Any, Any] = {}
+        self._is_abstract = False
+        # Of each stage, phase and cohort: clients that take part, and what travels.
+        self._sizes: dict[tuple[str, int, int], int] = {}
+        self._exchanged: dict[tuple[str, int, int], Exchanged] = {}
+
+    # --- The run ----------------------------------------------------------------------------------
+
+    def start(self, federation: Federation, key: jax.Array) -> RunState:
+        """Returns the initial states and who takes part; see `engine.start`."""
+
+        def function(hyper: PyTree, federation: Federation, key: jax.Array) -> RunState:
+            return start(self._make(hyper), federation, key, participation=self._shares)
+
+        state = self._call(self._program("start", function), federation.without_labels(), key)
+        return state._replace(participants=self._on_host(state.participants))
+
+    def setup(
+        self, federation: Federation, key: jax.Array, state: RunState
+    ) -> tuple[RunState, list[Any]]:
+        """Makes the exchanges before the first round; returns the state and each phase's info."""
+        return self._stage("setup", federation, key, state, 0)
+
+    def one_round(
+        self, federation: Federation, key: jax.Array, state: RunState, r: int
+    ) -> tuple[RunState, list[Any]]:
+        """Makes all exchanges of round `r`, counted from 0. The memory of `state` is reused."""
+        if self._resample:
+            clients = federation.without_labels()
+            drawn = self._call(self._draw_program(), clients, key, np.int32(r))
+            state = state._replace(participants=self._on_host(drawn))
+        return self._stage("round", federation, key, state, r)
+
+    def evaluate(
+        self, federation: Federation, key: jax.Array, state: RunState, r: int
+    ) -> Evaluation:
+        """Makes `finish` as after round `r`, and clusters all rows; `state` can go on from there."""
+        state, _ = self._stage("finish", federation, key, state, r)
+        labels = self._over_clients("assign", federation, state)
+        embedding = None
+        if self.algorithm.embed is not None:
+            embedding = self._over_clients("embed", federation, state)
+        return Evaluation(state, labels, embedding)
+
+    def is_done(self, state: RunState) -> bool:
+        """Whether further rounds would change nothing."""
+        if self.algorithm.done is None:
+            return False
+
+        def function(hyper: PyTree, server: PyTree) -> jax.Array:
+            return self._make(hyper).done(server)  # type: ignore[misc]
+
+        found = self._call(self._program("done", function), state.server)
+        return False if self._is_abstract else bool(found)
+
+    def compacted(self, state: RunState) -> RunState:
+        """Returns the same state in smaller arrays, where the method can; else as it is."""
+        if self.algorithm.compact is None:
+            return state
+        return state._replace(server=self.algorithm.compact(state.server))
+
+    # --- Compilation, and what follows from shapes ------------------------------------------------
+
+    def state_shapes(self) -> RunState:
+        """Returns shapes and types of a run's state; walks through the run where nobody has yet."""
+        return self._walk()
+
+    def compile(
+        self, on_program: Callable[[int, int, str], None] = lambda i, n, name: None
+    ) -> None:
+        """Traces and compiles all programs of a run that can be told from shapes.
+
+        Args:
+          on_program: Called before the first program is ready and after each one, with how many
+            are, of how many, and the name of the last.
+        """
+        if not self._ahead:
+            return
+        self._walk()
+        began = time.perf_counter()
+        pending = {k: traced for k, traced in self._traced.items() if k not in self._compiled}
+        on_program(0, len(pending), "")
+        with ThreadPoolExecutor(_COMPILERS) as pool:
+            # Lowering holds Python's lock; XLA compiles meanwhile without it.
+            jobs = {k: pool.submit(traced.lower().compile) for k, traced in pending.items()}
+            for i, (place, job) in enumerate(jobs.items()):
+                self._compiled[place] = job.result()
+                on_program(i + 1, len(jobs), place[0])
+        self.seconds += time.perf_counter() - began
+
+    def calls(self) -> dict[str, dict[str, int]]:
+        """Counts the calls of each program in each stage, of those that `on_call` is told of."""
+        counts: dict[str, dict[str, int]] = {stage: {} for stage in _STAGES}
+        for (stage, p, c), n in self._sizes.items():
+            counts[stage][_client_name(stage, p, c)] = phases.chunk_sizes(n, self._chunk)[0]
+            counts[stage][_server_name(stage, p)] = 1
+        return counts
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
+        found = {}
+        for stage in _STAGES:
+            parts = [e for (s, _, _), e in self._exchanged.items() if s == stage]
+            found[stage] = total(parts, self._n_participants if self.algorithm.peers else None)
+        return found
+
+    def _walk(self) -> RunState:
+        """Goes through a run of one round with shapes alone; returns those of the state."""
+        began = time.perf_counter()
+        self._is_abstract = True
+        try:
+            key = jax.eval_shape(lambda: jax.random.key(0))
+            state = shapes = self.start(self._federation, key)
+            self._n_participants = sum(len(places) for places in state.participants)
+            state, _ = self.setup(self._federation, key, state)
+            if self.algorithm.round:
+                self.is_done(state)
+                state, _ = self.one_round(self._federation, key, state, 0)
+            self.evaluate(self._federation, key, state, 0)
+            return shapes
+        finally:
+            self._is_abstract = False
+            self.seconds += time.perf_counter() - began
+
+    # --- Programs ---------------------------------------------------------------------------------
+
+    def _program(self, name: str, function: Callable[..., PyTree], *donated: int) -> _Program:
+        if name not in self._functions:
+            self._functions[name] = jax.jit(function, donate_argnums=donated)
+        return _Program(name, self._functions[name])
+
+    def _draw_program(self) -> _Program:
+        def function(hyper: PyTree, federation: Federation, key: jax.Array, r: jax.Array) -> Any:
+            return draw_participants(federation, key, self._shares, r)
+
+        return self._program("draw", function)
+
+    def _client_program(self, stage: str, p: int, c: int) -> _Program:
+        """`(hyper, key, r, server, states, cohort, places) -> (states, message, weight, info)`."""
+
+        def function(
+            hyper: PyTree,
+            key: jax.Array,
+            r: jax.Array,
+            server: PyTree,
+            states: PyTree,
+            cohort: Cohort,
+            places: jax.Array,
+        ) -> tuple:
+            phase = getattr(self._make(hyper), stage)[p]
+            sent = phase.broadcast(server, cohort.view_ids)
+            *results, message_bytes = phases.map_clients(
+                phase, _phase_key(key, stage, r, p), sent, states, cohort, places, None, None
+            )
+            n = self._sizes[stage, p, c]
+            self._exchanged[stage, p, c] = Exchanged(n, message_bytes, phases.nbytes(sent))
+            return tuple(results)
+
+        # The old states' memory serves the new ones, but where the run goes on from the old.
+        donated = () if stage == "finish" else (4,)
+        return self._program(_client_name(stage, p, c), function, *donated)
+
+    def _adding_program(self, stage: str, p: int, c: int) -> _Program:
+        def function(hyper: PyTree, first: PyTree, second: PyTree) -> PyTree:
+            return jax.tree.map(jnp.add, first, second)
+
+        return self._program(f"{_client_name(stage, p, c)}/sum", function)
+
+    def _server_program(self, stage: str, p: int) -> _Program:
+        """`(hyper, key, r, server, parts) -> (server, info)`, parts of each cohort by chunks."""
+
+        def function(
+            hyper: PyTree, key: jax.Array, r: jax.Array, server: PyTree, parts: list[list[Any]]
+        ) -> tuple[PyTree, PyTree]:
+            phase = getattr(self._make(hyper), stage)[p]
+            sizes = [n for (s, q, _), n in self._sizes.items() if (s, q) == (stage, p)]
+            whole = [
+                chunks[0] if phase.reduce == "sum" else _joined(jnp.concatenate, chunks, n)
+                for chunks, n in zip(parts, sizes, strict=True)
+            ]
+            messages, weights = (tuple(part[i] for part in whole) for i in range(2))
+            server_key = jax.random.fold_in(_phase_key(key, stage, r, p), keys.SERVER)
+            return phase.server(server_key, server, messages, weights)
+
+        donated = () if stage == "finish" else (3,)
+        return self._program(_server_name(stage, p), function, *donated)
+
+    def _row_program(self, which: str, c: int) -> _Program:
+        """`(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, `assign` or `embed`."""
+
+        def function(
+            hyper: PyTree, server: PyTree, states: PyTree, cohort: Cohort, places: jax.Array
+        ) -> jax.Array:
+            rows = getattr(self._make(hyper), which)
+            mine = jax.tree.map(lambda x: x.at[places].get(mode="clip"), (states, cohort))
+            return phases.batched(partial(rows, server), len(places))(*mine)
+
+        return self._program(f"{which}/{c}", function)
+
+    # --- Walking over phases and chunks -----------------------------------------------------------
+
+    def _stage(
+        self, stage: str, federation: Federation, key: jax.Array, state: RunState, r: int
+    ) -> tuple[RunState, list[Any]]:
+        infos = []
+        for p, phase in enumerate(getattr(self.algorithm, stage)):
+            state, info = self._phase(stage, p, phase, federation, key, state, np.int32(r))
+            infos.append(info)
+        return state, infos
+
+    def _phase(
+        self,
+        stage: str,
+        p: int,
+        phase: Phase,
+        federation: Federation,
+        key: jax.Array,
+        state: RunState,
+        r: np.int32,
+    ) -> tuple[RunState, Any]:
+        clients, parts, infos = list(state.clients), [], []
+        for c, places in _taking_part(phase, federation, state.participants):
+            self._sizes[stage, p, c] = len(places)
+            program, cohort = self._client_program(stage, p, c), federation.cohorts[c]
+            chunks: list[Any] = []
+            reports = []
+            for mine in self._chunks(places, cohort.n_clients):
+                clients[c], *part, info = self._call(
+                    program, key, r, state.server, clients[c], cohort, mine
+                )
+                if phase.reduce == "sum" and chunks:
+                    part = self._call(self._adding_program(stage, p, c), chunks.pop(), part)
+                chunks.append(part)
+                reports.append(self._on_host(info))
+                self._tell(program)
+            parts.append(chunks)
+            infos.append(_joined(np.concatenate, reports, len(places)))
+        program = self._server_program(stage, p)
+        server, info = self._call(program, key, r, state.server, parts)
+        self._tell(program)
+        state = RunState(server, tuple(clients), state.participants)
+        return state, {"clients": tuple(infos), "server": self._on_host(info)}
+
+    def _over_clients(self, which: str, federation: Federation, state: RunState) -> list[Any]:
+        found = []
+        for c, (cohort, states) in enumerate(zip(federation.cohorts, state.clients, strict=True)):
+            program, n = self._row_program(which, c), cohort.n_clients
+            rows = [
+                self._on_host(self._call(program, state.server, states, cohort, mine))
+                for mine in self._chunks(np.arange(n), n)
+            ]
+            found.append(_joined(np.concatenate, rows, n))
+        return found
+
+    def _chunks(self, places: np.ndarray, n_clients: int) -> np.ndarray:
+        """Returns places [chunks, size]; the last is padded with a place beyond the cohort."""
+        n_chunks, size = phases.chunk_sizes(len(places), self._chunk)
+        missing = n_chunks * size - len(places)
+        padded = np.pad(places.astype(np.int32), (0, missing), constant_values=n_clients)
+        return padded.reshape(n_chunks, size)
+
+    # --- Calling ----------------------------------------------------------------------------------
+
+    def _call(self, program: _Program, *arguments: Any) -> Any:
+        """Calls a program, or only traces it where shapes are walked."""
+        arguments = (self._hyper, *arguments)
+        if self._is_abstract:
+            place = (program.name, _signature(arguments))
+            if place not in self._traced:
+                self._traced[place] = program.function.trace(*arguments)
+            return self._traced[place].out_info
+        if not self._ahead:
+            return program.function(*arguments)
+        place = (program.name, _signature(arguments))
+        if place not in self._compiled:
+            began = time.perf_counter()
+            self._compiled[place] = program.function.lower(*arguments).compile()
+            self.seconds += time.perf_counter() - began
+        return self._compiled[place](*arguments)
+
+    def _tell(self, program: _Program) -> None:
+        if not self._is_abstract:
+            self._on_call(program.name)
+
+    def _on_host(self, tree: PyTree) -> PyTree:
+        if self._is_abstract:  # zeros that take no memory
+            return jax.tree.map(lambda s: np.broadcast_to(np.zeros((), s.dtype), s.shape), tree)
+        return jax.device_get(tree)
+
+
+def as_number(value: Any) -> np.ndarray:
+    """Returns a hyper-parameter as an array; whole numbers stay whole."""
+    if isinstance(value, np.ndarray | jax.Array):
+        return np.asarray(value)
+    return np.asarray(value, np.int32 if isinstance(value, int) else np.float32)
+
+
+def _client_name(stage: str, p: int, c: int) -> str:
+    return f"{stage}/{p}/clients{c}"
+
+
+def _server_name(stage: str, p: int) -> str:
+    return f"{stage}/{p}/server"
+
+
+def _phase_key(key: jax.Array, stage: str, r: jax.Array, p: int) -> jax.Array:
+    """Returns the key of a phase, as `engine.run` derives it."""
+    stage_key = jax.random.fold_in(jax.random.fold_in(key, _STAGES[stage]), r)
+    return jax.random.fold_in(stage_key, p)
+
+
+def _taking_part(
+    phase: Phase, federation: Federation, participants: tuple[Any, ...]
+) -> list[tuple[int, np.ndarray]]:
+    """As `phases.taking_part`, on the host."""
+    if phase.who == "everyone":
+        return [(c, np.asarray(places)) for c, places in enumerate(participants)]
+    c = phases.leading_cohort(federation)
+    places = np.asarray(participants[c])
+    ids = np.asarray(federation.cohorts[c].client_ids)[places]
+    return [(c, places[np.argmin(ids)][None])]
+
+
+def _joined(concatenate: Callable[..., Any], chunks: Sequence[PyTree], n: int) -> PyTree:
+    """Returns the first n rows of the chunks one after another."""
+    return jax.tree.map(lambda *xs: concatenate(xs)[:n], *chunks)
+
+
+def _signature(arguments: PyTree) -> Any:
+    """Returns what tells apart the arguments that a program is compiled for."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple((np.shape(x), str(x.dtype)) for x in leaves)

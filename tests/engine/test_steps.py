@@ -1,0 +1,108 @@
+"""A run called piece by piece is the run of `engine.run`."""
+
+import functools
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from jaxfedmvc import Federation, data, engine
+from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
+from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.engine.steps import Steps
+
+K, ROUNDS = 3, 2
+KEY = jax.random.key(5)
+FMCSC = FMCSCConfig(
+    K,
+    hidden=(8,),
+    latent_dim=4,
+    head_hidden=8,
+    pretrain_epochs=2,
+    local_epochs=1,
+    distill_epochs=1,
+    batch_size=16,
+    n_init=2,
+    leader_epochs=1,
+)
+METHODS = {
+    "fmcsc": (functools.partial(fmcsc, FMCSC), FMCSCHyperparams(learning_rate=0.01)),
+    "e_fkmvc": (functools.partial(e_fkmvc, FedHKConfig(K)), FedHKHyperparams(tolerance=0.0)),
+}
+
+
+@functools.cache
+def federation():
+    rng = np.random.default_rng(0)
+    truth = np.arange(50) % K
+    views = [2 * rng.normal(size=(K, d))[truth] + rng.normal(size=(50, d)) for d in (5, 4)]
+    parts = data.hybrid_partition(0, n_samples=50, n_views=2, n_clients=7, ratio=(4, 3))
+    return Federation.from_arrays(views, truth, partition=parts)
+
+
+def stepped(name, chunk=None, **settings):
+    make, hyper = METHODS[name]
+    calls = []
+    steps = Steps(make, hyper, federation(), client_chunk=chunk, on_call=calls.append, **settings)
+    steps.compile()
+    n_programs = len(steps._compiled)
+    state = steps.start(federation(), KEY)
+    state, setup = steps.setup(federation(), KEY, state)
+    infos = []
+    for r in range(ROUNDS):
+        state, info = steps.one_round(federation(), KEY, state, r)
+        infos.append(info)
+        found = steps.evaluate(federation(), KEY, state, r)
+    assert len(steps._compiled) == n_programs  # `compile` has found them all
+    return steps, found, {"setup": setup, "rounds": infos}, calls
+
+
+def whole(name, **settings):
+    make, hyper = METHODS[name]
+    run = jax.jit(lambda hyper, key: engine.run(make(hyper), federation(), key, ROUNDS, **settings))
+    return jax.device_get(run(hyper, KEY))
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_run_by_steps_is_a_whole_run(name, chunk):
+    steps, found, info, calls = stepped(name, chunk)
+    expected = whole(name)
+    chex.assert_trees_all_close(found.state.server, expected.state.server, rtol=1e-3, atol=1e-4)
+    chex.assert_trees_all_close(found.state.clients, expected.state.clients, rtol=1e-3, atol=1e-4)
+    for labels, others in zip(found.labels, expected.labels, strict=True):
+        np.testing.assert_array_equal(labels, others)
+    chex.assert_trees_all_close(info["setup"], expected.info["setup"], rtol=1e-3, atol=1e-4)
+    rounds = jax.tree.map(lambda *rows: np.stack(rows), *info["rounds"])
+    chex.assert_trees_all_close(rounds, expected.info["rounds"], rtol=1e-3, atol=1e-4)
+    counts = steps.calls()
+    in_all = sum(counts["setup"].values()) + ROUNDS * sum(counts["round"].values())
+    assert len(calls) == in_all + ROUNDS * sum(counts["finish"].values())
+    assert steps.traffic() == engine.traffic(METHODS[name][0](METHODS[name][1]), federation())
+
+
+def test_clients_that_are_drawn_anew_are_those_of_a_whole_run():
+    settings = {"participation": [0.5, 1.0, 0.5], "resample_participants": True}
+    _, found, _, _ = stepped("e_fkmvc", 2, **settings)
+    expected = whole("e_fkmvc", **settings)
+    chex.assert_trees_all_close(found.state.server, expected.state.server, rtol=1e-3, atol=1e-4)
+    for labels, others in zip(found.labels, expected.labels, strict=True):
+        np.testing.assert_array_equal(labels, others)
+
+
+def test_hyperparameters_are_arguments_of_the_programs():
+    """So that another value finds the same programs in JAX's cache."""
+    make, hyper = METHODS["e_fkmvc"]
+    texts = []
+    for fuzzifier in (1.1, 1.5):
+        steps = Steps(make, hyper.replace(fuzzifier=fuzzifier), federation())
+        steps.compile()
+        texts.append(sorted(str(p.as_text()) for p in steps._compiled.values()))
+    assert texts[0] == texts[1]
+
+
+def test_a_chunk_below_one_is_refused():
+    make, hyper = METHODS["e_fkmvc"]
+    with pytest.raises(ValueError, match="client_chunk: got 0; allowed is 1 or more"):
+        Steps(make, hyper, federation(), client_chunk=0)
