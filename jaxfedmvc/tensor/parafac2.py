@@ -38,13 +38,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc.tensor.tucker import (
-    _check_at_least_one,
-    largest_entry_signs,
-    polar,
-    relative_error,
-    weighted_target,
-)
+from jaxfedmvc import checks
+from jaxfedmvc.tensor.tucker import largest_entry_signs, polar, relative_error
 
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
@@ -73,7 +68,7 @@ _State = tuple[Parafac2, Array, Array, Array]  # form, error, previous error, nu
 
 
 class Parafac2Result(NamedTuple):
-    """What `parafac2` found.
+    """Result of `parafac2`.
 
     Attributes:
         parafac2: The decomposition.
@@ -97,7 +92,7 @@ def parafac2(
     n_init: int = 1,
     n_inner: int = 5,
 ) -> Parafac2Result:
-    """PARAFAC2 by alternating least squares (Kiers et al., 1999), the best of some starts.
+    """Fits PARAFAC2 by alternating least squares (Kiers et al., 1999), the best of some starts.
 
     The first start has the leading eigenvectors of sum_k X_k^T X_k for Q, and needs no key; the
     others have random orthonormal Q. All have H = I and s = 1. Slices of zeros give an error of 0.
@@ -117,18 +112,20 @@ def parafac2(
         The result of the start with the least error, with the module's conventions.
 
     Raises:
-        ValueError: If `slices` or `where` has the wrong shape, `rank` is not from 1 to
-            min(n_max, J), `where` is concrete and a slice has fewer than `rank` rows, `max_sweeps`,
-            `n_init` or `n_inner` is below 1, or `key` is None though `n_init` is above 1.
+        ValueError: `slices` or `where` has the wrong shape, `rank` is not from 1 to min(n_max, J),
+            `where` is concrete and a slice has fewer than `rank` rows, `max_sweeps`, `n_init` or
+            `n_inner` is below 1, or `key` is None though `n_init` is above 1.
     """
     slices, where = _check(slices, where, rank)
-    _check_at_least_one(max_sweeps=max_sweeps, n_init=n_init, n_inner=n_inner)
+    for name, size in (("max_sweeps", max_sweeps), ("n_init", n_init), ("n_inner", n_inner)):
+        if size < 1:
+            raise checks.wrong(name, size, "1 or more")
     n_slices, n_rows, n_columns = slices.shape
     gram = _einsum("knj,kni->ji", slices, slices)
     starts = jnp.linalg.eigh(gram)[1][None, :, : -rank - 1 : -1]
     if n_init > 1:
         if key is None:
-            raise ValueError("key must be given unless n_init is 1")
+            raise checks.wrong("key", key, "a PRNG key, or None if n_init is 1")
         drawn = jax.random.normal(key, (n_init - 1, n_columns, rank))
         starts = jnp.concatenate([starts, jax.vmap(polar)(drawn)])
 
@@ -155,16 +152,15 @@ def parafac2(
 
 
 def reconstruct(parafac2: Parafac2) -> Array:
-    """The slices P_k H diag(s_k) Q^T, float32 [K, n_max, J]; zero rows of padding."""
+    """Returns the slices P_k H diag(s_k) Q^T, float32 [K, n_max, J]; zero rows of padding."""
     projections, h, q, s = parafac2
     return _einsum("knr,krj->knj", projections, _einsum("rc,kc,jc->krj", h, s, q))
 
 
 def from_slice(x: ArrayLike, rank: int, *, where: ArrayLike | None = None) -> Parafac2:
-    """PARAFAC2 form of a single slice (K = 1): its truncated SVD, P = U, H = I, s = sigma, Q = V.
+    """Returns the form of a single slice (K = 1), from its truncated SVD.
 
-    Exact where the slice's rank is at most `rank`. Repeated along the first axis of `projections`
-    and `s`, it is the form of equal slices.
+    P = U, H = I, s = sigma and Q = V. Exact where the slice's rank is at most `rank`.
 
     Args:
         x: The slice, float32 [n_max, J].
@@ -191,16 +187,14 @@ def sweep(
     parafac2: Parafac2,
     *,
     where: ArrayLike | None = None,
-    weights: ArrayLike | None = None,
     n_inner: int = 1,
 ) -> Parafac2:
-    """One sweep of the steps in the module's docstring.
+    """Makes one sweep of the steps in the module's docstring.
 
     Args:
         slices: X_k, float32 [K, n_max, J], with zeros in rows of padding.
         parafac2: The form to improve; its P is not used.
         where: Real rows, bool [K, n_max]; all rows if None.
-        weights: Non-negative weights c_k of the slices' squared errors, float32 [K]; ones if None.
         n_inner: Number of times that s, H and Q are updated for one P, static.
 
     Returns:
@@ -209,11 +203,7 @@ def sweep(
     _, h, q, s = parafac2
     slices = jnp.asarray(slices, jnp.float32)
     where = jnp.ones(slices.shape[:2], bool) if where is None else jnp.asarray(where, bool)
-    weights = jnp.ones(len(slices)) if weights is None else jnp.asarray(weights, jnp.float32)
-
-    def add(terms: Array) -> Array:
-        return _einsum("k,kij->ij", weights, terms)
-
+    add = functools.partial(jnp.sum, axis=0)
     p = jax.vmap(functools.partial(projection, h=h, q=q))(slices, s_k=s, where=where)
     y = _einsum("knr,knj->krj", p, slices)
 
@@ -233,7 +223,7 @@ def sweep(
 def projection(
     x_k: Array, h: Array, q: Array, s_k: Array, *, where: ArrayLike | None = None
 ) -> Array:
-    """P_k [n_max, R] with orthonormal columns of least |X_k - P_k H diag(s_k) Q^T|.
+    """Finds the P_k [n_max, R] with orthonormal columns of least |X_k - P_k H diag(s_k) Q^T|.
 
     The polar factor of A = X_k Q diag(s_k) H^T (Kiers et al., 1999, eq. 6). Where A lacks rank the
     rest of P_k is free. A matrix of full rank on the real rows, 1e-6 as large as A, is added, so
@@ -255,7 +245,7 @@ def projection(
 
 
 def h_terms(y_k: Array, q: Array, s_k: Array) -> tuple[Array, Array]:
-    """What a slice adds to the sums of `update_h`: Y_k Q diag(s_k) and s_k s_k^T, both [R, R].
+    """Computes a slice's terms of `update_h`: Y_k Q diag(s_k) and s_k s_k^T, both [R, R].
 
     From Y_k = P_k^T X_k [R, J], Q [J, R] and the slice's scales s_k [R].
     """
@@ -263,16 +253,16 @@ def h_terms(y_k: Array, q: Array, s_k: Array) -> tuple[Array, Array]:
 
 
 def update_h(sum_terms: tuple[Array, Array], q: Array, h: Array) -> Array:
-    """H = (sum_k Y_k Q diag(s_k)) [(Q^T Q) o (sum_k s_k s_k^T)]^+, float32 [R, R], proximal.
+    """Computes H = (sum_k Y_k Q diag(s_k)) [(Q^T Q) o (sum_k s_k s_k^T)]^+ [R, R], proximal.
 
-    From the sums over the slices of what `h_terms` gives, Q [J, R] and the previous H [R, R].
+    From the sums over the slices of what `h_terms` returns, Q [J, R] and the previous H [R, R].
     """
     products, squares = sum_terms
     return _proximal(_gram(q) * squares, products, h)
 
 
 def q_terms(y_k: Array, h: Array, s_k: Array) -> Array:
-    """What a slice adds to the sum of `update_q`: Y_k^T H diag(s_k), float32 [J, R].
+    """Computes a slice's term of `update_q`: Y_k^T H diag(s_k), float32 [J, R].
 
     From Y_k = P_k^T X_k [R, J], the new H [R, R] and the slice's scales s_k [R].
     """
@@ -280,16 +270,16 @@ def q_terms(y_k: Array, h: Array, s_k: Array) -> Array:
 
 
 def update_q(sum_q_terms: Array, sum_ss: Array, h: Array, q: Array) -> Array:
-    """Q = (sum_k Y_k^T H diag(s_k)) [(H^T H) o (sum_k s_k s_k^T)]^+, float32 [J, R], proximal.
+    """Computes Q = (sum_k Y_k^T H diag(s_k)) [(H^T H) o (sum_k s_k s_k^T)]^+ [J, R], proximal.
 
-    From the sum over the slices of what `q_terms` gives [J, R], the sum of s_k s_k^T [R, R] that
+    From the sum over the slices of what `q_terms` returns [J, R], the sum of s_k s_k^T [R, R] that
     `update_h` had, the new H [R, R] and the previous Q [J, R].
     """
     return _proximal(_gram(h) * sum_ss, sum_q_terms, q)
 
 
 def update_s(y_k: Array, h: Array, q: Array, s_k: Array) -> Array:
-    """s_k = [(H^T H) o (Q^T Q)]^+ diag(H^T Y_k Q), float32 [R], proximal.
+    """Computes s_k = [(H^T H) o (Q^T Q)]^+ diag(H^T Y_k Q), float32 [R], proximal.
 
     From Y_k = P_k^T X_k [R, J], H [R, R], Q [J, R] and the slice's previous scales s_k [R].
     """
@@ -298,7 +288,7 @@ def update_s(y_k: Array, h: Array, q: Array, s_k: Array) -> Array:
 
 
 def normalised(h: Array, q: Array) -> tuple[Array, Array, Array]:
-    """H and Q with columns of norm 1, and the factor [R] by which every s_k must be multiplied.
+    """Returns H and Q with columns of norm 1, and the factor [R] that every s_k is multiplied by.
 
     Columns of zeros stay zero.
     """
@@ -308,7 +298,7 @@ def normalised(h: Array, q: Array) -> tuple[Array, Array, Array]:
 
 
 def canonical(parafac2: Parafac2) -> Parafac2:
-    """The same slices with the scales, signs and order of the module's docstring."""
+    """Brings a form to the scales, signs and order of the module's docstring; the slices stay."""
     h, q, scale = normalised(parafac2.h, parafac2.q)
     q_signs = largest_entry_signs(q)
     s = parafac2.s * scale[None] * q_signs
@@ -318,63 +308,15 @@ def canonical(parafac2: Parafac2) -> Parafac2:
     return Parafac2(parafac2.projections, h, q, s)
 
 
-# --- Weighted fit ---------------------------------------------------------------------------------
-
-
-def weighted_parafac2(
-    target: ArrayLike,
-    weights: ArrayLike,
-    start: Parafac2,
-    *,
-    n_sweeps: int = 1,
-    where: ArrayLike | None = None,
-) -> Parafac2:
-    """Lowers sum w (fit - target)^2 over PARAFAC2 forms by sweeps on `weighted_target`.
-
-    Every slice has a majoriser (Kiers, 1997) with its own largest weight, by which its terms in the
-    sums are multiplied. The weighted error never increases from `start` on, but for rounding. With
-    weights that are all zero the slices of `start` are kept.
-
-    Args:
-        target: float32 [K, n_max, J]. Entries of weight 0 and rows of padding are never read.
-        weights: Finite and non-negative, float32 [K, n_max, J]; not read in rows of padding.
-        start: The first approximation; gives the rank.
-        n_sweeps: Number of sweeps, each on a target of its own, static.
-        where: Real rows, bool [K, n_max]; all rows if None.
-
-    Returns:
-        The last approximation, with the module's conventions.
-
-    Raises:
-        ValueError: If `target`, `weights` or `where` has another shape than the slices of `start`,
-            or `n_sweeps` is below 1.
-    """
-    shape = (*start.projections.shape[:2], len(start.q))
-    target, weights = jnp.asarray(target, jnp.float32), jnp.asarray(weights, jnp.float32)
-    for name, array in (("target", target), ("weights", weights)):
-        if array.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    _check_at_least_one(n_sweeps=n_sweeps)
-    weights, where = _check(weights, where, len(start.h))
-    peaks = weights.max(axis=(1, 2))
-    # If no entry counts, targets are the fitted slices, and any equal weights keep these.
-    peaks = jnp.where(peaks.max() > 0, peaks / jnp.where(peaks.max() > 0, peaks.max(), 1.0), 1.0)
-
-    def update(_: Array, old: Parafac2) -> Parafac2:
-        plain = jax.vmap(weighted_target)(target, reconstruct(old), weights)
-        return sweep(plain, old, where=where, weights=peaks)
-
-    return canonical(lax.fori_loop(0, n_sweeps, update, start))
-
-
 def _gram(matrix: Array) -> Array:
     return _einsum("ij,ik->jk", matrix, matrix)
 
 
 def _proximal(gram: Array, products: Array, old: Array) -> Array:
-    """Rows x of least x G x^T - 2 x.b + ridge |x - x_old|^2, the latter in units of diag(G).
+    """Solves for rows x of least x G x^T - 2 x.b + ridge |x - x_old|^2.
 
-    From G [r, r], positive semi-definite, and the rows b [m, r] and x_old [m, r].
+    The ridge is in units of diag(G). From G [r, r], positive semi-definite, and the rows b [m, r]
+    and x_old [m, r].
     """
     diagonal = jnp.diagonal(gram)
     unit = jnp.where(diagonal > 0, lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1.0)), 1.0)
@@ -384,16 +326,18 @@ def _proximal(gram: Array, products: Array, old: Array) -> Array:
 
 
 def _check(slices: ArrayLike, where: ArrayLike | None, rank: int) -> tuple[Array, Array]:
-    """Checked slices with zeros in rows of padding, and `where` as an array."""
+    """Returns checked slices with zeros in rows of padding, and `where` as an array."""
     slices = jnp.asarray(slices, jnp.float32)
     if slices.ndim != 3 or 0 in slices.shape:
-        raise ValueError(f"slices must have shape [K, n, J], none of them 0, got {slices.shape}")
+        raise checks.wrong("slices", slices.shape, "a shape [K, n, J], none of them 0")
     n_rows, n_columns = slices.shape[1:]
     if not 1 <= rank <= min(n_rows, n_columns):
-        raise ValueError(f"rank must be from 1 to {min(n_rows, n_columns)}, got {rank}")
+        raise checks.wrong("rank", rank, f"1 to {min(n_rows, n_columns)}")
     where = jnp.ones(slices.shape[:2], bool) if where is None else jnp.asarray(where, bool)
     if where.shape != slices.shape[:2]:
-        raise ValueError(f"where must have shape {slices.shape[:2]}, got {where.shape}")
+        raise checks.wrong("where", where.shape, f"the shape {slices.shape[:2]}")
     if not isinstance(where, jax.core.Tracer) and (least := int(where.sum(axis=1).min())) < rank:
-        raise ValueError(f"where must select at least {rank} rows of each slice, got {least}")
+        raise checks.wrong(
+            "where", least, f"{rank} rows of each slice or more, as many as the rank"
+        )
     return jnp.where(where[:, :, None], slices, 0.0), where

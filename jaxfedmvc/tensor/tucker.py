@@ -23,6 +23,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
+
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
@@ -39,7 +41,7 @@ class Tucker(NamedTuple):
 
 
 class HooiResult(NamedTuple):
-    """What `hooi` found.
+    """Result of `hooi`.
 
     Attributes:
         tucker: The decomposition.
@@ -53,13 +55,13 @@ class HooiResult(NamedTuple):
 
 
 def unfold(x: ArrayLike, mode: int) -> Array:
-    """Matrix X_(mode) [I_mode, product of the others] whose columns are the fibres of a mode.
+    """Returns the matrix X_(mode) [I_mode, product of the others]: its columns are a mode's fibres.
 
     The index of the lowest other mode runs fastest over the columns (Kolda & Bader, 2009), so that
     X_(0) = U_0 G_(0) (U_2 kron U_1)^T for a Tucker form of three modes.
 
     Raises:
-        ValueError: If `x` has no mode `mode`.
+        ValueError: `x` has no mode `mode`.
     """
     x = jnp.asarray(x, jnp.float32)
     _check_mode(x, mode)
@@ -68,7 +70,7 @@ def unfold(x: ArrayLike, mode: int) -> Array:
 
 
 def mode_product(x: ArrayLike, matrix: ArrayLike, mode: int) -> Array:
-    """X x_mode M: every fibre of a mode multiplied by a matrix.
+    """Computes X x_mode M: multiplies every fibre of a mode by a matrix.
 
     Args:
         x: Tensor, float32 [I_1, ..., I_N].
@@ -79,18 +81,18 @@ def mode_product(x: ArrayLike, matrix: ArrayLike, mode: int) -> Array:
         float32, the shape of `x` with J in place of I_mode.
 
     Raises:
-        ValueError: If `x` has no mode `mode` or `matrix` does not fit it.
+        ValueError: `x` has no mode `mode`, or `matrix` does not fit it.
     """
     x, matrix = jnp.asarray(x, jnp.float32), jnp.asarray(matrix, jnp.float32)
     _check_mode(x, mode)
     if matrix.ndim != 2 or matrix.shape[1] != x.shape[mode]:
-        raise ValueError(f"matrix must have shape [J, {x.shape[mode]}], got {matrix.shape}")
+        raise checks.wrong("matrix", matrix.shape, f"shape [J, {x.shape[mode]}]")
     product = jnp.tensordot(matrix, x, (1, mode), precision=lax.Precision.HIGHEST)
     return jnp.moveaxis(product, 0, mode)
 
 
 def reconstruct(tucker: Tucker) -> Array:
-    """The tensor G x_1 U_1 ... x_N U_N, float32 [I_1, ..., I_N]."""
+    """Returns the tensor G x_1 U_1 ... x_N U_N, float32 [I_1, ..., I_N]."""
     x = tucker.core
     for mode, factor in enumerate(tucker.factors):
         x = mode_product(x, factor, mode)
@@ -98,7 +100,7 @@ def reconstruct(tucker: Tucker) -> Array:
 
 
 def project(x: ArrayLike, factors: Sequence[Array]) -> Tucker:
-    """Best Tucker form of a tensor for given factors: its core is X x_1 U_1^T ... x_N U_N^T.
+    """Fits the core for fixed factors by least squares: X x_1 U_1^T ... x_N U_N^T.
 
     The core is linear in `x`: averaging cores of shared factors projects the averaged tensor.
     """
@@ -109,7 +111,7 @@ def project(x: ArrayLike, factors: Sequence[Array]) -> Tucker:
 
 
 def hosvd(x: ArrayLike, ranks: Sequence[int]) -> Tucker:
-    """Truncated higher-order SVD (De Lathauwer et al., 2000).
+    """Computes the truncated higher-order SVD (De Lathauwer et al., 2000).
 
     U_n holds the leading R_n left singular vectors of X_(n). The squared error is at most the sum
     over modes of the squared singular values left out, and at most N times the least possible one.
@@ -122,15 +124,15 @@ def hosvd(x: ArrayLike, ranks: Sequence[int]) -> Tucker:
         The decomposition; see the module's docstring for order and signs.
 
     Raises:
-        ValueError: If `x` has fewer than two modes or an empty one, or if `ranks` does not name
-            one rank for each mode with 1 <= R_n <= I_n and R_n <= product of the other ranks.
+        ValueError: `x` has fewer than two modes or an empty one, or `ranks` does not hold one rank
+            for each mode with 1 <= R_n <= I_n and R_n <= product of the other ranks.
     """
     x, ranks = _check(x, ranks)
     return project(x, [_leading(unfold(x, mode), rank) for mode, rank in enumerate(ranks)])
 
 
 def hooi_sweep(x: ArrayLike, factors: Sequence[Array]) -> tuple[Array, ...]:
-    """One sweep of higher-order orthogonal iteration (De Lathauwer et al., 2000).
+    """Makes one sweep of higher-order orthogonal iteration (De Lathauwer et al., 2000).
 
     In every mode in turn U_n becomes the leading R_n left singular vectors of the unfolding of
     X x_{m != n} U_m^T. With the core of `project`, the error never increases.
@@ -155,7 +157,7 @@ def hooi_sweep(x: ArrayLike, factors: Sequence[Array]) -> tuple[Array, ...]:
 def hooi(
     x: ArrayLike, ranks: Sequence[int], *, max_sweeps: int = 20, tol: ArrayLike = 1e-6
 ) -> HooiResult:
-    """Tucker decomposition of least squared error, by sweeps of `hooi_sweep` from `hosvd`.
+    """Lowers the squared error of a Tucker form by sweeps of `hooi_sweep`, starting from `hosvd`.
 
     A tensor of zeros gives a core of zeros.
 
@@ -169,10 +171,11 @@ def hooi(
         The decomposition; see the module's docstring for order and signs.
 
     Raises:
-        ValueError: As `hosvd`, and if `max_sweeps` is below 1.
+        ValueError: As `hosvd`, or `max_sweeps` is below 1.
     """
     x, ranks = _check(x, ranks)
-    _check_at_least_one(max_sweeps=max_sweeps)
+    if max_sweeps < 1:
+        raise checks.wrong("max_sweeps", max_sweeps, "1 or more")
 
     def unfinished(state: tuple[Tucker, Array, Array, Array]) -> Array:
         _, error, previous, n_sweeps = state
@@ -193,7 +196,9 @@ def hooi(
 
 
 def polar(matrix: ArrayLike) -> Array:
-    """Nearest matrix with orthonormal columns: U V^T of the SVD U S V^T (Schönemann, 1966).
+    """Returns the nearest matrix with orthonormal columns (Schönemann, 1966).
+
+    It is U V^T of the singular value decomposition U S V^T.
 
     Args:
         matrix: float32 [n, r], n >= r.
@@ -202,17 +207,17 @@ def polar(matrix: ArrayLike) -> Array:
         float32 [n, r]. One of several nearest ones if the rank of `matrix` is below r.
 
     Raises:
-        ValueError: If `matrix` is not a matrix with at least as many rows as columns.
+        ValueError: `matrix` is not a matrix with at least as many rows as columns.
     """
     matrix = jnp.asarray(matrix, jnp.float32)
     if matrix.ndim != 2 or matrix.shape[0] < matrix.shape[1]:
-        raise ValueError(f"matrix must have shape [n, r] with n >= r, got {matrix.shape}")
+        raise checks.wrong("matrix", matrix.shape, "shape [n, r] with n >= r")
     left, _, right = jnp.linalg.svd(matrix, full_matrices=False)
     return _matmul(left, right)
 
 
 def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker:
-    """The same tensor with its factors rotated as near as can be to given ones.
+    """Rotates the factors as near as possible to reference factors; the tensor stays the same.
 
     U_n becomes U_n O and the core G x_n O^T, with O the polar factor of U_n^T U_n^ref (orthogonal
     Procrustes problem; Schönemann, 1966). Factors of several clients can then be averaged.
@@ -225,13 +230,13 @@ def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker
         The rotated decomposition; `reconstruct` gives what it gave before.
 
     Raises:
-        ValueError: If `reference_factors` has other shapes than the factors of `tucker`.
+        ValueError: `reference_factors` has other shapes than the factors of `tucker`.
     """
     references = [jnp.asarray(reference, jnp.float32) for reference in reference_factors]
     shapes = [factor.shape for factor in tucker.factors]
     if [reference.shape for reference in references] != shapes:
         got = [reference.shape for reference in references]
-        raise ValueError(f"reference_factors must have shapes {shapes}, got {got}")
+        raise checks.wrong("reference_factors", got, f"the shapes of the factors, {shapes}")
     core, factors = tucker.core, []
     for mode, (factor, reference) in enumerate(zip(tucker.factors, references, strict=True)):
         rotation = polar(_matmul(factor.T, reference))
@@ -241,7 +246,7 @@ def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker
 
 
 def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) -> Array:
-    """Target of a plain least-squares step that lowers a weighted one (Kiers, 1997).
+    """Returns the target of a plain least-squares step that lowers a weighted error (Kiers, 1997).
 
     T = F + (w / max w) o (M - F). For every C, max w * |T - C|^2 plus a constant is at least
     sum w (C - M)^2, with equality at C = F: whatever lowers |T - C|^2 from C = F does not raise
@@ -263,56 +268,21 @@ def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) ->
     return fitted + jnp.where(weights > 0, share * (target - fitted), 0.0)
 
 
-def weighted_hooi(
-    target: ArrayLike, weights: ArrayLike, start: Tucker, *, n_sweeps: int = 1
-) -> Tucker:
-    """Lowers sum w (fit - target)^2 over Tucker forms by steps of HOOI on `weighted_target`.
-
-    The sum never increases from `start` on, but for rounding; with weights that are all zero the
-    tensor of `start` is kept.
-
-    Args:
-        target: float32 [I_1, ..., I_N]. Its entries of weight 0 are never read.
-        weights: Finite and non-negative, float32 [I_1, ..., I_N].
-        start: The first approximation; gives the ranks.
-        n_sweeps: Number of sweeps, each on a target of its own, static.
-
-    Returns:
-        The last approximation.
-
-    Raises:
-        ValueError: If `target` or `weights` has another shape than the tensor of `start`, or
-            `n_sweeps` is below 1.
-    """
-    shape = tuple(len(factor) for factor in start.factors)
-    target, weights = jnp.asarray(target, jnp.float32), jnp.asarray(weights, jnp.float32)
-    for name, array in (("target", target), ("weights", weights)):
-        if array.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
-    _check_at_least_one(n_sweeps=n_sweeps)
-
-    def update(_: Array, old: Tucker) -> Tucker:
-        plain = weighted_target(target, reconstruct(old), weights)
-        return project(plain, hooi_sweep(plain, old.factors))
-
-    return lax.fori_loop(0, n_sweeps, update, start)
-
-
 def relative_error(x: Array, fitted: Array) -> Array:
-    """Frobenius norm |x - fitted| / |x|, scalar; 0 where `x` is zero and fitted exactly."""
+    """Computes |x - fitted| / |x| in Frobenius norms; 0 where `x` is zero and fitted exactly."""
     # From the difference: |x|^2 - |core|^2 would leave no digits of a small error.
     norm = jnp.sqrt(jnp.sum(jnp.square(x)))
     return jnp.sqrt(jnp.sum(jnp.square(x - fitted))) / jnp.where(norm > 0, norm, 1.0)
 
 
 def largest_entry_signs(matrix: Array) -> Array:
-    """Sign of each column's entry of largest magnitude, [1, r]; 1 for a column of zeros."""
+    """Returns the sign of each column's entry of largest magnitude, [1, r]; 1 for zeros."""
     largest = jnp.argmax(jnp.abs(matrix), axis=0)[None]
     return jnp.where(jnp.take_along_axis(matrix, largest, axis=0) < 0, -1.0, 1.0)
 
 
 def _leading(matrix: Array, rank: int) -> Array:
-    """Leading left singular vectors [n, rank], signs fixed."""
+    """Returns the leading left singular vectors [n, rank], signs fixed."""
     # Not from the eigenvectors of the Gram matrix: it squares the condition number, and float32
     # would lose whatever is below 1/3000 of the largest singular value.
     vectors = jnp.linalg.svd(matrix, full_matrices=False)[0][:, :rank]
@@ -320,27 +290,22 @@ def _leading(matrix: Array, rank: int) -> Array:
 
 
 def _check(x: ArrayLike, ranks: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
-    """Checked tensor and ranks."""
+    """Returns the checked tensor and ranks."""
     x, ranks = jnp.asarray(x, jnp.float32), tuple(ranks)
     if x.ndim < 2 or 0 in x.shape:
-        raise ValueError(f"x must have two or more modes, none empty, got shape {x.shape}")
+        raise checks.wrong("x", x.shape, "a shape of two or more modes, none empty")
     if len(ranks) != x.ndim:
-        raise ValueError(f"ranks must name one rank for each of {x.ndim} modes, got {ranks}")
+        raise checks.wrong("ranks", ranks, f"one rank for each of {x.ndim} modes")
     for rank, size in zip(ranks, x.shape, strict=True):
         if not 1 <= rank <= size or rank**2 > math.prod(ranks):
-            raise ValueError(
-                f"ranks must be at least 1, at most the sizes {x.shape} and at most the product "
-                f"of the other ranks, got {ranks}"
+            raise checks.wrong(
+                "ranks",
+                ranks,
+                f"1 to the sizes {x.shape}, and no more than the product of the other ranks",
             )
     return x, ranks
 
 
 def _check_mode(x: Array, mode: int) -> None:
     if not 0 <= mode < x.ndim:
-        raise ValueError(f"mode must be from 0 to {x.ndim - 1}, got {mode}")
-
-
-def _check_at_least_one(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        raise checks.wrong("mode", mode, f"0 to {x.ndim - 1}")
