@@ -16,22 +16,65 @@ the sensitivities of k-means. As in published comparisons rows are drawn without
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
 
 
+@dataclasses.dataclass(frozen=True)
+class CoresetKMeansConfig:
+    """Static settings of CoresetKMeans.
+
+    Attributes:
+      n_clusters: Number of clusters k, of every agent and of the server.
+      n_coreset: Number of rows that are drawn and sent; none: a tenth of the samples, rounded down,
+        one at least.
+      n_init: Starts of every k-means, of which the best is kept.
+    """
+
+    n_clusters: int
+    n_coreset: int | None = None
+    n_init: int = 10
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        checks.at_least(self, 1, "n_clusters", "n_coreset", "n_init")
+
+
+@struct.dataclass
+class CoresetKMeansHyperparams:
+    """Numbers of CoresetKMeans that may be traced.
+
+    Attributes:
+      alpha: Weight of distances against sizes of clusters in the sensitivities, 0 or more.
+      limit: Number of clusters in use, at most n_clusters and at most the rows drawn, so that one
+        program serves a search over the number of clusters; messages keep their size for
+        n_clusters; none: all.
+    """
+
+    alpha: Array | float = 2.0
+    limit: Array | int | None = None
+
+
 class CoresetState(NamedTuple):
-    """What the server knows, for a coreset of up to m rows and k clusters.
+    """State of the server, for a coreset of up to m rows and k clusters.
 
     Attributes:
       n_drawn: Number of rows of the coreset, int32.
@@ -49,71 +92,83 @@ class CoresetState(NamedTuple):
 
 
 def coreset_kmeans(
-    n_clusters: int,
-    *,
-    n_coreset: int | None = None,
-    limit: ArrayLike | None = None,
-    alpha: ArrayLike = 2.0,
-    n_init: int = 10,
+    config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams | None = None
 ) -> FederatedAlgorithm:
-    """Weighted k-means at the server on raw rows drawn by sensitivity. This is no privacy.
+    """Returns weighted k-means at the server on raw rows drawn by sensitivity. This is no privacy.
 
     The exchanges are made in `setup`; a round does nothing, so run it for 0 rounds. Cluster numbers
     mean the same for all agents, but a sample may be nearest to different ones on their features.
 
-    Args:
-      n_clusters: k, static, for the agents and the server alike.
-      n_coreset: Static number of rows drawn; None means a tenth of the samples, rounded down, one
-        at least. For None the messages have room for a tenth of all rows with padding; what lies
-        beyond a tenth of the samples is sent as zeros and has no weight.
-      limit: Number of clusters in use, min(limit, k), where that is traced; all k if None. The
-        server uses no more than it has rows. The messages keep their size for k.
-      alpha: Weight of distances against sizes of clusters in the sensitivities, traced.
-      n_init: Starts of every k-means, static.
-
-    Returns:
-      The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, or where an
-      agent has fewer samples than clusters or than `n_coreset`; its exchanges as `kmeans` does for
-      a setting that is out of range.
-
     Raises:
-      ValueError: `n_coreset` below 1, or `alpha` below 0 or not finite.
+      ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`,
+        or an agent has fewer samples than clusters or than `n_coreset`.
     """
-    if n_coreset is not None and n_coreset < 1:
-        raise ValueError(f"n_coreset: got {n_coreset}; allowed is 1 or more, or None")
-    if not isinstance(alpha, jax.core.Tracer) and not 0 <= np.asarray(alpha) < np.inf:
-        raise ValueError(f"alpha: got {alpha}; allowed is a finite number, 0 or more")
+    hyper = hyper or CoresetKMeansHyperparams()
+    checks.numbers(
+        hyper,
+        {
+            "alpha": (lambda a: (a >= 0) & (a < np.inf), "a finite number, 0 or more"),
+            "limit": (lambda k: k >= 1, "1 or more"),
+        },
+    )
+    return FederatedAlgorithm(
+        init=partial(_init, config),
+        setup=(_draw(config, hyper), _collect(config, hyper)),
+        round=(),
+        finish=(_share_columns(),),
+        assign=_assign,
+    )
 
-    def init(key: Array, federation: Federation) -> tuple[CoresetState, tuple[tuple, ...]]:
-        federation.check_vertical()
-        federation.check_rows(n_clusters, "as many as clusters, for k-means to start from")
-        federation.check_rows(n_coreset or 1, "as many as the coreset draws")
-        mask = federation.cohorts[0].mask[0]
-        n_samples = jnp.sum(mask, dtype=jnp.int32)
-        if n_coreset is None:
-            capacity, n_drawn = max(1, len(mask) // 10), jnp.maximum(n_samples // 10, 1)
-        else:
-            capacity, n_drawn = min(n_coreset, len(mask)), jnp.minimum(n_samples, n_coreset)
-        widths = {
-            cohort.view_ids: sum(view.shape[-1] for view in cohort.views)
-            for cohort in federation.cohorts
-        }
-        state = CoresetState(
-            n_drawn=n_drawn,
-            rows=jnp.full(capacity, -1, jnp.int32),
-            weights=jnp.zeros(capacity),
-            centroids={v: jnp.zeros((n_clusters, width)) for v, width in widths.items()},
-            n_centroids=jnp.int32(0),
-        )
-        return state, ((),) * len(federation.cohorts)
 
-    def send_sensitivities(key: Array, sent: tuple, state: tuple, client: Cohort) -> Any:
+def _init(
+    config: CoresetKMeansConfig, key: Array, federation: Federation
+) -> tuple[CoresetState, tuple[tuple, ...]]:
+    """Returns the state before anything was sent.
+
+    With `n_coreset` None there is room for a tenth of all rows with padding; what lies beyond a
+    tenth of the samples is sent as zeros and has no weight.
+    """
+    federation.check_vertical()
+    federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
+    federation.check_rows(config.n_coreset or 1, "as many as the coreset draws")
+    mask = federation.cohorts[0].mask[0]
+    n_samples = jnp.sum(mask, dtype=jnp.int32)
+    if config.n_coreset is None:
+        capacity, n_drawn = max(1, len(mask) // 10), jnp.maximum(n_samples // 10, 1)
+    else:
+        capacity = min(config.n_coreset, len(mask))
+        n_drawn = jnp.minimum(n_samples, config.n_coreset)
+    widths = {
+        cohort.view_ids: sum(view.shape[-1] for view in cohort.views)
+        for cohort in federation.cohorts
+    }
+    state = CoresetState(
+        n_drawn=n_drawn,
+        rows=jnp.full(capacity, -1, jnp.int32),
+        weights=jnp.zeros(capacity),
+        centroids={v: jnp.zeros((config.n_clusters, width)) for v, width in widths.items()},
+        n_centroids=jnp.int32(0),
+    )
+    return state, ((),) * len(federation.cohorts)
+
+
+def _draw(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Phase:
+    """Returns the first exchange: agents send sensitivities, and the server draws rows by them."""
+
+    def client(key: Array, sent: tuple, state: tuple, client: Cohort) -> Any:
         x = jnp.concatenate(client.views, axis=-1)
-        found = kmeans(key, x, n_clusters, where=client.mask, n_init=n_init, limit=limit)
-        message = sensitivities(x, found.labels, found.centroids, client.mask, alpha)
+        found = kmeans(
+            key,
+            x,
+            config.n_clusters,
+            where=client.mask,
+            n_init=config.n_init,
+            limit=hyper.limit,
+        )
+        message = sensitivities(x, found.labels, found.centroids, client.mask, hyper.alpha)
         return state, {client.view_ids: message}, {}
 
-    def draw(
+    def server(
         key: Array, state: CoresetState, messages: Any, weights: Any
     ) -> tuple[CoresetState, dict]:
         total = sum(by_agent(messages).values())
@@ -121,57 +176,70 @@ def coreset_kmeans(
         rows = jnp.where(jnp.arange(len(drawn)) < state.n_drawn, drawn, -1)
         return state._replace(rows=rows, weights=importance_weights(total, rows)), {}
 
-    def send_rows(key: Array, rows: Array, state: tuple, client: Cohort) -> Any:
+    return Phase(lambda state, view_ids: (), client, server)
+
+
+def _collect(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Phase:
+    """Returns the second exchange: agents send the drawn rows, and the server clusters them."""
+
+    def client(key: Array, rows: Array, state: tuple, client: Cohort) -> Any:
         x = jnp.concatenate(client.views, axis=-1)
         return state, {client.view_ids: jnp.where(rows[:, None] >= 0, x[rows], 0.0)}, {}
 
-    def cluster_coreset(
+    def server(
         key: Array, state: CoresetState, messages: Any, weights: Any
     ) -> tuple[CoresetState, dict]:
         agents = by_agent(messages)
-        n_centroids = jnp.minimum(n_clusters if limit is None else limit, state.n_drawn)
+        limit = config.n_clusters if hyper.limit is None else hyper.limit
+        n_centroids = jnp.minimum(limit, state.n_drawn)
         found = kmeans(
             key,
             jnp.concatenate(list(agents.values()), axis=1),
-            n_clusters,
+            config.n_clusters,
             where=state.rows >= 0,
-            n_init=n_init,
+            n_init=config.n_init,
             weights=state.weights,
             limit=n_centroids,
         )
         ends = np.cumsum([x.shape[1] for x in agents.values()])
         columns = jnp.split(found.centroids, ends[:-1], axis=1)
         centroids = dict(zip(agents, columns, strict=True))
-        n_centroids = jnp.minimum(n_centroids, n_clusters).astype(jnp.int32)
+        n_centroids = jnp.minimum(n_centroids, config.n_clusters).astype(jnp.int32)
         return state._replace(centroids=centroids, n_centroids=n_centroids), {}
 
-    def own_columns(state: CoresetState, view_ids: tuple[int, ...]) -> dict[str, Array]:
-        return {"centroids": state.centroids[view_ids], "n_centroids": state.n_centroids}
+    return Phase(lambda state, view_ids: state.rows, client, server)
 
-    def receive(key: Array, sent: dict, state: tuple, client: Cohort) -> Any:
+
+def _share_columns() -> Phase:
+    """Returns the last exchange: every agent is sent its columns of the centroids."""
+
+    def client(key: Array, sent: dict, state: tuple, client: Cohort) -> Any:
         return state, (), {}
 
-    def assign(server: CoresetState, state: tuple, client: Cohort) -> Array:
-        x = jnp.concatenate(client.views, axis=-1)
-        labels = nearest(x, **own_columns(server, client.view_ids))
-        return jnp.where(client.mask, labels, -1)
+    def server(
+        key: Array, state: CoresetState, messages: Any, weights: Any
+    ) -> tuple[CoresetState, dict]:
+        return state, {}
 
-    return FederatedAlgorithm(
-        init=init,
-        setup=(
-            Phase(lambda state, view_ids: (), send_sensitivities, draw),
-            Phase(lambda state, view_ids: state.rows, send_rows, cluster_coreset),
-        ),
-        round=(),
-        finish=(Phase(own_columns, receive, lambda key, state, m, w: (state, {})),),
-        assign=assign,
-    )
+    return Phase(_own_columns, client, server)
+
+
+def _own_columns(state: CoresetState, view_ids: tuple[int, ...]) -> dict[str, Array]:
+    """Returns an agent's columns of the centroids, and how many centroids are in use."""
+    return {"centroids": state.centroids[view_ids], "n_centroids": state.n_centroids}
+
+
+def _assign(server: CoresetState, state: tuple, client: Cohort) -> Array:
+    """Labels an agent's samples by the nearest centroid on its own features."""
+    x = jnp.concatenate(client.views, axis=-1)
+    labels = nearest(x, **_own_columns(server, client.view_ids))
+    return jnp.where(client.mask, labels, -1)
 
 
 def sensitivities(
     x: Array, labels: Array, centroids: Array, where: Array, alpha: ArrayLike
 ) -> Array:
-    """Bound on how much each row matters to any k-means clustering (Bachem et al., 2017).
+    """Bounds how much each row matters to any k-means clustering (Bachem et al., 2017).
 
     s(i) = alpha d_i^2 / c + 2 alpha C_b / (|b| c) + 4 n / |b|, with d_i the distance of row i to
     its centroid, b its cluster, C_b = sum over b of d^2, and c = (sum of d^2) / n. A term with a
@@ -208,10 +276,10 @@ def sensitivities(
 
 
 def draw_rows(key: Array, chances: Array, n_draws: int) -> Array:
-    """Rows drawn one after another without replacement, in proportion to `chances`.
+    """Draws rows one after another without replacement, in proportion to `chances`.
 
-    The rows of largest log(chance) + Gumbel noise (Yellott, 1977), in that order. A row's noise
-    derives from its number, so that padding and further draws do not change the first ones.
+    They are the rows of largest log(chance) + Gumbel noise (Yellott, 1977), in that order. A row's
+    noise derives from its number, so that padding and further draws do not change the first ones.
 
     Args:
       key: PRNG key.
@@ -230,7 +298,7 @@ def draw_rows(key: Array, chances: Array, n_draws: int) -> Array:
 
 
 def importance_weights(sensitivity: Array, rows: Array) -> Array:
-    """Weights of drawn rows: 1 / s, normalised to sum to 1 (Huang et al., 2022).
+    """Computes weights of drawn rows: 1 / s, normalised to sum to 1 (Huang et al., 2022).
 
     Args:
       sensitivity: s of all rows, float32 [n], positive where drawn.
@@ -244,7 +312,7 @@ def importance_weights(sensitivity: Array, rows: Array) -> Array:
 
 
 def nearest(x: Array, centroids: Array, n_centroids: Array) -> Array:
-    """Nearest of the first `n_centroids` of the centroids [k, p] for rows [n, p], int32 [n]."""
+    """Finds the nearest of the first `n_centroids` centroids [k, p] for rows [n, p], int32 [n]."""
     used = jnp.arange(len(centroids)) < n_centroids
     # Those not in use become copies of the first, which then stands for them.
     labels = predict(x, jnp.where(used[:, None], centroids, centroids[:1]))
@@ -252,6 +320,6 @@ def nearest(x: Array, centroids: Array, n_centroids: Array) -> Array:
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
-    """Their quotient, and zero where the denominator is zero."""
+    """Returns the quotient, and zero where the denominator is zero."""
     safe = jnp.where(denominator > 0, denominator, 1)
     return jnp.where(denominator > 0, numerator / safe, 0.0)

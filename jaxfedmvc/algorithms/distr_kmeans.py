@@ -12,19 +12,54 @@ feature that two agents hold counts twice.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
-from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.vertcohirf.consensus import segment_sizes, strict_consensus
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
+
+
+@dataclasses.dataclass(frozen=True)
+class DistrKMeansConfig:
+    """Static settings of Distr.KMeans.
+
+    Attributes:
+      n_clusters: Number of clusters k, of every agent and of the server.
+      n_init: Starts of every k-means, of which the best is kept.
+    """
+
+    n_clusters: int
+    n_init: int = 10
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        checks.at_least(self, 1, "n_clusters", "n_init")
+
+
+@struct.dataclass
+class DistrKMeansHyperparams:
+    """Numbers of Distr.KMeans that may be traced.
+
+    Attributes:
+      limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
+        the number of clusters; messages keep their size for n_clusters; none: all.
+    """
+
+    limit: Array | int | None = None
 
 
 class Grid(NamedTuple):
@@ -44,39 +79,56 @@ class Grid(NamedTuple):
 
 
 def distr_kmeans(
-    n_clusters: int, *, limit: ArrayLike | None = None, n_init: int = 10
+    config: DistrKMeansConfig, hyper: DistrKMeansHyperparams | None = None
 ) -> FederatedAlgorithm:
-    """k-means of each agent, then weighted k-means of the grid of their clusters at the server.
+    """Returns k-means of each agent, then weighted k-means of the grid of their clusters.
 
     The exchange is made in `setup`; a round does nothing, so run it for 0 rounds. The server
     state is the label of every sample, int32 [n], -1 for padding: all agents share one partition.
     The server learns all centroids and local labels, without any noise.
 
-    Args:
-      n_clusters: k, static, for the agents and the server alike.
-      limit: Number of clusters in use, min(limit, k), where that is traced; all k if None. The
-        messages keep their size for k.
-      n_init: Starts of every k-means, static.
-
-    Returns:
-      The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, or where an
-      agent has fewer samples than clusters; its exchange as `kmeans` does for a setting that is
-      out of range.
+    Raises:
+      ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`,
+        or an agent has fewer samples than clusters.
     """
+    hyper = hyper or DistrKMeansHyperparams()
+    checks.numbers(hyper, {"limit": (lambda k: k >= 1, "1 or more")})
 
     def init(key: Array, federation: Federation) -> tuple[Array, tuple[tuple, ...]]:
         federation.check_vertical()
-        federation.check_rows(n_clusters, "as many as clusters, for k-means to start from")
+        federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
         labels = jnp.where(federation.cohorts[0].mask[0], jnp.int32(0), jnp.int32(-1))
         return labels, ((),) * len(federation.cohorts)
 
-    def send_clusters(key: Array, sent: tuple, state: tuple, client: Cohort) -> Any:
+    def assign(labels: Array, state: tuple, client: Cohort) -> Array:
+        return labels
+
+    return FederatedAlgorithm(
+        init=init,
+        setup=(_cluster(config, hyper),),
+        round=(),
+        finish=(_share_labels(),),
+        assign=assign,
+    )
+
+
+def _cluster(config: DistrKMeansConfig, hyper: DistrKMeansHyperparams) -> Phase:
+    """Returns the exchange: agents send their clusters, and the server clusters the grid."""
+
+    def client(key: Array, sent: tuple, state: tuple, client: Cohort) -> Any:
         x = jnp.concatenate(client.views, axis=-1)
-        found = kmeans(key, x, n_clusters, where=client.mask, n_init=n_init, limit=limit)
+        found = kmeans(
+            key,
+            x,
+            config.n_clusters,
+            where=client.mask,
+            n_init=config.n_init,
+            limit=hyper.limit,
+        )
         message = {"centroids": found.centroids, "labels": found.labels}
         return state, {client.view_ids: message}, {}
 
-    def cluster_grid(
+    def server(
         key: Array, labels: Array, messages: Any, weights: Any
     ) -> tuple[Array, dict[str, Array]]:
         agents = by_agent(messages).values()
@@ -85,36 +137,37 @@ def distr_kmeans(
             [agent["centroids"] for agent in agents],
             labels >= 0,
         )
+        limit = config.n_clusters if hyper.limit is None else hyper.limit
         found = kmeans(
             key,
             grid.points,
-            n_clusters,
+            config.n_clusters,
             where=grid.sizes > 0,
-            n_init=n_init,
+            n_init=config.n_init,
             weights=grid.sizes,
-            limit=jnp.minimum(n_clusters if limit is None else limit, grid.n_cells),
+            limit=jnp.minimum(limit, grid.n_cells),
         )
         # A sample takes its cell's label.
         labels = jnp.where(labels >= 0, found.labels[grid.cells], -1)
         return labels, {"n_cells": grid.n_cells}
 
-    def receive(key: Array, sent: Array, state: tuple, client: Cohort) -> Any:
+    return Phase(lambda labels, view_ids: (), client, server)
+
+
+def _share_labels() -> Phase:
+    """Returns the last exchange: every agent is sent the labels."""
+
+    def client(key: Array, sent: Array, state: tuple, client: Cohort) -> Any:
         return state, (), {}
 
-    def assign(labels: Array, state: tuple, client: Cohort) -> Array:
-        return labels
+    def server(key: Array, labels: Array, messages: Any, weights: Any) -> tuple[Array, dict]:
+        return labels, {}
 
-    return FederatedAlgorithm(
-        init=init,
-        setup=(Phase(lambda labels, view_ids: (), send_clusters, cluster_grid),),
-        round=(),
-        finish=(Phase(lambda labels, view_ids: labels, receive, lambda k, s, m, w: (s, {})),),
-        assign=assign,
-    )
+    return Phase(lambda labels, view_ids: labels, client, server)
 
 
 def occupied_cells(labels: Array, centroids: Sequence[Array], where: Array) -> Grid:
-    """The grid of Ding et al. (2016): the cross product of local clusters, where samples lie.
+    """Builds the grid of Ding et al. (2016): the product of local clusters, where samples lie.
 
     Args:
       labels: Local labels, int32 [agents, n].
@@ -137,7 +190,7 @@ def occupied_cells(labels: Array, centroids: Sequence[Array], where: Array) -> G
 
 
 def by_agent(messages: Sequence[dict[tuple[int, ...], Any]]) -> dict[tuple[int, ...], Any]:
-    """What each agent sent, by the views it holds and in their order, whatever that of cohorts.
+    """Returns what each agent sent, in the order of the views they hold, not of the cohorts.
 
     Args:
       messages: For each cohort `{view_ids: message}` with a client axis of one agent.

@@ -14,6 +14,8 @@ from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.coreset_kmeans import (
+    CoresetKMeansConfig,
+    CoresetKMeansHyperparams,
     coreset_kmeans,
     draw_rows,
     importance_weights,
@@ -63,7 +65,9 @@ TRACED = []  # one entry for each time that `program` is traced
 def program(federation, key, limit):
     """One program for each shape, and for all numbers of clusters up to five."""
     TRACED.append(federation.cohorts[0].view_ids)
-    return engine.run(coreset_kmeans(5, limit=limit, n_init=3), federation, key, rounds=0)
+    hyper = CoresetKMeansHyperparams(limit=limit)
+    algorithm = coreset_kmeans(CoresetKMeansConfig(5, n_init=3), hyper)
+    return engine.run(algorithm, federation, key, rounds=0)
 
 
 def run(federation, key=0, limit=K):
@@ -188,7 +192,7 @@ def test_server_clusters_the_drawn_rows_and_agents_take_their_own_columns(result
 def test_coreset_of_all_rows_with_equal_weights_is_plain_kmeans():
     """Replacing the sensitivities by ones gives equal weights, as one can at the server."""
     views, _ = blobs()
-    algorithm = coreset_kmeans(K, n_coreset=N, n_init=3)
+    algorithm = coreset_kmeans(CoresetKMeansConfig(K, n_coreset=N, n_init=3))
     state = engine.start(algorithm, vertical(views), jax.random.key(0)).server
     draw, collect = (jit(phase.server) for phase in algorithm.setup)
     key = jax.random.key(0)
@@ -207,7 +211,7 @@ def test_coreset_of_all_rows_with_equal_weights_is_plain_kmeans():
 
 def test_rows_are_drawn_by_the_sum_of_the_agents_sensitivities():
     own = np.array([[8.0, 2, 3, 4], [1, 8, 2, 3], [1, 0, 0, 8]], np.float32)
-    algorithm = coreset_kmeans(2, n_coreset=1)
+    algorithm = coreset_kmeans(CoresetKMeansConfig(2, n_coreset=1))
     state = engine.start(algorithm, vertical([own.T[:, [a]] for a in range(3)]), jax.random.key(0))
     messages = tuple({(a,): jnp.array(s[None])} for a, s in enumerate(own))
     draw = jit(jax.vmap(lambda k: algorithm.setup[0].server(k, state.server, messages, ())[0].rows))
@@ -232,7 +236,7 @@ def test_padding_and_the_order_of_cohorts_change_only_rounding(result):
 
 def test_empty_slots_of_the_coreset_are_not_sent():
     federation = vertical(blobs()[0])
-    phase = coreset_kmeans(K).setup[1]
+    phase = coreset_kmeans(CoresetKMeansConfig(K)).setup[1]
     client = jax.tree.map(lambda x: x[0], federation.cohorts[1])
     _, message, _ = phase.client(jax.random.key(0), jnp.array([7, -1]), (), client)
     np.testing.assert_array_equal(message[(1,)], [blobs()[0][1][7], np.zeros(4)])
@@ -259,7 +263,7 @@ def test_limit_is_the_number_of_clusters_in_one_program(result):
 
 def test_no_more_clusters_than_drawn_rows():
     federation = vertical(blobs()[0])
-    algorithm = coreset_kmeans(K, n_coreset=2, n_init=2)
+    algorithm = coreset_kmeans(CoresetKMeansConfig(K, n_coreset=2, n_init=2))
     state = engine.start(algorithm, federation, jax.random.key(0)).server
     state = state._replace(rows=jnp.array([5, 9]), weights=jnp.array([0.3, 0.7]))
     messages = tuple({(a,): v[None, [5, 9]]} for a, v in enumerate(blobs()[0]))
@@ -273,7 +277,8 @@ def test_no_more_clusters_than_drawn_rows():
 
 
 def test_bytes_are_sensitivities_and_raw_rows_up_and_centroids_down():
-    traffic = engine.traffic(coreset_kmeans(K, n_coreset=30), vertical(blobs()[0]))
+    algorithm = coreset_kmeans(CoresetKMeansConfig(K, n_coreset=30))
+    traffic = engine.traffic(algorithm, vertical(blobs()[0]))
     agents, p = len(WIDTHS), sum(WIDTHS)
     assert traffic["setup"] == (4 * (agents * N + 30 * p), 4 * agents * 30)
     assert traffic["round"] == (0, 0)
@@ -283,17 +288,17 @@ def test_bytes_are_sensitivities_and_raw_rows_up_and_centroids_down():
 def test_bad_input_is_named():
     federation, key = vertical([v[:4] for v in blobs()[0]]), jax.random.key(0)
     with pytest.raises(ValueError, match=r"n_coreset: got 0; allowed is 1 or more"):
-        coreset_kmeans(2, n_coreset=0)
+        CoresetKMeansConfig(2, n_coreset=0)
     for alpha in (-1.0, np.nan, np.inf):
         with pytest.raises(ValueError, match=rf"alpha: got {alpha}; allowed is a finite"):
-            coreset_kmeans(2, alpha=alpha)
+            coreset_kmeans(CoresetKMeansConfig(2), CoresetKMeansHyperparams(alpha=alpha))
     with pytest.raises(ValueError, match=r"has 4 samples; allowed is 5 .* clusters"):
-        engine.start(coreset_kmeans(5), federation, key)
+        engine.start(coreset_kmeans(CoresetKMeansConfig(5)), federation, key)
     with pytest.raises(ValueError, match=r"has 4 samples; allowed is 6 .* coreset"):
-        engine.start(coreset_kmeans(2, n_coreset=6), federation, key)
+        engine.start(coreset_kmeans(CoresetKMeansConfig(2, n_coreset=6)), federation, key)
     shared = Federation.from_arrays(
         [v[:4] for v in blobs()[0]],
         partition=[Part((0, 1, 2), np.array([[0, 1], [2, 3]]), np.arange(2))],
     )
     with pytest.raises(ValueError, match="vertical"):
-        engine.start(coreset_kmeans(2), shared, key)
+        engine.start(coreset_kmeans(CoresetKMeansConfig(2)), shared, key)

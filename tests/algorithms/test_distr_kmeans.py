@@ -11,7 +11,13 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms.distr_kmeans import by_agent, distr_kmeans, occupied_cells
+from jaxfedmvc.algorithms.distr_kmeans import (
+    DistrKMeansConfig,
+    DistrKMeansHyperparams,
+    by_agent,
+    distr_kmeans,
+    occupied_cells,
+)
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 
@@ -53,7 +59,8 @@ TRACED = []  # one entry for each time that `program` is traced
 def program(federation, key, limit):
     """One program for each shape, and for all numbers of clusters up to six."""
     TRACED.append(federation.cohorts[0].view_ids)
-    return engine.run(distr_kmeans(6, limit=limit, n_init=3), federation, key, rounds=0)
+    algorithm = distr_kmeans(DistrKMeansConfig(6, n_init=3), DistrKMeansHyperparams(limit))
+    return engine.run(algorithm, federation, key, rounds=0)
 
 
 def run(federation, key=0, limit=5):
@@ -124,7 +131,7 @@ def test_hand_worked_cells_and_their_weights():
         {agent: {"centroids": jnp.array([v]), "labels": jnp.array(column[None] > 5, jnp.int32)}}
         for (agent, v), column in zip(values.items(), corners.T, strict=True)
     )
-    server = distr_kmeans(3).setup[0].server
+    server = distr_kmeans(DistrKMeansConfig(3)).setup[0].server
     state, weights = jnp.zeros(len(corners), jnp.int32), (jnp.ones(1), jnp.ones(1))
     many = jit(jax.vmap(lambda key: server(key, state, messages, weights)))
     labels, info = many(jax.random.split(jax.random.key(0), 10))
@@ -184,7 +191,7 @@ def test_limit_is_the_number_of_clusters_in_one_program(result):
 
 
 def test_bytes_are_centroids_and_labels_up_and_labels_down():
-    traffic = engine.traffic(distr_kmeans(5), vertical(blobs()[0]))
+    traffic = engine.traffic(distr_kmeans(DistrKMeansConfig(5)), vertical(blobs()[0]))
     assert traffic["setup"] == (4 * (5 * 12 + 3 * 300), 0)
     assert traffic["round"] == (0, 0)
     assert traffic["finish"] == (0, 4 * 3 * 300)
@@ -194,12 +201,14 @@ def test_bad_input_is_named():
     key = jax.random.key(0)
     views = [v[:4] for v in blobs()[0]]
     with pytest.raises(ValueError, match=r"client 0 .* has 4 samples; allowed is 5"):
-        engine.start(distr_kmeans(5), vertical(views), key)
+        engine.start(distr_kmeans(DistrKMeansConfig(5)), vertical(views), key)
     shared = Federation.from_arrays(
         views, partition=[Part((0, 1, 2), np.array([[0, 1], [2, 3]]), np.arange(2))]
     )
     with pytest.raises(ValueError, match="vertical"):
-        engine.start(distr_kmeans(2), shared, key)
+        engine.start(distr_kmeans(DistrKMeansConfig(2)), shared, key)
     for settings in ({"n_clusters": 0}, {"n_init": 0}):
-        with pytest.raises(ValueError, match=f"^{next(iter(settings))} must be at least 1, got 0"):
-            engine.run(distr_kmeans(**({"n_clusters": 2} | settings)), vertical(views), key, 0)
+        with pytest.raises(ValueError, match=f"^{next(iter(settings))}: got 0; allowed is 1"):
+            DistrKMeansConfig(**({"n_clusters": 2} | settings))
+    with pytest.raises(ValueError, match=r"^limit: got 0; allowed is 1 or more"):
+        distr_kmeans(DistrKMeansConfig(2), DistrKMeansHyperparams(0))

@@ -9,7 +9,11 @@ import pytest
 from sklearn.cluster import KMeans
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms import local_kmeans
+from jaxfedmvc.algorithms.local_kmeans import (
+    LocalKMeansConfig,
+    LocalKMeansHyperparams,
+    local_kmeans,
+)
 from jaxfedmvc.federation import Federation
 
 K = 3
@@ -36,7 +40,7 @@ def clients(offset=0.0):
 @functools.cache
 def program():
     """Compiled once: every federation here has the same shapes."""
-    run = functools.partial(engine.run, local_kmeans(K, n_init=20), rounds=0)
+    run = functools.partial(engine.run, local_kmeans(LocalKMeansConfig(K, n_init=20)), rounds=0)
     return jax.jit(run, compiler_options={"xla_llvm_disable_expensive_passes": True})
 
 
@@ -79,7 +83,7 @@ def test_inertia_is_that_of_sklearn_on_the_concatenated_views(federation, result
 
 
 def test_nothing_is_exchanged(federation):
-    algorithm = local_kmeans(K)
+    algorithm = local_kmeans(LocalKMeansConfig(K))
     assert (algorithm.setup, algorithm.round, algorithm.finish) == ((), (), ())
     assert all(t == (0, 0) for t in engine.traffic(algorithm, federation).values())
 
@@ -105,7 +109,7 @@ def test_clusters_of_different_clients_are_not_matched(federation):
 
 
 def test_embedding_is_the_concatenated_views(federation, result):
-    found = engine.embed(local_kmeans(K), federation, result.state)
+    found = engine.embed(local_kmeans(LocalKMeansConfig(K)), federation, result.state)
     both = federation.cohorts[0]
     np.testing.assert_array_equal(found[0], jnp.concatenate(both.views, axis=-1))
     np.testing.assert_array_equal(found[1], federation.cohorts[1].views[0])
@@ -113,4 +117,27 @@ def test_embedding_is_the_concatenated_views(federation, result):
 
 def test_too_few_samples_name_the_client(federation):
     with pytest.raises(ValueError, match=r"client 1 .* has 9 samples; allowed is 10"):
-        engine.start(local_kmeans(10), federation, jax.random.key(0))
+        engine.start(local_kmeans(LocalKMeansConfig(10)), federation, jax.random.key(0))
+
+
+def test_limit_is_the_number_of_clusters_in_one_program(federation):
+    traced = []
+
+    @jax.jit
+    def program(federation, limit):
+        traced.append(limit)
+        algorithm = local_kmeans(LocalKMeansConfig(5, n_init=3), LocalKMeansHyperparams(limit))
+        return engine.run(algorithm, federation, jax.random.key(0), 0).labels
+
+    for k in (1, 3):
+        for labels, cohort in zip(program(federation, k), federation.cohorts, strict=True):
+            assert set(np.unique(labels[cohort.mask])) == set(range(k))
+    assert len(traced) == 1
+
+
+def test_bad_settings_are_named():
+    for settings in ({"n_clusters": 0}, {"n_init": 0}):
+        with pytest.raises(ValueError, match=f"^{next(iter(settings))}: got 0; allowed is 1"):
+            LocalKMeansConfig(**({"n_clusters": 2} | settings))
+    with pytest.raises(ValueError, match=r"^limit: got 0; allowed is 1 or more"):
+        local_kmeans(LocalKMeansConfig(2), LocalKMeansHyperparams(0))
