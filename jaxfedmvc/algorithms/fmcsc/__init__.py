@@ -1,8 +1,10 @@
 """FMCSC: federated multi-view clustering by synergistic contrast.
 
 Chen et al., "Bridging Gaps: Federated Multi-View Clustering in Heterogeneous Hybrid Views",
-NeurIPS 2024. Equation numbers are the paper's. Read `objective.py` beside the paper, equation by
-equation, then `method.py` and, for what follows the rounds, `centroids.py`.
+NeurIPS 2024. Equation numbers are the paper's. Read `method.py` beside algorithm 1 first. What its
+exchanges are made of: `settings.py`, the models in `networks.py`, the equations in `objective.py`,
+what clients compute in `client.py`, what the server makes of it in `server.py`, noise on the way in
+`uploads.py`, and what follows the rounds in `centroids.py`. `local.py` has no federation.
 
 Some clients hold all views, the others a part of them (in the paper: one). A "kind" is a subset of
 views, written as the tuple of view ids; there is one global model for each kind: f_g for all views,
@@ -13,7 +15,8 @@ without a new term: z of eq. (7) is then each of their views' low-level feature 
 Where this departs from the paper's text or from its published code, BUILD_NOTES.md says why.
 """
 
+from jaxfedmvc.algorithms.fmcsc.local import local_fmcsc
 from jaxfedmvc.algorithms.fmcsc.method import fmcsc
-from jaxfedmvc.algorithms.fmcsc.model import FMCSCConfig, FMCSCHyperparams
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 
-__all__ = ["FMCSCConfig", "FMCSCHyperparams", "fmcsc"]
+__all__ = ["FMCSCConfig", "FMCSCHyperparams", "fmcsc", "local_fmcsc"]

@@ -1,6 +1,7 @@
 """FMCSC's clusters, eq. (12): what follows the last round.
 
-One client's centroids give every client the same numbering; or those of all clients do.
+Clients come to one numbering of the clusters either by the centroids of one of them (a leader's) or
+by a k-means of the rows of all (federated).
 """
 
 from __future__ import annotations
@@ -11,22 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxfedmvc.algorithm import Phase
-from jaxfedmvc.algorithms.fmcsc.model import (
-    FMCSCConfig,
-    Kept,
-    Kind,
-    Model,
-    PyTree,
-    ServerState,
-    features,
-    send_model,
-)
+from jaxfedmvc.algorithms.fmcsc.client import ClientState, Info
+from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, features
+from jaxfedmvc.algorithms.fmcsc.server import ServerState, send_model
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort
 
 
 def phases(config: FMCSCConfig) -> tuple[Phase, ...]:
-    """The exchanges by which clients come to common centroids."""
+    """Returns the exchanges by which clients come to common centroids."""
     if config.centroids == "leader":
         return (
             Phase(send_model, partial(_seed_centroids, config), _pass_centroids, who="leader"),
@@ -40,10 +35,22 @@ def phases(config: FMCSCConfig) -> tuple[Phase, ...]:
     )
 
 
-def assign(config: FMCSCConfig, h: jax.Array, centroids: jax.Array, mask: jax.Array) -> jax.Array:
-    """k-means on a client's own H [rows, d], from the centroids [K, d] that were passed on.
+def assign_rows(
+    config: FMCSCConfig, h: jax.Array, centroids: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Clusters a client's rows of H, eq. (12).
 
-    With federated centroids the nearest of them. -1: padding.
+    A leader's centroids are what the client's own k-means starts from; federated ones are final,
+    and a row belongs to the nearest.
+
+    Args:
+      config: Which centroids they are.
+      h: [rows, d].
+      centroids: [K, d].
+      mask: bool [rows].
+
+    Returns:
+      Labels [rows]; -1 for padding.
     """
     if config.centroids == "federated":
         return jnp.where(mask, predict(h, centroids), -1)
@@ -54,8 +61,9 @@ def assign(config: FMCSCConfig, h: jax.Array, centroids: jax.Array, mask: jax.Ar
 
 
 def _seed_centroids(
-    config: FMCSCConfig, key: jax.Array, sent: Model, state: PyTree, client: Cohort
-) -> tuple[PyTree, jax.Array, dict]:
+    config: FMCSCConfig, key: jax.Array, sent: Model, state: ClientState, client: Cohort
+) -> tuple[ClientState, jax.Array, Info]:
+    """Sends the centroids [K, d] of the leader's own rows."""
     h = features(config, sent, client.by_view()).h
     found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init)
     return state, found.centroids, {"inertia": found.inertia}
@@ -68,13 +76,13 @@ def _pass_centroids(
 
 
 def _send_result(server: ServerState, view_ids: Kind) -> tuple[Model, jax.Array]:
-    """What a client clusters its rows with, in `assign`."""
+    """Sends what a client clusters its rows with, in `assign_rows`."""
     return server.models[view_ids], server.centroids
 
 
 def _receive(
-    key: jax.Array, sent: PyTree, state: PyTree, client: Cohort
-) -> tuple[PyTree, tuple[()], dict]:
+    key: jax.Array, sent: PyTree, state: ClientState, client: Cohort
+) -> tuple[ClientState, tuple[()], Info]:
     return state, (), {}
 
 
@@ -92,9 +100,9 @@ def _send_centroids(server: ServerState, view_ids: Kind) -> jax.Array:
 
 
 def _own_centroids(
-    config: FMCSCConfig, key: jax.Array, sent: Model, state: Kept, client: Cohort
-) -> tuple[Kept, tuple[jax.Array, jax.Array], dict]:
-    """The client's own centroids [K, d] and their numbers of rows [K]."""
+    config: FMCSCConfig, key: jax.Array, sent: Model, state: ClientState, client: Cohort
+) -> tuple[ClientState, tuple[jax.Array, jax.Array], Info]:
+    """Sends the client's own centroids [K, d] and their numbers of rows [K]; keeps H."""
     h = features(config, sent, client.by_view()).h
     found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init)
     sizes = jnp.sum(jax.nn.one_hot(found.labels, config.n_clusters), axis=0)  # -1: padding
@@ -104,7 +112,7 @@ def _own_centroids(
 def _cluster_centroids(
     config: FMCSCConfig, key: jax.Array, server: ServerState, messages: tuple, weights: tuple
 ) -> tuple[ServerState, dict]:
-    """k-means of all clients' centroids, each as often as it has rows."""
+    """Clusters all clients' centroids by k-means, each counted as often as it has rows."""
     centroids = jnp.concatenate([c.reshape(-1, config.latent_dim) for c, _ in messages])
     sizes = jnp.concatenate(
         [(n * w[:, None]).ravel() for (_, n), w in zip(messages, weights, strict=True)]
@@ -116,9 +124,9 @@ def _cluster_centroids(
 
 
 def _tally(
-    config: FMCSCConfig, key: jax.Array, centroids: jax.Array, state: Kept, client: Cohort
-) -> tuple[Kept, tuple[jax.Array, jax.Array], dict]:
-    """Sum [K, d] and number [K] of the client's rows of H nearest to each centroid."""
+    config: FMCSCConfig, key: jax.Array, centroids: jax.Array, state: ClientState, client: Cohort
+) -> tuple[ClientState, tuple[jax.Array, jax.Array], Info]:
+    """Sends the sum [K, d] and the number [K] of the rows of H nearest to each centroid."""
     nearest = jax.nn.one_hot(predict(state.h, centroids), config.n_clusters)
     nearest *= client.mask[:, None]
     return state, (nearest.T @ state.h, jnp.sum(nearest, axis=0)), {}
@@ -127,7 +135,7 @@ def _tally(
 def _move_centroids(
     key: jax.Array, server: ServerState, messages: tuple, counts: tuple
 ) -> tuple[ServerState, dict]:
-    """Means of all clients' rows; a cluster without rows stays where it is."""
+    """Moves centroids to the means of all clients' rows; one without rows stays where it is."""
     sums, sizes = (sum(parts) for parts in zip(*messages, strict=True))
     means = sums / jnp.maximum(sizes, 1.0)[:, None]
     return server._replace(centroids=jnp.where(sizes[:, None] > 0, means, server.centroids)), {}

@@ -1,134 +1,124 @@
 """FMCSC without its federation: every client trains alone. The reference that FMCSC must beat.
 
 A client with all views reconstructs and contrasts them, eq. (1) and (5), and clusters its H. A
-client with fewer views has no global model to be contrasted with, so eq. (2) is all that is left to
+client with fewer views has no global model to be contrasted with, so that only eq. (2) is left to
 it, and it clusters its Z. Epochs are those of `fmcsc`: pre-training, then E in every round, where
-eq. (5) is given what `mask_rate` leaves of the features.
+models see what `mask_rate` leaves of the features in eq. (5).
 
 Nothing is exchanged, so cluster numbers of different clients have nothing to do with each other.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxfedmvc import nn
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fmcsc.model import (
-    FMCSCConfig,
-    FMCSCHyperparams,
-    Model,
-    Views,
-    features,
-    init_model,
-)
-from jaxfedmvc.algorithms.fmcsc.objective import (
-    hide_features,
-    multi_view_loss,
-    reconstruction_loss,
-)
+from jaxfedmvc.algorithms.fmcsc.client import Info, fit_autoencoders, fit_multi_view, last
+from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 
-PyTree = Any
+Nothing = tuple[()]
+
+
+class LocalState(NamedTuple):
+    """What a client keeps: its model, and the key of its k-means."""
+
+    model: Model
+    key: jax.Array
 
 
 def local_fmcsc(
     config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None
 ) -> FederatedAlgorithm:
-    """FMCSC's client training, with nothing sent; a client's state is its `Model` and a key.
+    """Returns FMCSC's client training with nothing sent; a client's state is a `LocalState`.
+
+    Its `init` raises ValueError where a client has fewer samples than clusters.
 
     Args:
       config: As for `fmcsc`; only widths, epochs of pre-training and rounds, batches, the contrast
         and k-means matter here.
-      hyperparams: As for `fmcsc`.
+      hyperparams: As for `fmcsc`; only the learning rate, tau_m and the mask rate matter here.
 
-    `init` raises ValueError where a client has fewer samples than clusters.
+    Raises:
+      ValueError: A hyper-parameter is out of range.
     """
     hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
-
-    def init(key: jax.Array, federation: Federation) -> tuple[tuple, tuple[PyTree, ...]]:
-        federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
-
-        def client(kind: tuple[int, ...], client_id: jax.Array) -> tuple[Model, jax.Array]:
-            own = jax.random.fold_in(key, client_id)
-            return init_model(own, config, federation.view_dims, kind), own
-
-        return (), tuple(
-            jax.vmap(lambda i, kind=cohort.view_ids: client(kind, i))(cohort.client_ids)
-            for cohort in federation.cohorts
-        )
-
-    def nothing(server: tuple, view_ids: tuple[int, ...]) -> tuple:
-        return ()
-
-    def keep(
-        key: jax.Array, server: tuple, messages: tuple, counts: tuple
-    ) -> tuple[tuple[()], dict]:
-        return (), {}
-
-    def pretrain(
-        key: jax.Array, sent: tuple, state: tuple[Model, jax.Array], client: Cohort
-    ) -> tuple[PyTree, tuple[()], dict]:
-        return train(key, state, client, config.pretrain_epochs, contrast=False)
-
-    def one_round(
-        key: jax.Array, sent: tuple, state: tuple[Model, jax.Array], client: Cohort
-    ) -> tuple[PyTree, tuple[()], dict]:
-        contrast = bool(state[0].view_heads)
-        return train(key, state, client, config.local_epochs, contrast=contrast)
-
-    def train(
-        key: jax.Array,
-        state: tuple[Model, jax.Array],
-        client: Cohort,
-        epochs: int,
-        *,
-        contrast: bool,
-    ) -> tuple[PyTree, tuple[()], dict]:
-        model, own_key = state
-        rate = hyper.mask_rate if contrast else None
-
-        def loss(model: Model, views: Views, mask: jax.Array, *key: jax.Array) -> jax.Array:
-            if contrast:
-                seen = None if rate is None else hide_features(key[0], views, rate)
-                return multi_view_loss(config, hyper.tau_m, model, views, mask, seen)
-            return reconstruction_loss(features(config, model, views).reconstruction, views, mask)
-
-        model, history = nn.fit(
-            key,
-            model,
-            loss,
-            client.by_view(),
-            client.mask,
-            epochs=epochs,
-            batch_size=config.batch_size,
-            learning_rate=hyper.learning_rate,
-            keyed=rate is not None,
-        )
-        return (model, own_key), (), {"loss": history[-1:].sum()}
-
-    def embed(server: tuple, state: tuple[Model, jax.Array], client: Cohort) -> jax.Array:
-        out = features(config, state[0], client.by_view())
-        return out.h if state[0].view_heads else jnp.concatenate(list(out.z.values()), axis=-1)
-
-    def assign(server: tuple, state: tuple[Model, jax.Array], client: Cohort) -> jax.Array:
-        return kmeans(
-            state[1],
-            embed(server, state, client),
-            config.n_clusters,
-            where=client.mask,
-            n_init=config.n_init,
-        ).labels
-
+    check_hyperparams(hyper)
     return FederatedAlgorithm(
-        init=init,
-        setup=(Phase(nothing, pretrain, keep, reduce="sum"),),
-        round=(Phase(nothing, one_round, keep, reduce="sum"),),
+        init=partial(_init, config),
+        setup=(Phase(_send, partial(_pretrain, config, hyper), _keep, reduce="sum"),),
+        round=(Phase(_send, partial(_train, config, hyper), _keep, reduce="sum"),),
         finish=(),
-        assign=assign,
-        embed=embed,
+        assign=partial(_assign, config),
+        embed=partial(_embed, config),
     )
+
+
+def _init(
+    config: FMCSCConfig, key: jax.Array, federation: Federation
+) -> tuple[Nothing, tuple[LocalState, ...]]:
+    federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
+
+    def client(kind: Kind, client_id: jax.Array) -> LocalState:
+        own = jax.random.fold_in(key, client_id)
+        return LocalState(init_model(own, config, federation.view_dims, kind), own)
+
+    return (), tuple(
+        jax.vmap(partial(client, cohort.view_ids))(cohort.client_ids)
+        for cohort in federation.cohorts
+    )
+
+
+def _send(server: Nothing, view_ids: Kind) -> Nothing:
+    return ()
+
+
+def _keep(key: jax.Array, server: Nothing, messages: tuple, counts: tuple) -> tuple[Nothing, dict]:
+    return (), {}
+
+
+def _pretrain(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    sent: Nothing,
+    state: LocalState,
+    client: Cohort,
+) -> tuple[LocalState, Nothing, Info]:
+    """Minimises eq. (1) or (2)."""
+    model, history = fit_autoencoders(
+        config, hyper, key, state.model, client, config.pretrain_epochs
+    )
+    return state._replace(model=model), (), {"loss": last(history)}
+
+
+def _train(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    sent: Nothing,
+    state: LocalState,
+    client: Cohort,
+) -> tuple[LocalState, Nothing, Info]:
+    """Minimises eq. (8) on clients with all views and eq. (2) on others."""
+    fit = fit_multi_view if state.model.view_heads else fit_autoencoders
+    model, history = fit(config, hyper, key, state.model, client, config.local_epochs)
+    return state._replace(model=model), (), {"loss": last(history)}
+
+
+def _embed(config: FMCSCConfig, server: Nothing, state: LocalState, client: Cohort) -> jax.Array:
+    """Computes H [rows, d] on clients with all views, and Z^v side by side on others."""
+    out = features(config, state.model, client.by_view())
+    return out.h if state.model.view_heads else jnp.concatenate(list(out.z.values()), axis=-1)
+
+
+def _assign(config: FMCSCConfig, server: Nothing, state: LocalState, client: Cohort) -> jax.Array:
+    x = _embed(config, server, state, client)
+    found = kmeans(state.key, x, config.n_clusters, where=client.mask, n_init=config.n_init)
+    return found.labels

@@ -1,4 +1,4 @@
-"""FMCSC's losses, eq. (1) to (8), and its weights, section 3.4."""
+"""FMCSC's losses, eq. (1) to (8), and the weights of its models, section 3.4."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxfedmvc import losses
-from jaxfedmvc.algorithms.fmcsc.model import (
-    Features,
-    FMCSCConfig,
-    Kind,
-    Model,
-    Views,
-    features,
-)
+from jaxfedmvc.algorithms.fmcsc.networks import Features, Kind, Model, Views, features
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
 
 # --- Losses, eq. (1) to (8) -----------------------------------------------------------------------
 
@@ -23,7 +17,7 @@ from jaxfedmvc.algorithms.fmcsc.model import (
 def reconstruction_loss(
     reconstruction: Mapping[int, jax.Array], views: Views, mask: jax.Array
 ) -> jax.Array:
-    """Eq. (1), (2): the sum over views of the mean squared error."""
+    """Computes eq. (1) and (2): the sum over views of the mean squared error."""
     return sum(
         (losses.mean_squared_error(r, views[v], mask) for v, r in reconstruction.items()),
         start=jnp.zeros(()),
@@ -33,7 +27,7 @@ def reconstruction_loss(
 def view_contrasts(
     config: FMCSCConfig, tau_m: jax.Array | float, out: Features, mask: jax.Array
 ) -> list[jax.Array]:
-    """Eq. (5) for each view: H against H^v of the same rows."""
+    """Computes eq. (5) for each view: H against H^v of the same rows."""
     contrast = losses.feature_contrast if config.contrast == "paper" else losses.ntxent
     return [contrast(out.h, h_view, mask, tau_m) for h_view in out.h_views.values()]
 
@@ -41,7 +35,7 @@ def view_contrasts(
 def partial_contrast(
     tau_p: jax.Array | float, out: Features, h_global: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Eq. (7), averaged over the client's views."""
+    """Computes eq. (7), averaged over the client's views."""
     contrast = [losses.model_contrast(out.h, h_global, z, mask, tau_p) for z in out.z.values()]
     return sum(contrast, start=jnp.zeros(())) / len(contrast)
 
@@ -54,9 +48,15 @@ def multi_view_loss(
     mask: jax.Array,
     seen: Views | None = None,
 ) -> jax.Array:
-    """Eq. (8) on a client with all views: eq. (1) plus eq. (5).
+    """Computes eq. (8) on a client with all views: eq. (1) plus eq. (5).
 
-    `seen` is what the model is given, if that is not the views themselves.
+    Args:
+      config: Widths, and the form of the contrast.
+      tau_m: Temperature.
+      model: Parameters of a model for all views.
+      views: [rows, D_v] for every view; what is to be reconstructed.
+      mask: bool [rows].
+      seen: The model's input, where it is not the views themselves.
     """
     out = features(config, model, views if seen is None else seen)
     reconstruction = reconstruction_loss(out.reconstruction, views, mask)
@@ -71,7 +71,7 @@ def partial_view_loss(
     h_global: jax.Array,
     mask: jax.Array,
 ) -> jax.Array:
-    """Eq. (8) on a partial client: eq. (2) plus eq. (7)."""
+    """Computes eq. (8) on a partial client: eq. (2) plus eq. (7)."""
     out = features(config, model, views)
     contrast = partial_contrast(tau_p, out, h_global, mask)
     return reconstruction_loss(out.reconstruction, views, mask) + contrast
@@ -85,9 +85,10 @@ def distillation_loss(
     mask: jax.Array,
     seen: Views | None = None,
 ) -> jax.Array:
-    """Eq. (6): H of every partial model towards the client's joint H, which is a constant.
+    """Computes eq. (6): H of every partial model against the client's joint H, a constant.
 
-    Reconstruction is added, so that the decoders stay those of their encoders. `seen`: as above.
+    Reconstruction is added, so that decoders keep fitting their encoders. The arguments are those
+    of `multi_view_loss`, and `h_joint` [rows, d].
     """
     total = jnp.zeros(())
     for model in models.values():
@@ -98,9 +99,9 @@ def distillation_loss(
 
 
 def hide_features(key: jax.Array, views: Views, rate: jax.Array | float) -> Views:
-    """Sets this share of the entries of [rows, D_v] to zero, each by itself.
+    """Sets this share of the entries of [rows, D_v] to zero, each drawn independently.
 
-    A row's draws follow from its place and not from how many rows there are.
+    What is drawn for a row depends on its place and not on the number of rows.
     """
 
     def kept(v: int, x: jax.Array) -> jax.Array:
@@ -115,7 +116,7 @@ def hide_features(key: jax.Array, views: Views, rate: jax.Array | float) -> View
 
 
 def multi_view_weight(config: FMCSCConfig, out: Features, mask: jax.Array) -> jax.Array:
-    """Weight of f_m: sum over views of I(H, H^v), in bits."""
+    """Computes the weight of f_m: the sum over views of I(H, H^v), in bits."""
     shared = [
         losses.mutual_information(out.h, h_view, mask, config.n_bins)
         for h_view in out.h_views.values()
@@ -126,6 +127,6 @@ def multi_view_weight(config: FMCSCConfig, out: Features, mask: jax.Array) -> ja
 def partial_view_weight(
     config: FMCSCConfig, out: Features, h_global: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Weight of f_p and of f_m^v: I(H, H_g) - I(H, Z^v), the latter averaged over views."""
+    """Computes the weight of f_p and f_m^v: I(H, H_g) minus I(H, Z^v) averaged over views."""
     own = [losses.mutual_information(out.h, z, mask, config.n_bins) for z in out.z.values()]
     return losses.mutual_information(out.h, h_global, mask, config.n_bins) - sum(own) / len(own)

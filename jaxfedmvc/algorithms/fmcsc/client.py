@@ -1,0 +1,349 @@
+"""What FMCSC's clients compute: pre-training, section 3.2, and local training, 3.3 and 3.4.
+
+First the trainings, each the minimisation of one loss on a client's rows; then what a client does
+in an exchange, which is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxfedmvc import nn
+from jaxfedmvc.algorithms.fmcsc.networks import (
+    Autoencoder,
+    Kind,
+    Model,
+    PyTree,
+    Views,
+    features,
+    init_autoencoder,
+)
+from jaxfedmvc.algorithms.fmcsc.objective import (
+    distillation_loss,
+    hide_features,
+    multi_view_loss,
+    multi_view_weight,
+    partial_contrast,
+    partial_view_loss,
+    partial_view_weight,
+    reconstruction_loss,
+    view_contrasts,
+)
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
+from jaxfedmvc.federation import Cohort
+
+Info = dict[str, jax.Array]
+# What a multi-view client trains in an exchange: its own f_m, its copies of the partial models.
+Part = Literal["own", "copies"]
+
+
+class ClientState(NamedTuple):
+    """What a client keeps.
+
+    Attributes:
+      model: A partial client's own `Model`; () on clients with all views, which start every round
+        from f_g, and where branches of f_g are the models for single views.
+      h: H of the client's rows [rows, d], for Lloyd's steps; () with a leader's centroids.
+    """
+
+    model: PyTree
+    h: PyTree
+
+
+class Update(NamedTuple):
+    """A client's message in a round: the summands of eq. (10).
+
+    Attributes:
+      models: For each kind that the client trained, its parameters TIMES the weight.
+      weights: For each of these kinds the weight, a scalar.
+    """
+
+    models: dict[Kind, Model]
+    weights: dict[Kind, jax.Array]
+
+
+# --- Trainings ------------------------------------------------------------------------------------
+
+
+def fit_autoencoders(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    model: Model,
+    client: Cohort,
+    epochs: int,
+) -> tuple[Model, jax.Array]:
+    """Minimises eq. (1) or (2) over the autoencoders; the heads stay.
+
+    Returns:
+      The trained model and the mean loss of each epoch, [epochs].
+    """
+
+    def loss(autoencoders: dict[int, Autoencoder], views: Views, mask: jax.Array) -> jax.Array:
+        out = features(config, model._replace(autoencoders=autoencoders), views)
+        return reconstruction_loss(out.reconstruction, views, mask)
+
+    trained, history = _fit(
+        config, hyper, key, model.autoencoders, loss, client.by_view(), client.mask, epochs
+    )
+    return model._replace(autoencoders=trained), history
+
+
+def fit_multi_view(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    model: Model,
+    client: Cohort,
+    epochs: int,
+) -> tuple[Model, jax.Array]:
+    """Minimises eq. (8) on a client with all views; see `fit_autoencoders`."""
+
+    def loss(model: Model, views: Views, mask: jax.Array, key: jax.Array) -> jax.Array:
+        return multi_view_loss(config, hyper.tau_m, model, views, mask, _seen(hyper, key, views))
+
+    return _fit(config, hyper, key, model, loss, client.by_view(), client.mask, epochs, keyed=True)
+
+
+def fit_partial_view(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    model: Model,
+    h_global: jax.Array,
+    client: Cohort,
+    epochs: int,
+) -> tuple[Model, jax.Array]:
+    """Minimises eq. (8) on a partial client, given H [rows, d] of the global model."""
+
+    def loss(model: Model, rows: tuple[Views, jax.Array], mask: jax.Array) -> jax.Array:
+        return partial_view_loss(config, hyper.tau_p, model, *rows, mask)
+
+    rows = client.by_view(), h_global
+    return _fit(config, hyper, key, model, loss, rows, client.mask, epochs)
+
+
+def fit_copies(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    models: dict[Kind, Model],
+    target: jax.Array,
+    client: Cohort,
+    epochs: int,
+) -> tuple[dict[Kind, Model], jax.Array]:
+    """Minimises eq. (6) over a multi-view client's copies of partial models; target [rows, d]."""
+
+    def loss(
+        models: dict[Kind, Model], rows: tuple[Views, jax.Array], mask: jax.Array, key: jax.Array
+    ) -> jax.Array:
+        return distillation_loss(config, models, *rows, mask, _seen(hyper, key, rows[0]))
+
+    rows = client.by_view(), jax.lax.stop_gradient(target)
+    return _fit(config, hyper, key, models, loss, rows, client.mask, epochs, keyed=True)
+
+
+def _fit(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    params: PyTree,
+    loss: Callable[..., jax.Array],
+    rows: PyTree,
+    mask: jax.Array,
+    epochs: int,
+    keyed: bool = False,
+) -> tuple[PyTree, jax.Array]:
+    return nn.fit(
+        key,
+        params,
+        loss,
+        rows,
+        mask,
+        epochs=epochs,
+        batch_size=config.batch_size,
+        learning_rate=hyper.learning_rate,
+        keyed=keyed,
+    )
+
+
+def _seen(hyper: FMCSCHyperparams, key: jax.Array, views: Views) -> Views:
+    return views if hyper.mask_rate is None else hide_features(key, views, hyper.mask_rate)
+
+
+def last(history: jax.Array) -> jax.Array:
+    """Returns the mean loss of the last epoch; 0 without epochs."""
+    return history[-1:].sum()
+
+
+# --- Before the rounds, section 3.2 ---------------------------------------------------------------
+
+
+def pretrain(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    sent: Model | tuple[()],
+    state: ClientState,
+    client: Cohort,
+) -> tuple[ClientState, dict[int, Autoencoder], Info]:
+    """Pre-trains by eq. (1) or (2); the message is the autoencoders and nothing else."""
+    if not sent:
+        return state, {}, {}
+    key_start, key_fit = jax.random.split(key)
+    start = sent
+    if "A" not in config.components:
+        own = {
+            v: init_autoencoder(jax.random.fold_in(key_start, v), config, x.shape[-1])
+            for v, x in client.by_view().items()
+        }
+        start = sent._replace(autoencoders=own)
+    model, history = fit_autoencoders(config, hyper, key_fit, start, client, config.pretrain_epochs)
+    if state.model:  # a partial client, which keeps its model
+        state = state._replace(model=model)
+    return state, model.autoencoders, {"loss": last(history)}
+
+
+def lead(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    sent: dict[Kind, Model],
+    state: ClientState,
+    client: Cohort,
+) -> tuple[ClientState, dict[Kind, Model], Info]:
+    """Trains all models on one client, the partial ones from the encoders of its own f_m."""
+    key_own, key_copies = jax.random.split(key)
+    full, epochs = client.view_ids, config.leader_epochs
+    own, history = fit_multi_view(config, hyper, key_own, sent[full], client, epochs)
+    copies = {
+        kind: model._replace(autoencoders={v: own.autoencoders[v] for v in kind})
+        for kind, model in sent.items()
+        if kind != full
+    }
+    if copies:
+        target = features(config, own, client.by_view()).h
+        copies, _ = fit_copies(config, hyper, key_copies, copies, target, client, epochs)
+    return state, {full: own, **copies}, {"loss": last(history)}
+
+
+# --- In the rounds, sections 3.3 and 3.4 ----------------------------------------------------------
+
+
+def train(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    parts: tuple[Part, ...],
+    key: jax.Array,
+    sent: dict[Kind, Model],
+    state: ClientState,
+    client: Cohort,
+) -> tuple[ClientState, Update, Info]:
+    """Trains what the client was sent, if anything; multi-view clients train only `parts` of it."""
+    if not sent:
+        return state, Update({}, {}), {}
+    if sent[client.view_ids].view_heads:
+        update, info = train_multi_view(config, hyper, parts, key, sent, client)
+        return state, update, info
+    return train_partial_view(config, hyper, key, sent, state, client)
+
+
+def train_multi_view(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    parts: tuple[Part, ...],
+    key: jax.Array,
+    sent: dict[Kind, Model],
+    client: Cohort,
+) -> tuple[Update, Info]:
+    """Trains f_m from f_g by eq. (8), and then the copies of partial models towards its H, eq. (6).
+
+    Copies alone (`parts`) are trained towards H of f_g as it was sent.
+    """
+    views, mask, full = client.by_view(), client.mask, client.view_ids
+    key_own, key_copies = jax.random.split(key)
+    trained: dict[Kind, Model] = {}
+    bits: dict[Kind, jax.Array] = {}
+    info: Info = {}
+    out = features(config, sent[full], views)
+    if "own" in parts:
+        trained[full], history = fit_multi_view(
+            config, hyper, key_own, sent[full], client, config.local_epochs
+        )
+        out = features(config, trained[full], views)
+        bits[full] = multi_view_weight(config, out, mask)
+        contrasts = view_contrasts(config, hyper.tau_m, out, mask)
+        info |= {
+            "loss": last(history),
+            "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
+            "contrast": sum(contrasts, start=jnp.zeros(())),
+            "weight": bits[full],
+        }
+    received = {kind: model for kind, model in sent.items() if kind != full}
+    if "copies" in parts and received:
+        copies, history = fit_copies(
+            config, hyper, key_copies, received, out.h, client, config.distill_epochs
+        )
+        info["distillation"] = last(history)
+        for kind, copy in copies.items():
+            h_global = features(config, received[kind], views).h
+            trained[kind] = copy
+            bits[kind] = partial_view_weight(config, features(config, copy, views), h_global, mask)
+    return weighted(config, hyper, trained, bits), info
+
+
+def train_partial_view(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    sent: dict[Kind, Model],
+    state: ClientState,
+    client: Cohort,
+) -> tuple[ClientState, Update, Info]:
+    """Trains the client's own model by eq. (8), against the global one as it was sent.
+
+    Without component C it restarts from the global model and only reconstructs, eq. (2).
+    """
+    views, mask, kind = client.by_view(), client.mask, client.view_ids
+    has_contrast, epochs = "C" in config.components, config.local_epochs
+    h_global = features(config, sent[kind], views).h
+    if has_contrast:
+        own, history = fit_partial_view(config, hyper, key, state.model, h_global, client, epochs)
+    else:
+        own, history = fit_autoencoders(config, hyper, key, sent[kind], client, epochs)
+    out = features(config, own, views)
+    bits = partial_view_weight(config, out, h_global, mask)
+    info = {
+        "loss": last(history),
+        "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
+        "contrast": partial_contrast(hyper.tau_p, out, h_global, mask) * has_contrast,
+        "weight": bits,
+    }
+    update = weighted(config, hyper, {kind: own}, {kind: bits})
+    return state._replace(model=own), update, info
+
+
+def weighted(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    models: dict[Kind, Model],
+    bits: dict[Kind, jax.Array],
+) -> Update:
+    """Returns models times their weights, eq. (10): `bits` with a floor, or ones without D.
+
+    Clipped updates are averaged with equal weights too, since weights are sent without noise.
+    """
+    is_weighted = "D" in config.components and hyper.upload_clip is None
+    weights = {
+        kind: jnp.maximum(b, hyper.weight_floor) if is_weighted else jnp.ones(())
+        for kind, b in bits.items()
+    }
+    scaled = {
+        kind: jax.tree.map(lambda x, w=weights[kind]: w * x, model)
+        for kind, model in models.items()
+    }
+    return Update(scaled, weights)

@@ -1,0 +1,162 @@
+"""FMCSC's settings: what shapes the program, and the numbers that may be swept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+from flax import struct
+
+from jaxfedmvc import checks
+
+
+@dataclass(frozen=True)
+class FMCSCConfig:
+    """Static settings: what changes shapes, loop lengths or the program.
+
+    The defaults are the paper's (appendix D.2).
+
+    Attributes:
+      n_clusters: Number of clusters, K.
+      hidden: Widths of the encoders' hidden layers; the decoders mirror them.
+      latent_dim: Width of Z^v, H^v and H; one number, since eq. (7) compares them.
+      head_hidden: Hidden width of the heads that compute H^v and H.
+      pretrain_epochs: Epochs of reconstruction before the rounds.
+      local_epochs: Epochs of local training in a round, E.
+      distill_epochs: Epochs in a round of eq. (6), by which multi-view clients fit partial models.
+      batch_size: Rows in one step of training.
+      contrast: Form of the feature contrast, eq. (5). "paper": as printed. "ntxent": that of the
+        published code.
+      components: Letters of the components that are on. A: consensus pre-training; without it every
+        client pre-trains from a start of its own. B: multi-view clients optimise the partial global
+        models, eq. (6). C: model contrast, eq. (7), on models that partial clients keep; without it
+        they restart from the global model and only reconstruct. D: mutual-information weights;
+        without them the average is plain.
+      n_bins: Bins on each axis of the histogram that mutual information is estimated from.
+      n_init: k-means++ restarts of a client that sends its own centroids; the best one counts.
+      leader_epochs: Epochs for which one multi-view client trains all global models, by eq. (8) and
+        (6), between pre-training and the first round: all clients then start from one common space
+        of H and not from random heads. 0: off, as in the paper, whose consensus is on autoencoders
+        alone.
+      partial_rounds: Whether partial clients train and send their models in the rounds. If not,
+        they pre-train at most and receive the models in the end, and C, eq. (7), has no effect.
+      partial_models: What the global model for a single view is. "distilled": the one that
+        multi-view clients fit by eq. (6), as in the paper. "branch": f_g's own branch for the view,
+        E^v, D^v and H^v, which eq. (5) has drawn to H while f_g was trained. Nothing more is then
+        trained or sent for it, and partial clients train nothing at all; their rows move the
+        centroids, if these are federated, and no model.
+      target: What eq. (6) fits partial models to. "own": H of the client's own f_m, as printed.
+        "global": H of the round's new f_g, in a second exchange after the f_m are averaged, so that
+        all clients fit theirs to one space.
+      centroids: How clients come to common clusters. "leader": all start k-means from the centroids
+        of one client, as in the paper. "federated": every client sends the centroids and sizes of a
+        k-means of its own, the server clusters these, and Lloyd's steps follow, for which clients
+        send the sum and the number of their rows of H in each cluster; rows belong to the nearest
+        of the common centroids.
+      centroid_rounds: Lloyd's steps of federated k-means.
+    """
+
+    n_clusters: int
+    hidden: tuple[int, ...] = (500, 500, 2000)
+    latent_dim: int = 20
+    head_hidden: int = 256
+    pretrain_epochs: int = 250
+    local_epochs: int = 25
+    distill_epochs: int = 50
+    batch_size: int = 256
+    contrast: Literal["paper", "ntxent"] = "paper"
+    components: str = "ABCD"
+    n_bins: int = 10
+    n_init: int = 100
+    leader_epochs: int = 0
+    partial_rounds: bool = True
+    partial_models: Literal["distilled", "branch"] = "distilled"
+    target: Literal["own", "global"] = "own"
+    centroids: Literal["leader", "federated"] = "leader"
+    centroid_rounds: int = 10
+
+    def __post_init__(self) -> None:
+        """Checks all fields.
+
+        Raises:
+          ValueError: Names the field, its value and what is allowed.
+        """
+        checks.at_least(self, 1, "n_clusters", "latent_dim", "head_hidden", "batch_size")
+        checks.at_least(self, 1, "n_bins", "n_init", "centroid_rounds")
+        checks.at_least(
+            self, 0, "pretrain_epochs", "local_epochs", "distill_epochs", "leader_epochs"
+        )
+        checks.choices(self)
+        if any(width < 1 for width in self.hidden):
+            raise checks.wrong("hidden", self.hidden, "widths of 1 or more")
+        if not set(self.components) <= set("ABCD"):
+            raise checks.wrong("components", self.components, "letters of 'ABCD'")
+        if self.partial_models == "branch" and self.partial_rounds:
+            raise checks.wrong(
+                "partial_rounds",
+                self.partial_rounds,
+                "False with partial_models='branch', where nothing that partial clients could send"
+                " is used",
+            )
+
+    @property
+    def fits_partial_models(self) -> bool:
+        """Whether multi-view clients train models for the kinds of partial clients, eq. (6)."""
+        return "B" in self.components and self.partial_models == "distilled"
+
+    @property
+    def takes_branches(self) -> bool:
+        """Whether branches of f_g are the models for single views; without B nothing is."""
+        return "B" in self.components and self.partial_models == "branch"
+
+
+@struct.dataclass
+class FMCSCHyperparams:
+    """Numbers that may be swept: every leaf may be traced or batched.
+
+    Attributes:
+      learning_rate: Adam's step size.
+      tau_m: Temperature of the feature contrast, eq. (5).
+      tau_p: Temperature of the model contrast, eq. (7).
+      weight_floor: Least mutual-information weight of a model, in bits, before normalisation. The
+        difference of section 3.4 can be negative, and a weight cannot.
+      mask_rate: Share of the features that are set to zero, drawn anew in every step, before a
+        multi-view client's models see them in eq. (5) and (6); they reconstruct all features. None:
+        off.
+      upload_noise: Scale b of the Laplace noise on every parameter that a client sends. None: off.
+      upload_clip: Largest L1 norm C of a client's update, sent minus received, over all its models.
+        Longer updates are scaled down, and models are averaged without weights, which would reveal
+        something of the data without noise. None: off. A client's whole data changes an upload by
+        at most 2 C in L1, so that T uploads are (2 C T / b)-differentially private for clients, not
+        counting the centroids.
+    """
+
+    learning_rate: jax.Array | float = 3e-4
+    tau_m: jax.Array | float = 0.5
+    tau_p: jax.Array | float = 0.5
+    weight_floor: jax.Array | float = 1e-3
+    mask_rate: jax.Array | float | None = None
+    upload_noise: jax.Array | float | None = None
+    upload_clip: jax.Array | float | None = None
+
+
+def check_hyperparams(hyper: FMCSCHyperparams) -> None:
+    """Checks the numbers that are concrete; traced ones and None (off) pass.
+
+    Raises:
+      ValueError: Names the number, its value and what is allowed.
+    """
+    above_zero = (lambda x: x > 0), "above 0"
+    checks.numbers(
+        hyper,
+        {
+            "learning_rate": above_zero,
+            "tau_m": above_zero,
+            "tau_p": above_zero,
+            "weight_floor": above_zero,
+            "mask_rate": ((lambda x: (x > 0) & (x < 1)), "above 0 and below 1"),
+            "upload_noise": above_zero,
+            "upload_clip": above_zero,
+        },
+    )
