@@ -20,7 +20,6 @@ from jaxfedmvc.algorithms import (
     FedHKHyperparams,
     FMCSCConfig,
     FMCSCHyperparams,
-    LocalStep,
     MGCDConfig,
     coreset_kmeans,
     distr_kmeans,
@@ -32,10 +31,19 @@ from jaxfedmvc.algorithms import (
     fmcsc,
     local_kmeans,
     mgcd,
-    vertcohirf,
 )
+from jaxfedmvc.algorithms.coreset_kmeans import CoresetKMeansConfig
+from jaxfedmvc.algorithms.distr_kmeans import DistrKMeansConfig
 from jaxfedmvc.algorithms.fedhk.private import PrivacySettings, private_e_fkmvc
-from jaxfedmvc.algorithms.fmcsc import local as local_fmcsc
+from jaxfedmvc.algorithms.fmcsc import local_fmcsc
+from jaxfedmvc.algorithms.local_kmeans import LocalKMeansConfig
+from jaxfedmvc.algorithms.vertcohirf import (
+    LocalStep,
+    VertCoHiRFConfig,
+    VertCoHiRFHyperparams,
+    vertcohirf,
+    vertcohirf_of_steps,
+)
 from jaxfedmvc.clustering.local import dbscan_method, kmeans_method, sc_srgf_method
 
 FOLDER = Path(__file__).parent / "golden"
@@ -61,8 +69,8 @@ GRAPHS = {
 
 # Name -> (topology, rounds, algorithm).
 RUNS = {
-    "coreset_kmeans": ("vertical", 0, lambda: coreset_kmeans(K)),
-    "distr_kmeans": ("vertical", 0, lambda: distr_kmeans(K)),
+    "coreset_kmeans": ("vertical", 0, lambda: coreset_kmeans(CoresetKMeansConfig(K))),
+    "distr_kmeans": ("vertical", 0, lambda: distr_kmeans(DistrKMeansConfig(K))),
     "dpfmps": ("vertical", 0, lambda: dpfmps(K, epsilon=4.0)),
     "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(K, epsilon=4.0)),
     "e_fkmvc": ("partial", 3, lambda: e_fkmvc(FedHKConfig(K, n_restarts=2))),
@@ -110,7 +118,7 @@ RUNS = {
         ),
     ),
     "local_fmcsc": ("partial", 2, lambda: local_fmcsc(FMCSCConfig(K, **SMALL))),
-    "local_kmeans": ("partial", 0, lambda: local_kmeans(K)),
+    "local_kmeans": ("partial", 0, lambda: local_kmeans(LocalKMeansConfig(K))),
     "mgcd": ("vertical", 2, lambda: mgcd(MGCDConfig(K, **GRAPHS))),
     "mgcd_trained": (
         "vertical",
@@ -136,12 +144,14 @@ RUNS = {
     "vertcohirf": (
         "vertical",
         5,
-        lambda: vertcohirf(LocalStep(kmeans_method(K), 0.7, 2, threshold=0.6), n_candidates=3),
+        lambda: vertcohirf(
+            VertCoHiRFConfig(K), VertCoHiRFHyperparams(0.7, relaxed=0.6, n_candidates=3)
+        ),
     ),
     "vertcohirf_mixed": (
         "vertical",
         5,
-        lambda: vertcohirf(
+        lambda: vertcohirf_of_steps(
             [
                 LocalStep(kmeans_method(K)),
                 LocalStep(dbscan_method(2.0, 3)),

@@ -1,9 +1,9 @@
-"""Base clusterers in one form, as a protocol plugs them in: `(key, x, where) -> labels`.
+"""Base clusterers in one form, `(key, x, where) -> labels`, for methods that take any of them.
 
 `x` is [n, d], `where` bool [n] the rows to cluster; labels are int32 [n], 0.. for clusters and -1
-for noise and outside `where`. Each constructor closes over the settings; those that may be swept
-can be traced, and static bounds beside them keep the shapes. As CoHiRF does, the number of
-clusters is capped at the number of rows.
+for noise and outside `where`. Each constructor closes over the settings. Numbers of clusters may
+be traced where a static bound keeps the shapes; as in CoHiRF, they are capped at the number of
+rows. Clusterers of scikit-learn come by `clustering.host.host_method`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LocalMethod = Callable[[Array, Array, Array], Array]
 
 
 def kmeans_method(n_clusters: ArrayLike, max_clusters: int | None = None) -> LocalMethod:
-    """k-means from one greedy k-means++ start.
+    """Makes k-means from one greedy k-means++ start.
 
     Args:
       n_clusters: Number of clusters; traced if `max_clusters` is given.
@@ -41,11 +41,11 @@ def kmeans_method(n_clusters: ArrayLike, max_clusters: int | None = None) -> Loc
 def kernel_kmeans_method(
     n_clusters: ArrayLike, gamma: ArrayLike, max_clusters: int | None = None, n_features: int = 500
 ) -> LocalMethod:
-    """Kernel k-means with exp(-gamma d^2), on random features drawn anew at every call.
+    """Makes kernel k-means with exp(-gamma d^2), on random features drawn anew at every call.
 
     Args:
       n_clusters: As for `kmeans_method`.
-      gamma: Of the kernel; traced.
+      gamma: Width of the kernel; traced.
       max_clusters: As for `kmeans_method`.
       n_features: Static number of random features.
     """
@@ -61,7 +61,7 @@ def kernel_kmeans_method(
 
 
 def dbscan_method(eps: ArrayLike, min_samples: ArrayLike) -> LocalMethod:
-    """DBSCAN; both settings traced."""
+    """Makes DBSCAN; both settings are traced."""
 
     def method(key: Array, x: Array, where: Array) -> Array:
         return dbscan(x, eps, min_samples, where=where)
@@ -76,7 +76,7 @@ def sc_srgf_method(
     max_clusters: int | None = None,
     max_graphs: int | None = None,
 ) -> LocalMethod:
-    """SC-SRGF; it draws its own subspaces, so it is meant for R = 1 and q = 1.
+    """Makes SC-SRGF, which draws subspaces of its own and needs no feature subsets around it.
 
     Args:
       n_clusters: As for `kmeans_method`.
@@ -104,5 +104,6 @@ def sc_srgf_method(
     return method
 
 
-def _slots(n_clusters: ArrayLike, max_clusters: int | None) -> int:
-    return int(n_clusters) if max_clusters is None else max_clusters  # type: ignore[arg-type]
+def _slots(n: ArrayLike, bound: int | None) -> int:
+    """Returns the static bound of a number, which is the number itself where there is none."""
+    return int(n) if bound is None else bound  # type: ignore[arg-type]

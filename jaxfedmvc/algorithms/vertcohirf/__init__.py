@@ -1,5 +1,16 @@
-"""VertCoHiRF: vertical clustering by consensus on labels and rankings, without a server."""
+"""VertCoHiRF: vertical clustering by consensus on labels and rankings, without a server.
 
-from jaxfedmvc.algorithms.vertcohirf.method import LocalStep, vertcohirf
+Read `method.py` beside algorithm 1 of the paper; `local_step.py` and `rankings.py` are its phases.
+"""
 
-__all__ = ["LocalStep", "vertcohirf"]
+from jaxfedmvc.algorithms.vertcohirf.local_step import LocalStep
+from jaxfedmvc.algorithms.vertcohirf.method import vertcohirf, vertcohirf_of_steps
+from jaxfedmvc.algorithms.vertcohirf.settings import VertCoHiRFConfig, VertCoHiRFHyperparams
+
+__all__ = [
+    "LocalStep",
+    "VertCoHiRFConfig",
+    "VertCoHiRFHyperparams",
+    "vertcohirf",
+    "vertcohirf_of_steps",
+]

@@ -1,8 +1,7 @@
 """Consensus of several partitions of the same rows, as pure functions of label vectors.
 
 Labels are integers >= 0. Rows outside `where` are padding. All partitions come back as codes 0..
-in a fixed order, so that everybody who evaluates these functions on the same labels gets the same
-numbers.
+in a fixed order, so that all who evaluate these functions on the same labels get the same numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from jax.typing import ArrayLike
 
 
 def strict_consensus(labels: Array, where: Array, used: Array | None = None) -> tuple[Array, Array]:
-    """Rows are together if and only if all columns agree.
+    """Returns the partition in which rows are together if and only if all columns agree.
 
     Args:
       labels: int32 [columns, c].
@@ -37,7 +36,7 @@ def strict_consensus(labels: Array, where: Array, used: Array | None = None) -> 
 
 
 def relaxed_consensus(labels: Array, where: Array, used: Array, threshold: ArrayLike) -> Array:
-    """Strict consensus of the columns that are left when those at odds with the rest are dropped.
+    """Returns the strict consensus of the columns that agree with the rest.
 
     While there are two columns or more: with ARI_i the agreement of the consensus of all with that
     of all but i, drop the column of least ARI_i (the first of several) if that is below the
@@ -75,7 +74,7 @@ def relaxed_consensus(labels: Array, where: Array, used: Array, threshold: Array
 
 
 def ari_of_refinement(fine: Array, coarse: Array, where: Array) -> Array:
-    """Adjusted Rand index of two partitions of which the first refines the second.
+    """Computes the adjusted Rand index of two partitions of which the first refines the second.
 
     Every cell of their contingency table is then a cluster of the first, so that with f and g the
     shares of pairs of rows that are together in each, ARI = 2 f (1 - g) / (f + g - 2 f g).
@@ -94,9 +93,9 @@ def ari_of_refinement(fine: Array, coarse: Array, where: Array) -> Array:
 
 
 def exact_segment_sum(x: Array, cells: Array, n_cells: int) -> Array:
-    """Sums of rows [c, p] with entries in [-1, 1] over cells, equal whatever the order.
+    """Sums rows [c, p] with entries in [-1, 1] over cells, to the same bits in any order.
 
-    In fixed point, so that neither padding nor the device's order of summation shows: two limbs
+    In fixed point, so that neither padding nor the device's order of summation matters: two limbs
     of 10 and 11 bits, whose sums over up to 2^20 rows fit int32; the resolution is 2^-21.
     """
     high = jnp.round(x * 2.0**10)
@@ -108,15 +107,15 @@ def exact_segment_sum(x: Array, cells: Array, n_cells: int) -> Array:
 
 
 def segment_sizes(codes: Array, where: Array) -> Array:
-    """Number of rows of each code, int32 [c] for codes [c] below c."""
+    """Counts the rows of each code, int32 [c] for codes [c] below c."""
     cells = jnp.where(where, codes, len(codes))
     return jax.ops.segment_sum(jnp.ones_like(codes), cells, len(codes))
 
 
 def _pairs(sizes: Array) -> Array:
-    """sum n (n - 1) / 2 over groups of these sizes [c], float32.
+    """Returns sum n (n - 1) / 2 over groups of these sizes [c], float32.
 
-    Counted in integers where they hold it, so that equal partitions compare as equal however
+    Counted in integers where these suffice, so that equal partitions compare as equal however
     their groups are numbered.
     """
     if len(sizes) > 46340:  # n (n - 1) of one group no longer fits

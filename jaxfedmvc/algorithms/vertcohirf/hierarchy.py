@@ -1,7 +1,7 @@
-"""Cluster Fusion Hierarchy: which medoid stands for a sample at every level of a clustering.
+"""Cluster Fusion Hierarchy: which medoid represents a sample at every level of a clustering.
 
 Every iteration merges the active samples into clusters, each of which keeps one of its members, the
-medoid, as active sample of the next iteration. Three vectors over ids 0..n-1 record all of it:
+medoid, as an active sample of the next iteration. Three vectors over ids 0..n-1 record it all:
 
   parents      int32 [n], the medoid that absorbed the sample; a sample that none has absorbed is
                its own parent; -1 is padding.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -32,17 +31,19 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import files
+
 NEVER = 2**31 - 1
 
 
 def follow(parents: ArrayLike, absorbed_at: ArrayLike, level: ArrayLike | None = None) -> Array:
-    """Id of the sample that stands for each sample at a level, by pointer doubling.
+    """Returns the id of the sample that represents each sample at a level, by pointer doubling.
 
     Args:
       parents: int32 [n].
       absorbed_at: int32 [n].
-      level: Scalar integer, may be traced. Below 0 everybody stands for himself; from the last
-        level on, and if None, the roots do.
+      level: Scalar integer, may be traced. Below 0 every sample represents itself; from the last
+        level on, and if None, the roots represent their clusters.
 
     Returns:
       int32 [n]; -1 for padding.
@@ -68,14 +69,14 @@ def labels_at(
     roots: ArrayLike | None = None,
     level: ArrayLike | None = None,
 ) -> Array:
-    """Dense labels 0.. of the clusters of a level.
+    """Returns dense labels 0.. of the clusters of a level.
 
     Args:
       parents: int32 [n].
       absorbed_at: int32 [n].
       roots: int32 [m], may be filled up with -1. From the last level on, a label is the position
-        of the sample's root in it. If None, and at other levels, labels are in ascending order of
-        the ids of those who stand for the clusters.
+        of the sample's root in it. If None, and at other levels, labels ascend with the ids of the
+        samples that represent the clusters.
       level: As for `follow`.
 
     Returns:
@@ -149,15 +150,15 @@ class Hierarchy:
         return 1 + int(self.absorbed_at[self.absorbed_at < NEVER].max(initial=-1))
 
     def representatives(self, level: int | None = None) -> np.ndarray:
-        """`follow` of this hierarchy, int32 [n]."""
+        """Returns `follow` of this hierarchy, int32 [n]."""
         return np.asarray(_follow(self.parents, self.absorbed_at, level))
 
     def labels(self, level: int | None = None) -> np.ndarray:
-        """`labels_at` of this hierarchy, int32 [n]."""
+        """Returns `labels_at` of this hierarchy, int32 [n]."""
         return np.asarray(_labels_at(self.parents, self.absorbed_at, self.roots, level))
 
     def summary(self) -> tuple[LevelSummary, ...]:
-        """Number and sizes of the clusters of levels -1, 0, .., n_levels - 1."""
+        """Returns number and sizes of the clusters of levels -1, 0, .., n_levels - 1."""
         levels = []
         for level in range(-1, self.n_levels):
             labels = self.labels(level)
@@ -166,16 +167,16 @@ class Hierarchy:
         return tuple(levels)
 
     def to_json(self, path: Path) -> None:
-        """Writes the three vectors, lists of integers, as they are."""
+        """Writes the three vectors as lists of integers."""
         fields = {name: value.tolist() for name, value in vars(self).items()}
-        _write(path, json.dumps(fields) + "\n")
+        files.write_text(path, json.dumps(fields) + "\n")
 
     @classmethod
     def from_json(cls, path: Path) -> Hierarchy:
-        """Reads what `to_json` wrote.
+        """Reads a file of `to_json`.
 
         Raises:
-          ValueError: The file holds something else.
+          ValueError: The file holds no hierarchy.
         """
         fields = json.loads(path.read_text(encoding="utf-8"))
         names = [field.name for field in dataclasses.fields(cls)]
@@ -185,29 +186,21 @@ class Hierarchy:
 
     def to_csv(self, path: Path) -> None:
         """Writes a row for each sample: id, parent, absorbed_at (empty for roots), final label."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("id", "parent", "absorbed_at", "label"))
         columns = self.parents.tolist(), self.absorbed_at.tolist(), self.labels().tolist()
-        for i, (parent, at, label) in enumerate(zip(*columns, strict=True)):
-            if parent >= 0:
-                writer.writerow((i, parent, "" if at == NEVER else at, label))
-        _write(path, text.getvalue())
+        with files.replacing(path) as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("id", "parent", "absorbed_at", "label"))
+            for i, (parent, at, label) in enumerate(zip(*columns, strict=True)):
+                if parent >= 0:
+                    writer.writerow((i, parent, "" if at == NEVER else at, label))
 
 
 _follow = jax.jit(follow)
 _labels_at = jax.jit(labels_at)
 
 
-def _write(path: Path, text: str) -> None:
-    """Writes under another name and renames, so that no half file is ever left under `path`."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
 def _check_links(parents: ArrayLike, absorbed_at: ArrayLike) -> tuple[Array, Array]:
-    """Both as int32 arrays, their values checked where both are concrete."""
+    """Returns both as int32 arrays, their values checked where both are concrete."""
     parents, absorbed_at = _as_ids("parents", parents), _as_ids("absorbed_at", absorbed_at)
     if absorbed_at.shape != parents.shape:
         raise ValueError(
@@ -230,14 +223,14 @@ def _check_links(parents: ArrayLike, absorbed_at: ArrayLike) -> tuple[Array, Arr
 
 
 def _check_roots(roots: ArrayLike, parents: Array) -> Array:
-    """The roots as an int32 array, checked to be all roots where both are concrete."""
+    """Returns the roots as an int32 array, checked to be all roots where both are concrete."""
     roots = _as_ids("roots", roots)
     if not any(isinstance(value, jax.core.Tracer) for value in (roots, parents)):
-        given = np.asarray(roots)
+        values = np.asarray(roots)
         expected = np.flatnonzero(np.asarray(parents) == np.arange(len(parents)))
-        if not np.array_equal(np.sort(given[given != -1]), expected):
+        if not np.array_equal(np.sort(values[values != -1]), expected):
             raise ValueError(
-                f"roots: got {given}; allowed are the samples that are their own"
+                f"roots: got {values}; allowed are the samples that are their own"
                 f" parents, each once: {expected}"
             )
     return roots

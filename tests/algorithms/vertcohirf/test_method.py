@@ -9,66 +9,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
-from sklearn.metrics.pairwise import cosine_similarity, laplacian_kernel, rbf_kernel
 
 from benchmarks.vertcohirf_reference import reference
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms.vertcohirf.consensus import strict_consensus
-from jaxfedmvc.algorithms.vertcohirf.hierarchy import labels_at
-from jaxfedmvc.algorithms.vertcohirf.method import (
+from jaxfedmvc.algorithms.vertcohirf import (
     LocalStep,
+    VertCoHiRFConfig,
+    VertCoHiRFHyperparams,
+    vertcohirf,
+    vertcohirf_of_steps,
+)
+from jaxfedmvc.algorithms.vertcohirf.communication import communication
+from jaxfedmvc.algorithms.vertcohirf.hierarchy import labels_at
+from jaxfedmvc.algorithms.vertcohirf.prediction import medoid_rankings, predict
+from jaxfedmvc.algorithms.vertcohirf.rankings import (
     centrality,
-    communication,
-    draw_candidates,
-    feature_subset,
     least_rank_sum,
-    local_codes,
-    medoid_rankings,
-    predict,
     rank_sum,
     ranked_ids,
-    vertcohirf,
 )
-from jaxfedmvc.attacks import ATTACKS, attacked, inverse_ranking
-from jaxfedmvc.clustering.local import dbscan_method, kmeans_method, sc_srgf_method
+from jaxfedmvc.clustering.local import (
+    dbscan_method,
+    kernel_kmeans_method,
+    kmeans_method,
+    sc_srgf_method,
+)
 from jaxfedmvc.data import synthetic
-from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
+from tests.helpers.vertical import HALVES, N, by_halves, federation, make_views, messages
 
-N = 48
 ROUNDS = 12
 
 
-def by_halves(key, x, where):
-    """A clusterer that any other implementation can copy: cells of column 0, two wide."""
-    cells = jnp.floor(x[:, 0] / 2).astype(jnp.int32)
-    return jnp.where(where, cells - jnp.min(jnp.where(where, cells, 10**6)), -1)
-
-
-def federation(views, labels=None):
-    return Federation.from_arrays(
-        views, labels, partition=vertical_partition(len(views[0]), len(views))
-    )
-
-
-def make_views(seed, n=N, widths=(3, 2, 4), spread=1.0):
-    rng = np.random.default_rng(seed)
-    truth = rng.integers(0, 3, n)
-    views = []
-    for width in widths:
-        centres = 3 * rng.normal(size=(3, width)) + 4
-        views.append((centres[truth] + spread * rng.normal(size=(n, width))).astype(np.float32))
-    return views, truth
-
-
-HALVES = vertcohirf(LocalStep(by_halves))
-KMEANS = vertcohirf(LocalStep(kmeans_method(3), 0.6, 3))
-FEW = vertcohirf(LocalStep(by_halves), n_candidates=4)
-DENSE = vertcohirf(LocalStep(dbscan_method(2.0, 3)))
-GRAPHS = vertcohirf(LocalStep(sc_srgf_method(3, 3)))
+KMEANS = vertcohirf_of_steps(LocalStep(kmeans_method(3), 0.6, 3))
+FEW = vertcohirf_of_steps(LocalStep(by_halves), n_candidates=4)
+DENSE = vertcohirf_of_steps(LocalStep(dbscan_method(2.0, 3)))
+GRAPHS = vertcohirf_of_steps(LocalStep(sc_srgf_method(3, 3)))
 
 
 @functools.cache
@@ -130,7 +107,7 @@ def test_six_points_by_hand():
         return jnp.where(where, jnp.round(x[:, 0]).astype(jnp.int32), -1)
 
     # The radius would enter the cosines: it labels the points, and is then zeroed for the ranking.
-    one_round = masked(vertcohirf(LocalStep(first_column)), 1)
+    one_round = masked(vertcohirf_of_steps(LocalStep(first_column)), 1)
     state = one_round(federation(views), jax.random.key(0)).state.server
     codes = jnp.array([0, 0, 0, 1, 1, 2])
     everyone = jnp.ones(6, bool)
@@ -148,20 +125,6 @@ def test_six_points_by_hand():
     assert total.tolist() == [3, 0, 3, 0, 2, 0]
     assert least_rank_sum(total, codes, everyone, active)[:3].tolist() == [1, 3, 5]
     assert state.n_active == 3 and np.asarray(state.parents)[[3, 4, 5]].tolist() == [3, 3, 5]
-
-
-def test_the_medoid_is_chosen_by_summed_ranks_and_not_by_summed_permutations():
-    """Lists [2, 0, 1] and [1, 2, 0]: ranks are (1, 2, 0) and (2, 0, 1), sums (3, 2, 1)."""
-    codes, everyone, active = jnp.zeros(3, int), jnp.ones(3, bool), jnp.array([10, 11, 12])
-    rankings = jnp.array([[12, 10, 11], [11, 12, 10]])
-    total = rank_sum(rankings, codes, everyone, active)
-    assert total.tolist() == [3, 2, 1]
-    assert least_rank_sum(total, codes, everyone, active).tolist()[0] == 12
-
-
-def test_who_is_not_listed_ranks_last():
-    codes, everyone, active = jnp.zeros(3, int), jnp.ones(3, bool), jnp.arange(3)
-    assert rank_sum(jnp.array([[2, 7, -1]]), codes, everyone, active).tolist() == [3, 3, 0]
 
 
 def test_ends_when_nothing_merges_and_counts_the_idle_round():
@@ -190,7 +153,7 @@ def test_two_modalities_are_recovered_exactly():
     dataset = synthetic.multimodal(0, "text")
     steps = [LocalStep(dbscan_method(2.25, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
     fed = federation(dataset.views, dataset.labels)
-    result = engine.run_compacting(always(vertcohirf(steps)), fed, jax.random.key(0), 100)
+    result = engine.run_compacting(always(vertcohirf_of_steps(steps)), fed, jax.random.key(0), 100)
     assert adjusted_rand_score(dataset.labels, labels_of(result)) == 1.0
 
 
@@ -238,7 +201,7 @@ def test_numbers_are_swept_in_one_program():
     def clusters(key, share, limit, threshold, k, n_candidates):
         traces.append(1)
         step = LocalStep(kmeans_method(k, 4), share, 3, limit, threshold)
-        algorithm = vertcohirf(step, n_candidates=n_candidates)
+        algorithm = vertcohirf_of_steps(step, n_candidates=n_candidates)
         return engine.run(algorithm, fed, key, 6).labels[0][0]
 
     program = jax.jit(jax.vmap(clusters))
@@ -254,54 +217,14 @@ def test_numbers_are_swept_in_one_program():
     found = program(*arguments)
     program(*arguments)
     assert len(traces) == 1
-    fixed = vertcohirf(LocalStep(kmeans_method(4), 1.0, 3, None, 0.8), n_candidates=N)
+    fixed = vertcohirf_of_steps(LocalStep(kmeans_method(4), 1.0, 3, None, 0.8), n_candidates=N)
     alone = masked(fixed, 6)(fed, keys[1])
     np.testing.assert_array_equal(found[1], labels_of(alone))
 
 
-# --- Local step -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("share", "expected"), [(0.29, 29), (0.001, 1), (1.0, 100), (0.5, 50), (7, 7), (500, 100)]
-)
-def test_number_of_features_of_a_repetition(share, expected):
-    assert int(feature_subset(jax.random.key(0), 100, share).sum()) == expected
-
-
-def test_feature_subsets_are_uniform():
-    """Each feature in 2 of 5 of the draws: a binomial count, four standard deviations."""
-    keys = jax.random.split(jax.random.key(1), 2000)
-    drawn = np.asarray(jax.vmap(lambda key: feature_subset(key, 5, 0.4))(keys)).sum(axis=0)
-    assert (np.abs(drawn - 800) < 4 * np.sqrt(2000 * 0.4 * 0.6)).all()
-
-
-def test_repetitions_see_other_features_and_fresh_ones_in_every_round():
-    x = jnp.eye(6) + jnp.arange(6.0)[:, None]
-
-    def seen(key, x, where):
-        return (x != 0).any(axis=0).astype(jnp.int32)  # one column is one label row
-
-    step = LocalStep(seen, 0.34, 4)
-    one = local_codes(jax.random.key(0), x, jnp.ones(6, bool), step)
-    other = local_codes(jax.random.key(1), x, jnp.ones(6, bool), step)
-    assert one.max() >= 2  # some feature in no subset, others in different ones
-    assert not np.array_equal(one, other)
-
-
-def test_noise_points_are_singletons():
-    def half_noise(key, x, where):
-        return jnp.array([0, 0, -1, -1, 1, 1])
-
-    codes = local_codes(
-        jax.random.key(0), jnp.ones((6, 2)), jnp.ones(6, bool), LocalStep(half_noise)
-    )
-    assert codes.tolist() == [0, 0, 2, 3, 1, 1]
-
-
 def test_all_noise_ends_after_one_round_with_every_point_alone():
     views, _ = make_views(0)
-    algorithm = vertcohirf(LocalStep(lambda key, x, where: jnp.full(len(x), -1)))
+    algorithm = vertcohirf_of_steps(LocalStep(lambda key, x, where: jnp.full(len(x), -1)))
     result = run(algorithm, views)
     assert int(result.n_rounds) == 1
     np.testing.assert_array_equal(labels_of(result), np.arange(N))
@@ -314,81 +237,9 @@ def test_one_sample():
     assert labels_of(result).tolist() == [0] and int(result.n_rounds) == 1
 
 
-# --- Ranking --------------------------------------------------------------------------------------
-
-
-def example(seed=0, n=30):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, 4)).astype(np.float32)
-    codes = np.sort(rng.integers(0, 4, n)).astype(np.int32)
-    return x, rng.permutation(codes).astype(np.int32)
-
-
-@pytest.mark.parametrize(
-    ("similarity", "kernel"),
-    [
-        ("cosine", cosine_similarity),
-        ("rbf", rbf_kernel),
-        ("laplacian", laplacian_kernel),
-        ("rbf_median", None),
-    ],
-)
-def test_scores_are_mean_similarities(similarity, kernel):
-    x, codes = example()
-    x[3] = 0.0
-    candidates = np.random.default_rng(1).random(len(x)) < 0.8
-    found = centrality(jnp.array(x), jnp.array(codes), jnp.array(candidates), similarity)
-    for k in range(4):
-        members = np.flatnonzero((codes == k) & candidates)
-        rows = x[members].astype(np.float64)
-        if kernel is None:
-            distance = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=2))
-            values = np.exp(-distance / (2 * np.median(distance)))
-        else:
-            values = kernel(rows)
-        np.testing.assert_allclose(found[members], values.mean(axis=1), atol=2e-5)
-    assert (np.asarray(found)[~candidates] == 0).all()
-
-
-def test_two_members_always_tie_unless_one_is_zero():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(40, 5)).astype(np.float32)
-    codes = jnp.arange(40) // 2
-    everyone = jnp.ones(40, bool)
-    ranking = ranked_ids(
-        centrality(jnp.array(x), codes, everyone, "cosine"), codes, everyone, jnp.arange(40)
-    )
-    np.testing.assert_array_equal(ranking, np.arange(40))
-    x[0] = 0.0
-    scores = centrality(jnp.array(x), codes, everyone, "cosine")
-    np.testing.assert_allclose(scores[:2], [0, 0.5], atol=1e-6)
-    assert ranked_ids(scores, codes, everyone, jnp.arange(40))[:4].tolist() == [1, 0, 2, 3]
-
-
-def test_ranking_lists_clusters_one_after_another_best_first():
-    codes = jnp.array([1, 0, 1, 0, 1, -1])
-    candidates = jnp.array([True, True, True, True, False, False])
-    scores = jnp.array([0.1, 0.9, 0.5, 0.3, 0.99, 0.0])
-    active = jnp.array([7, 4, 9, 2, 5, -1])
-    assert ranked_ids(scores, codes, candidates, active).tolist() == [4, 2, 9, 7, -1, -1]
-
-
-def test_candidates_are_a_shared_random_subset():
-    codes = jnp.array([0] * 10 + [1] * 3 + [2] + [-1] * 2)
-    active = jnp.arange(16)
-    draw = jax.jit(draw_candidates)
-    chosen = draw(jax.random.key(0), codes, active, 4)
-    counts = [int(chosen[codes == k].sum()) for k in (0, 1, 2, -1)]
-    assert counts == [4, 3, 1, 0]
-    assert draw_candidates(jax.random.key(0), codes, active, None).sum() == 14
-    keys = jax.random.split(jax.random.key(1), 1000)
-    times = np.asarray(jax.vmap(lambda key: draw(key, codes, active, 4))(keys)).sum(axis=0)[:10]
-    assert (np.abs(times - 400) < 4 * np.sqrt(1000 * 0.4 * 0.6)).all()
-
-
 def test_with_few_candidates_medoids_are_among_them_and_the_labels_stay_nested():
     views, _ = make_views(2)
-    algorithm = vertcohirf(LocalStep(by_halves), n_candidates=2)
+    algorithm = vertcohirf_of_steps(LocalStep(by_halves), n_candidates=2)
     state = run(algorithm, views).state.server
     levels = [
         np.asarray(labels_at(state.parents, state.absorbed_at, state.active, e)) for e in (-1, 0, 9)
@@ -404,32 +255,6 @@ def test_with_few_candidates_medoids_are_among_them_and_the_labels_stay_nested()
 
 
 # --- Messages -------------------------------------------------------------------------------------
-
-
-@functools.cache
-def spied(algorithm):
-    """The algorithm with its messages in the info, and its round compiled."""
-
-    def recorded(phase):
-        def client(*arguments):
-            state, message, _ = phase.client(*arguments)
-            return state, message, {"message": message}
-
-        return phase._replace(client=client)
-
-    spy = algorithm._replace(round=tuple(recorded(phase) for phase in algorithm.round))
-    return spy, jax.jit(functools.partial(engine.one_round, spy))
-
-
-def messages(algorithm, fed, key, rounds=4):
-    """Every message of every agent, round by round, and the server state after them."""
-    spy, step = spied(algorithm)
-    state = engine.start(spy, fed, key)
-    sent = []
-    for r in range(rounds):
-        state, info = step(fed, key, state, r)
-        sent.append([[c["message"] for c in phase["clients"]] for phase in info])
-    return sent, state.server
 
 
 def test_only_integers_travel():
@@ -471,7 +296,7 @@ def test_other_features_with_the_same_structure_send_the_same():
         size = jnp.round(jnp.linalg.norm(x, axis=1)).astype(jnp.int32)
         return jnp.where(where, size, -1)
 
-    algorithm = vertcohirf(LocalStep(by_size))
+    algorithm = vertcohirf_of_steps(LocalStep(by_size))
     second = agent(degrees[::-1] / 2, np.array([2, 3, 4]))
     # The angles within a group keep their order of centrality, the sizes theirs.
     views = [agent(degrees, np.array([1, 2, 3])), second]
@@ -525,83 +350,6 @@ def test_bits_are_those_of_the_messages_and_keep_to_proposition_3_1(seed):
         assert bits <= counted.bound <= bound
 
 
-# --- Byzantine agents -----------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    honest=st.lists(st.lists(st.integers(0, 3), min_size=8, max_size=8), min_size=2, max_size=2),
-    forged=st.lists(st.integers(-5, 10**6), min_size=8, max_size=8),
-    place=st.integers(0, 2),
-)
-def test_no_message_merges_what_an_honest_agent_tells_apart(honest, forged, place):
-    """Property 3.4, for any labels that an attacker may send."""
-    rows = [*honest[:place], forged, *honest[place:]]
-    codes = np.asarray(_strict(jnp.array(rows, jnp.int32))[0])
-    merged = codes[:, None] == codes[None]
-    for labels in np.array(honest):
-        assert not (merged & (labels[:, None] != labels[None])).any()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    forged=st.lists(st.integers(-3, 12), min_size=8, max_size=8),
-    labels=st.lists(st.integers(0, 2), min_size=8, max_size=8),
-)
-def test_no_ranking_makes_a_medoid_of_another_clusters_member(forged, labels):
-    """Whatever an attacker lists: ids twice, of other clusters, of nobody."""
-    codes = jnp.array(np.unique(labels, return_inverse=True)[1], jnp.int32)
-    honest = jnp.argsort(codes, stable=True).astype(jnp.int32)
-    medoids = np.asarray(_vote(jnp.stack([honest, jnp.array(forged, jnp.int32)]), codes))
-    n_codes = int(codes.max()) + 1
-    assert np.asarray(codes)[medoids[:n_codes]].tolist() == list(range(n_codes))
-
-
-@jax.jit
-def _vote(rankings, codes):
-    everyone, active = jnp.ones(8, bool), jnp.arange(8, dtype=jnp.int32)
-    total = rank_sum(rankings, codes, everyone, active)
-    return least_rank_sum(total, codes, everyone, active)
-
-
-_strict = jax.jit(lambda labels: strict_consensus(labels, jnp.ones(8, bool)))
-
-
-@pytest.mark.parametrize("attack", sorted(ATTACKS))
-def test_attackers_merge_nothing_that_honest_agents_separate(attack):
-    views, _ = make_views(0)
-    (honest,), _ = messages(HALVES, federation(views), jax.random.key(0), 1)
-    algorithm = attacked(HALVES, attack, [1])
-    (sent,), state = messages(algorithm, federation(views), jax.random.key(0), 1)
-    found = np.asarray(labels_at(state.parents, state.absorbed_at, None, 0))
-    for agent in (0, 2):
-        labels = np.asarray(honest[0][agent]["labels"])[0]
-        assert len({*zip(found, labels, strict=True)}) == found.max() + 1
-    phase = ATTACKS[attack][0]
-    same = [
-        all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
-        for a, b in zip(sent[phase], honest[phase], strict=True)
-    ]
-    assert same == [True, False, True]  # the named attacker alone
-
-
-def test_inverse_ranking_turns_every_list_around():
-    views, _ = make_views(0)
-    state = engine.start(HALVES, federation(views), jax.random.key(0)).server
-    codes = jnp.array([0, 1, 0, 1, 0] + [-1] * (N - 5))
-    state = state._replace(codes=codes, candidates=codes >= 0)
-    ranking = jnp.array([4, 0, 2, 3, 1] + [-1] * (N - 5))
-    turned = inverse_ranking(jax.random.key(0), {"ranking": ranking}, state)
-    assert turned["ranking"][:6].tolist() == [2, 0, 4, 1, 3, -1]
-    again = inverse_ranking(jax.random.key(0), turned, state)["ranking"]
-    np.testing.assert_array_equal(again, ranking)
-
-
-def test_unknown_attack():
-    with pytest.raises(ValueError, match="attack: got 'nope'; allowed are random_ranking"):
-        attacked(HALVES, "nope", [0])
-
-
 # --- New samples ----------------------------------------------------------------------------------
 
 
@@ -626,19 +374,90 @@ def test_training_medoids_join_their_own_clusters():
     np.testing.assert_array_equal(predict(rankings), np.arange(len(roots)))
 
 
+# --- Settings -------------------------------------------------------------------------------------
+
+
+def test_settings_make_the_same_steps_as_by_hand():
+    config = VertCoHiRFConfig(
+        3, ("2:sc_srgf", "0:kernel_kmeans", "dbscan"), repetitions=2, n_graphs=3, similarity="rbf"
+    )
+    hyper = VertCoHiRFHyperparams(0.6, 0.8, 4, eps=2.0, min_samples=3, gamma=0.1)
+    steps = [
+        LocalStep(kernel_kmeans_method(3, 0.1), 0.6, 2, threshold=0.8),
+        LocalStep(dbscan_method(2.0, 3), 0.6, 2, threshold=0.8),
+        LocalStep(sc_srgf_method(3, 3, 0.5)),
+    ]
+    views, _ = make_views(3)
+    found = run(vertcohirf(config, hyper), views)
+    expected = run(vertcohirf_of_steps(steps, n_candidates=4, similarity="rbf"), views)
+    np.testing.assert_array_equal(labels_of(found), labels_of(expected))
+    assert 1 < labels_of(found).max() < N - 1
+
+
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        (("kmeans",), ["kmeans"] * 3),
+        (("kmeans", "dbscan", "sc_srgf"), ["kmeans", "dbscan", "sc_srgf"]),
+        (("0:sc_srgf", "2:kmeans", "1:dbscan"), ["sc_srgf", "dbscan", "kmeans"]),
+        (("1:dbscan", "kmeans"), ["kmeans", "dbscan", "kmeans"]),
+    ],
+)
+def test_one_base_clusterer_for_all_or_one_for_each(base, expected):
+    config = VertCoHiRFConfig(3, base)
+    config.check_agents(3)
+    assert [config.bases().of(agent) for agent in range(3)] == expected
+
+
+def test_hyperparameters_are_traced():
+    views, _ = make_views(0)
+    traces = []
+
+    @jax.jit
+    def clusters(hyper):
+        traces.append(1)
+        algorithm = vertcohirf(VertCoHiRFConfig(3), hyper)
+        return engine.run(algorithm, federation(views), jax.random.key(0), 4).labels[0][0]
+
+    for share in (0.4, 1.0):
+        assert clusters(VertCoHiRFHyperparams(share, relaxed=0.5, n_candidates=3)).min() == 0
+    assert len(traces) == 1
+
+
 # --- Bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: vertcohirf(LocalStep(by_halves, 0.0)), "feature_share: got 0.0"),
-        (lambda: vertcohirf(LocalStep(by_halves, 1.5)), "feature_share: got 1.5"),
-        (lambda: vertcohirf(LocalStep(by_halves, 1.0, 0)), "repetitions: got 0"),
-        (lambda: vertcohirf(LocalStep(by_halves, 1.0, 2, 0)), "limit: got 0"),
-        (lambda: vertcohirf(LocalStep(by_halves, threshold=2.0)), "threshold: got 2.0"),
-        (lambda: vertcohirf(LocalStep(by_halves), n_candidates=0), "n_candidates: got 0"),
-        (lambda: vertcohirf(LocalStep(by_halves), similarity="dot"), "similarity: got 'dot'"),
+        (lambda: VertCoHiRFConfig(3, ("ward",)), "base: got 'ward'; allowed is one of kmeans, "),
+        (lambda: VertCoHiRFConfig(3, ("0:ward",)), "base: got '0:ward'"),
+        (lambda: VertCoHiRFConfig(3, ("a:kmeans",)), "base: got 'a:kmeans'"),
+        (lambda: VertCoHiRFConfig(3, ("0:kmeans", "0:dbscan")), "with each agent once"),
+        (lambda: VertCoHiRFConfig(3, ("0:kmeans", "dbscan", "kmeans")), "base: got '0:kmeans,"),
+        (lambda: VertCoHiRFConfig(3, ()), "base: got ''"),
+        (lambda: VertCoHiRFConfig(0), "n_clusters: got 0; allowed is 1 or more"),
+        (lambda: VertCoHiRFConfig(3, repetitions=0), "repetitions: got 0; allowed is 1 or more"),
+        (lambda: VertCoHiRFConfig(3, similarity="dot"), "similarity: got 'dot'"),
+        (lambda: vertcohirf(VertCoHiRFConfig()), "local_clusters: got None; allowed is 1 or more"),
+        (lambda: settled(feature_share=0.0), "feature_share: got 0.0"),
+        (lambda: settled(feature_share=0), "feature_share: got 0;"),
+        (lambda: settled(relaxed=3.0), "relaxed: got 3.0; allowed is a Rand index"),
+        (lambda: settled(n_candidates=0), "n_candidates: got 0"),
+        (lambda: settled(eps=-1.0), "eps: got -1.0; allowed is a finite number above 0"),
+        (lambda: settled(min_samples=0), "min_samples: got 0"),
+        (lambda: settled(gamma=np.inf), "gamma: got inf"),
+        (lambda: settled(sampling_ratio=1.5), "sampling_ratio: got 1.5"),
+        (lambda: vertcohirf_of_steps(LocalStep(by_halves, 0.0)), "feature_share: got 0.0"),
+        (lambda: vertcohirf_of_steps(LocalStep(by_halves, 1.5)), "feature_share: got 1.5"),
+        (lambda: vertcohirf_of_steps(LocalStep(by_halves, 1.0, 0)), "repetitions: got 0"),
+        (lambda: vertcohirf_of_steps(LocalStep(by_halves, 1.0, 2, 0)), "limit: got 0"),
+        (lambda: vertcohirf_of_steps(LocalStep(by_halves, threshold=2.0)), "threshold: got 2.0"),
+        (lambda: vertcohirf_of_steps(LocalStep(by_halves), n_candidates=0), "n_candidates: got 0"),
+        (
+            lambda: vertcohirf_of_steps(LocalStep(by_halves), similarity="dot"),
+            "similarity: got 'dot'",
+        ),
         (lambda: predict(np.zeros((2, 3)), "strict"), "rankings: got shape"),
         (lambda: predict(np.zeros((2, 3, 2)), "vote"), "rule: got 'vote'"),
         (lambda: medoid_rankings(np.zeros((2, 3)), np.zeros((2, 2))), "x: got"),
@@ -649,10 +468,30 @@ def test_settings_out_of_range_are_named(make, message):
         make()
 
 
+def settled(**hyper):
+    return vertcohirf(VertCoHiRFConfig(3), VertCoHiRFHyperparams(**hyper))
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (("0:dbscan",), "base: got '0:dbscan', which gives agent 1 None"),
+        (("7:dbscan", "kmeans"), "base: got '7:dbscan,kmeans'; allowed are the agents 0 to 2"),
+        (("kmeans", "dbscan"), "base: got 'kmeans,dbscan', which gives agent 2 None"),
+    ],
+)
+def test_base_clusterers_must_match_the_agents(base, message):
+    algorithm = vertcohirf(VertCoHiRFConfig(3, base))
+    with pytest.raises(ValueError, match=message):
+        engine.start(algorithm, federation(make_views(0)[0]), jax.random.key(0))
+
+
 def test_steps_must_match_the_agents():
     views, _ = make_views(0)
     with pytest.raises(ValueError, match="steps: got 2; allowed is one, or one for each agent, 3"):
-        engine.start(vertcohirf([LocalStep(by_halves)] * 2), federation(views), jax.random.key(0))
+        engine.start(
+            vertcohirf_of_steps([LocalStep(by_halves)] * 2), federation(views), jax.random.key(0)
+        )
 
 
 def test_agents_bring_their_own_ids_in_their_own_order():

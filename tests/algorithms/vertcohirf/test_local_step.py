@@ -1,0 +1,45 @@
+"""One agent's clustering: feature subsets, repetitions, noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfedmvc.algorithms.vertcohirf.local_step import LocalStep, feature_subset, local_codes
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"), [(0.29, 29), (0.001, 1), (1.0, 100), (0.5, 50), (7, 7), (500, 100)]
+)
+def test_number_of_features_of_a_repetition(share, expected):
+    assert int(feature_subset(jax.random.key(0), 100, share).sum()) == expected
+
+
+def test_feature_subsets_are_uniform():
+    """Each feature in 2 of 5 of the draws: a binomial count, four standard deviations."""
+    keys = jax.random.split(jax.random.key(1), 2000)
+    drawn = np.asarray(jax.vmap(lambda key: feature_subset(key, 5, 0.4))(keys)).sum(axis=0)
+    assert (np.abs(drawn - 800) < 4 * np.sqrt(2000 * 0.4 * 0.6)).all()
+
+
+def test_repetitions_see_other_features_and_fresh_ones_in_every_round():
+    x = jnp.eye(6) + jnp.arange(6.0)[:, None]
+
+    def seen(key, x, where):
+        return (x != 0).any(axis=0).astype(jnp.int32)  # one column is one label row
+
+    step = LocalStep(seen, 0.34, 4)
+    one = local_codes(jax.random.key(0), x, jnp.ones(6, bool), step)
+    other = local_codes(jax.random.key(1), x, jnp.ones(6, bool), step)
+    assert one.max() >= 2  # some feature in no subset, others in different ones
+    assert not np.array_equal(one, other)
+
+
+def test_noise_points_are_singletons():
+    def half_noise(key, x, where):
+        return jnp.array([0, 0, -1, -1, 1, 1])
+
+    codes = local_codes(
+        jax.random.key(0), jnp.ones((6, 2)), jnp.ones(6, bool), LocalStep(half_noise)
+    )
+    assert codes.tolist() == [0, 0, 2, 3, 1, 1]
