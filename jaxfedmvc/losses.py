@@ -1,7 +1,7 @@
 """Losses of deep multi-view clustering on masked rows.
 
-Every function takes `mask`, bool [rows]; False rows count nowhere: not in a mean, not as anchors,
-not as negatives. Their values must be finite all the same, as padding is, for gradients to be so.
+Every loss takes `mask`, bool [rows]; False rows count nowhere: not in a mean, not as anchors, not
+as negatives. Their values must be finite all the same, as padding is, or gradients would not be.
 Without any real row a loss is 0.
 """
 
@@ -12,31 +12,31 @@ import jax.numpy as jnp
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of `values` [rows] over the real rows."""
+    """Returns the mean of `values` [rows] over the real rows."""
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def l2_normalize(x: jax.Array) -> jax.Array:
-    """Rows of `x` [..., d] scaled to length 1; a zero row stays zero, with a finite gradient."""
+    """Scales rows of `x` [..., d] to length 1; a zero row stays zero, with a finite gradient."""
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)
 
 
 def cosine(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Cosine of each row of `a` with the same row of `b`, [rows, d] -> [rows]; FMCSC's eq. (4)."""
+    """Computes each row's cosine of `a` and `b`, [rows, d] -> [rows]; FMCSC's eq. (4)."""
     return jnp.sum(l2_normalize(a) * l2_normalize(b), axis=-1)
 
 
 def mean_squared_error(x: jax.Array, target: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean over real rows and features of the squared difference, [rows, d] -> scalar.
+    """Computes the mean squared difference over real rows and features, [rows, d] -> scalar.
 
     FMCSC's eq. (1), (2) and (6) print the sum; the mean keeps the term comparable to a contrastive
-    loss whatever the width of the view.
+    loss, whatever the width of the view.
     """
     return masked_mean(jnp.mean((x - target) ** 2, axis=-1), mask)
 
 
 def log_sum_exp(logits: jax.Array, allowed: jax.Array) -> jax.Array:
-    """Log-sum-exp over the last axis of the allowed entries; 0 where none is allowed."""
+    """Computes log-sum-exp of the allowed entries of the last axis; 0 where none is allowed."""
     some = jnp.any(allowed, axis=-1)
     top = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, logits, -jnp.inf), axis=-1))
     top = jnp.where(some, top, 0.0)
@@ -49,10 +49,10 @@ def log_sum_exp(logits: jax.Array, allowed: jax.Array) -> jax.Array:
 def feature_contrast(
     h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | float
 ) -> jax.Array:
-    """One view's term of FMCSC's eq. (5), as printed.
+    """Computes one view's term of FMCSC's eq. (5), as printed.
 
     `-1/n sum_i [ s_ii - log sum_{j != i} exp(s_ij) ]` with `s_ij = cos(h_i, h_view_j) / tau`: the
-    positive pair is not in the denominator. A row without a negative counts 0.
+    positive pair is not in the denominator. A row without negatives counts as 0.
 
     Args:
       h: [rows, d] common semantics H.
@@ -67,10 +67,11 @@ def feature_contrast(
 
 
 def ntxent(h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | float) -> jax.Array:
-    """Symmetric NT-Xent over the 2n rows [h_view; h], the form of FMCSC's published code.
+    """Computes symmetric NT-Xent over the 2n rows [h_view; h], as FMCSC's published code does.
 
-    Dot products divided by `tau`; every other row of both halves is in the denominator, the
-    positive too. Mean over the 2n anchors. In FMCSC `h` has unit rows and `h_view` has not.
+    Similarities are dot products divided by `tau`; all other rows of both halves are in an anchor's
+    denominator, the positive too. The mean is over the 2n anchors. In FMCSC `h` has unit rows and
+    `h_view` has not.
 
     Args:
       h: [rows, d].
@@ -91,7 +92,7 @@ def ntxent(h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | fl
 def model_contrast(
     h: jax.Array, h_global: jax.Array, z: jax.Array, mask: jax.Array, tau: jax.Array | float
 ) -> jax.Array:
-    """FMCSC's eq. (7): towards the global model's output, away from the low-level feature.
+    """Computes FMCSC's eq. (7): towards the global model's H, away from the low-level feature.
 
     `-1/n sum_i log( e^{a_i} / (e^{a_i} + e^{b_i}) )`, `a = cos(h, h_global)/tau`,
     `b = cos(h, z)/tau`, which is the mean softplus of b - a.
@@ -109,10 +110,10 @@ def model_contrast(
 
 
 def mutual_information(a: jax.Array, b: jax.Array, mask: jax.Array, n_bins: int = 10) -> jax.Array:
-    """Mutual information, in bits, of the paired entries of two feature matrices.
+    """Estimates the mutual information, in bits, of the paired entries of two feature matrices.
 
-    From the joint histogram with `n_bins` x `n_bins` equal cells over the range of each matrix, as
-    FMCSC weighs models by (section 3.4). 0 where a matrix is constant.
+    It is that of the joint histogram with `n_bins` x `n_bins` equal cells over the range of each
+    matrix, which FMCSC weighs models by (section 3.4); 0 where a matrix is constant.
 
     Args:
       a: [rows, d].

@@ -14,8 +14,8 @@ from jaxfedmvc import keys
 
 PyTree = Any
 
-# U(-1/sqrt(fan_in), 1/sqrt(fan_in)): the weights that deep multi-view clustering papers start
-# from without saying so, since it is the default of the framework that they are written in.
+# U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what deep multi-view clustering papers start from without
+# saying so, since it is the default of the framework that they are written in.
 _fan_in_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -39,12 +39,12 @@ class MLP(nn.Module):
 
 
 def init_mlp(key: jax.Array, n_inputs: int, features: Sequence[int]) -> PyTree:
-    """Fresh parameters of `MLP(features)` on [rows, n_inputs]."""
+    """Returns fresh parameters of `MLP(features)` for inputs [rows, n_inputs]."""
     return MLP(features).init(key, jnp.zeros((1, n_inputs)))
 
 
 def apply_mlp(params: PyTree, features: Sequence[int], x: jax.Array) -> jax.Array:
-    """`MLP(features)` of [rows, d], [rows, features[-1]]."""
+    """Applies `MLP(features)`, [rows, d] -> [rows, features[-1]]."""
     out: Any = MLP(features).apply(params, x)
     return out
 
@@ -61,7 +61,7 @@ def fit(
     learning_rate: jax.Array | float,
     keyed: bool = False,
 ) -> tuple[PyTree, jax.Array]:
-    """Minimises `loss` with a fresh Adam; see `fit_on`.
+    """Minimises `loss` with a fresh Adam; the arguments are those of `fit_on`.
 
     Returns:
       The trained parameters and the mean loss of each epoch, [epochs].
@@ -95,22 +95,23 @@ def fit_on(
     learning_rate: jax.Array | float,
     keyed: bool = False,
 ) -> tuple[PyTree, PyTree, jax.Array]:
-    """Minimises `loss` with Adam over the rows of one client, from where Adam was left before.
+    """Minimises `loss` over the rows of one client, with an Adam that goes on from `opt_state`.
 
-    Rows are shuffled every epoch when they do not fit one batch. Masked rows sort behind the real
-    ones and a batch without a real row makes no step, so padding changes nothing beyond rounding.
+    Rows are shuffled in every epoch if they do not fit into one batch. Masked rows are sorted
+    behind the real ones, and a batch without real rows makes no step, so that padding changes
+    nothing beyond rounding.
 
     Args:
-      key: Shuffles; consumed.
-      params: Where to start.
-      opt_state: State of `optax.adam`; `optax.adam(learning_rate).init(params)` to begin with.
-      loss: `(params, rows of the batch, mask of the batch) -> scalar`.
+      key: For shuffling, and for the keys of `loss`.
+      params: Where training starts.
+      opt_state: State of `optax.adam`, initially `optax.adam(learning_rate).init(params)`.
+      loss: `(params, rows, mask) -> scalar` of a batch; `(params, rows, mask, key)` if `keyed`.
       rows: Pytree of arrays with leading axis [rows].
       mask: bool [rows].
       epochs: Static number of passes.
-      batch_size: Static number of rows of a step.
-      learning_rate: Adam's step size, traced: it may be swept.
-      keyed: Whether `loss` takes a key as its last argument, another one in every step.
+      batch_size: Static number of rows in a step.
+      learning_rate: Adam's step size, which may be traced.
+      keyed: Whether `loss` takes a key, another one in every step.
 
     Returns:
       The trained parameters, Adam's state, and the mean loss of each epoch, [epochs].

@@ -147,16 +147,9 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
     Raises:
       ValueError: Names the number, its value and what is allowed.
     """
-    above_zero = (lambda x: x > 0), "above 0"
+    positive = "learning_rate", "tau_m", "tau_p", "weight_floor", "upload_noise", "upload_clip"
     checks.numbers(
         hyper,
-        {
-            "learning_rate": above_zero,
-            "tau_m": above_zero,
-            "tau_p": above_zero,
-            "weight_floor": above_zero,
-            "mask_rate": ((lambda x: (x > 0) & (x < 1)), "above 0 and below 1"),
-            "upload_noise": above_zero,
-            "upload_clip": above_zero,
-        },
+        {name: (lambda x: x > 0, "above 0") for name in positive}
+        | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")},
     )
