@@ -6,13 +6,13 @@ Read `algorithm.py` (the two types that every method is made of), then a method 
 
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms import ALGORITHMS
+from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.engine import run
 from jaxfedmvc.federation import Cohort, Federation, single_client
 from jaxfedmvc.metrics.federation import score
 
 __all__ = [
-    "ALGORITHMS",
+    "METHODS",
     "Cohort",
     "FederatedAlgorithm",
     "Federation",

@@ -24,7 +24,8 @@ def replacing(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]
       mode: "w" for text in UTF-8, or "wb".
     """
     partial = partial_path(path)
-    with partial.open(mode, encoding=None if "b" in mode else "utf-8", newline="") as file:
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    with partial.open(mode, **text) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

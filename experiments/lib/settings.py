@@ -59,9 +59,7 @@ def settings_of(dataclass: type) -> list[Setting]:
             raise TypeError(f"{where}: has no entry under 'Attributes:' in the class docstring")
         default = None if field.default is dataclasses.MISSING else field.default
         flag = field.metadata.get("flag", field.name)
-        found.append(
-            Setting(field.name, flag, kind, optional, default, help_texts[field.name])
-        )
+        found.append(Setting(field.name, flag, kind, optional, default, help_texts[field.name]))
     return found
 
 

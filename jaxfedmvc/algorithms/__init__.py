@@ -1,58 +1,37 @@
-"""The methods, one file each, and the one table of their names."""
+"""The methods, and the one table of them."""
 
-from collections.abc import Callable
-
-from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.coreset_kmeans import coreset_kmeans
-from jaxfedmvc.algorithms.distr_kmeans import distr_kmeans
-from jaxfedmvc.algorithms.dpfmps import dpfmps, dpfmps_p2est
-from jaxfedmvc.algorithms.fedhk import (
-    FedHKConfig,
-    FedHKHyperparams,
-    e_fkmvc,
-    fedhk_parafac2,
-    fedhk_tucker,
+from jaxfedmvc.algorithms.coreset_kmeans import (
+    CoresetKMeansConfig,
+    CoresetKMeansHyperparams,
+    coreset_kmeans,
 )
+from jaxfedmvc.algorithms.distr_kmeans import (
+    DistrKMeansConfig,
+    DistrKMeansHyperparams,
+    distr_kmeans,
+)
+from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.local import local_fmcsc
-from jaxfedmvc.algorithms.local_kmeans import local_kmeans
-from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
-from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
+from jaxfedmvc.algorithms.local_kmeans import (
+    LocalKMeansConfig,
+    LocalKMeansHyperparams,
+    local_kmeans,
+)
+from jaxfedmvc.algorithms.registry import Method, NoHyperparams
 
-# Name -> constructor. A new method is one file and one line here.
-ALGORITHMS: dict[str, Callable[..., FederatedAlgorithm]] = {
-    "coreset_kmeans": coreset_kmeans,
-    "distr_kmeans": distr_kmeans,
-    "dpfmps": dpfmps,
-    "dpfmps_p2est": dpfmps_p2est,
-    "e_fkmvc": e_fkmvc,
-    "fedhk_parafac2": fedhk_parafac2,
-    "fedhk_tucker": fedhk_tucker,
-    "fmcsc": fmcsc,
-    "local_kmeans": local_kmeans,
-    "mgcd": mgcd,
-    "vertcohirf": vertcohirf,
+# A new method is one file and one line here.
+METHODS: dict[str, Method] = {
+    "coreset_kmeans": Method(
+        coreset_kmeans, CoresetKMeansConfig, CoresetKMeansHyperparams, "vertical", "", 0
+    ),
+    "distr_kmeans": Method(
+        distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "", 0
+    ),
+    "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
+    "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
+    "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
+    "local_kmeans": Method(
+        local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0
+    ),
 }
-
-__all__ = [
-    "ALGORITHMS",
-    "FMCSCConfig",
-    "FMCSCHyperparams",
-    "FedHKConfig",
-    "FedHKHyperparams",
-    "LocalStep",
-    "MGCDConfig",
-    "MGCDHyperparams",
-    "coreset_kmeans",
-    "distr_kmeans",
-    "dpfmps",
-    "dpfmps_p2est",
-    "e_fkmvc",
-    "fedhk_parafac2",
-    "fedhk_tucker",
-    "fmcsc",
-    "local_fmcsc",
-    "local_kmeans",
-    "mgcd",
-    "vertcohirf",
-]

@@ -48,12 +48,15 @@ def save(path: str | os.PathLike[str], tree: PyTree, meta: Mapping[str, Any]) ->
         np.savez(file, allow_pickle=False, **contents)
 
 
-def restore(path: str | os.PathLike[str], like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """The tree and the meta of a file that `save` wrote.
+def restore(
+    path: str | os.PathLike[str], like: PyTree, *, any_shape: bool = False
+) -> tuple[PyTree, dict[str, Any]]:
+    """Returns the tree and the meta of a file that `save` wrote.
 
     Args:
       path: Of the file.
       like: Arrays or ShapeDtypeStructs in the structure of the tree.
+      any_shape: Whether leaves may have other shapes than those of `like`.
 
     Returns:
       The tree, in NumPy but for typed PRNG keys; and the meta.
@@ -77,7 +80,9 @@ def restore(path: str | os.PathLike[str], like: PyTree) -> tuple[PyTree, dict[st
                 raise ValueError(f"{path}: {words} {place}")
     result = []
     for place, leaf in zip(places, leaves, strict=True):
-        is_there, wanted = told[place], (_dtype(leaf), list(np.shape(leaf)))
+        is_there = told[place]
+        shape = is_there["shape"] if any_shape else list(np.shape(leaf))
+        wanted = (_dtype(leaf), shape)
         if (is_there["dtype"], is_there["shape"]) != wanted:
             raise ValueError(
                 f"{path}: leaf {place} is {is_there['dtype']}{is_there['shape']}; wanted is"

@@ -142,7 +142,7 @@ class Steps:
     def evaluate(
         self, federation: Federation, key: jax.Array, state: RunState, r: int
     ) -> Evaluation:
-        """Makes `finish` as after round `r`, and clusters all rows; `state` can go on from there."""
+        """Makes `finish` as after round `r` and clusters all rows; `state` may go on from there."""
         state, _ = self._stage("finish", federation, key, state, r)
         labels = self._over_clients("assign", federation, state)
         embedding = None

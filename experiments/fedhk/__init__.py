@@ -1,0 +1,1 @@
+"""FedHK: its door and its study."""

@@ -1,0 +1,1 @@
+"""FMCSC: its door, presets, tables and figures."""

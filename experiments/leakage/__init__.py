@@ -1,0 +1,1 @@
+"""What a curious server reconstructs from messages."""

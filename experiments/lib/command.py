@@ -1,0 +1,308 @@
+"""A command line becomes a `Command`: which method, on which data, run how.
+
+All flags are generated from dataclasses: those of the data, of the job, of the result folder, and
+the method's own config and hyper-parameters, read off `METHODS`. Flags live in a `FlagValues` of
+their own, so that several commands can be parsed in one process, as a sweep does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from absl import flags
+
+from experiments.lib import settings
+from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
+from experiments.lib.hooks import Hooks, hooks_of
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.registry import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSettings:
+    """How a method is run.
+
+    Attributes:
+      rounds: Most communication rounds; none: as is usual for the method.
+      seed: First seed.
+      seeds: Number of seeds: of the partition and of the run.
+      participation: Share of the clients that take part; or two: of those with all views, and of
+        the others.
+      resample_participants: Draw who takes part anew every round.
+      client_chunk: Clients computed at once, which bounds memory; none: 1 on a CPU, all on an
+        accelerator.
+      compact: Shrink the arrays between rounds, for methods whose rounds need ever less.
+      secure_aggregation: Hide every client's message in the sum of all, by pairwise masks.
+      fraction_bits: Of the masked sums' fixed-point numbers; sums stay below 2^(31 - bits).
+      in_clear: With secure aggregation, phases that are no sums and are sent as they are, such as
+        setup[2].
+      mesh: Devices that runs and clients are laid out on, such as sweep:2,clients:4; a single run
+        has clients alone.
+      precision: Of matrix products, where the device has a choice; sums are float32.
+    """
+
+    rounds: int | None = None
+    seed: int = 0
+    seeds: int = 1
+    participation: tuple[float, ...] = (1.0,)
+    resample_participants: bool = False
+    client_chunk: int | None = None
+    compact: bool = True
+    secure_aggregation: bool = False
+    fraction_bits: int = 16
+    in_clear: tuple[str, ...] = ()
+    mesh: str | None = None
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the setting."""
+        if self.rounds is not None and self.rounds < 0:
+            raise ValueError(f"rounds: got {self.rounds}; allowed is 0 or more")
+        if self.seed < 0 or self.seeds < 1 or self.seed + self.seeds > 2**31:
+            raise ValueError(
+                f"seed, seeds: got {self.seed} and {self.seeds}; allowed are a first seed of 0 or"
+                " more, one seed at least, and the last one below 2^31"
+            )
+        if self.client_chunk is not None and self.client_chunk < 1:
+            raise ValueError(f"client_chunk: got {self.client_chunk}; allowed is 1 or more")
+        if not 0 <= self.fraction_bits <= 31:
+            raise ValueError(f"fraction_bits: got {self.fraction_bits}; allowed is 0 to 31")
+
+    @property
+    def all_seeds(self) -> list[int]:
+        """The seeds of the job."""
+        return list(range(self.seed, self.seed + self.seeds))
+
+
+@dataclasses.dataclass(frozen=True)
+class FolderSettings:
+    """What a job leaves behind, and what it shows meanwhile; changes no result.
+
+    Attributes:
+      output_dir: Result folder; none: results/<method>-<set>-<time>/.
+      resume: Go on with a job that was killed, in its --output_dir and with the same flags.
+      checkpoint_every: Rounds after which a job is saved; 0: never.
+      compilation_cache: Where compiled programs are kept; empty: nowhere.
+      progress: Show on stderr what is compiled, and a bar with the time left.
+    """
+
+    output_dir: str | None = None
+    resume: bool = False
+    checkpoint_every: int = 1
+    compilation_cache: str = "~/.cache/jaxfedmvc"
+    progress: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What is run.
+
+    Attributes:
+      algorithm: Name of the method.
+    """
+
+    algorithm: str = "fmcsc"
+
+
+# Flags that change no result: a job may go on with others.
+FREE_FLAGS = {
+    "checkpoint_every",
+    "compilation_cache",
+    "coordinator",
+    "data_dir",
+    "output_dir",
+    "process_id",
+    "progress",
+    "resume",
+}
+# Flags that flags.txt, which starts the same job elsewhere, leaves out.
+_NOT_WRITTEN = {"output_dir", "resume", "help"}
+_TOPOLOGIES = {
+    "horizontal": HorizontalSettings,
+    "pooled": HorizontalSettings,
+    "vertical": VerticalSettings,
+}
+
+
+class Command(NamedTuple):
+    """A parsed command line.
+
+    Attributes:
+      name: Of the method.
+      method: Its entry in `METHODS`.
+      hooks: What its family adds.
+      data: Settings of the data.
+      split: `HorizontalSettings` or `VerticalSettings`.
+      job: Settings of the job.
+      folder: Settings of the result folder.
+      extra: An instance of each further dataclass that was asked for, the hooks' first.
+      flags: All parsed flags.
+      arguments: The command line that they were parsed from.
+    """
+
+    name: str
+    method: Method
+    hooks: Hooks
+    data: DataSettings
+    split: Any
+    job: JobSettings
+    folder: FolderSettings
+    extra: tuple[Any, ...]
+    flags: flags.FlagValues
+    arguments: tuple[str, ...]
+
+    @property
+    def rounds(self) -> int:
+        """Most rounds of a run."""
+        return self.method.rounds if self.job.rounds is None else self.job.rounds
+
+    def config(self, n_clusters: int | None, n_clients: int) -> Any:
+        """Returns the method's static settings.
+
+        Raises:
+          ValueError: The method refuses one, or needs to be told the number of clusters.
+        """
+        fields = {field.name: field for field in dataclasses.fields(self.method.config)}
+        needed = "n_clusters" in fields and fields["n_clusters"].default is dataclasses.MISSING
+        if n_clusters is None and needed:
+            raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
+        return settings.read(
+            self.flags,
+            self.method.config,
+            n_clusters=n_clusters,
+            n_clients=n_clients,
+            rounds=self.rounds,
+        )
+
+    def hyperparams(self) -> Any:
+        """Returns the method's numbers that may be swept."""
+        return settings.read(self.flags, self.method.hyperparams)
+
+    def flag_lines(self) -> list[str]:
+        """Returns the flags as a --flagfile takes them."""
+        return list(settings.flag_lines(self.flags, _NOT_WRITTEN))
+
+
+def value_of(arguments: Sequence[str], flag: str, default: str | None = None) -> str | None:
+    """Returns a flag's value before flags are parsed, for what decides which flags there are.
+
+    Raises:
+      ValueError: A flagfile cannot be read.
+    """
+    try:
+        expanded = flags.FlagValues().read_flags_from_files(list(arguments))
+    except (flags.Error, OSError) as error:
+        raise ValueError(str(error)) from error
+    value = default
+    for i, argument in enumerate(expanded):
+        name, equals, text = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and name == flag:
+            value = text if equals else "".join(expanded[i + 1 : i + 2])
+    return value
+
+
+def method_of(name: str) -> Method:
+    """Returns the entry of a method.
+
+    Raises:
+      ValueError: There is none of this name.
+    """
+    if name not in METHODS:
+        raise ValueError(f"algorithm: got {name!r}; allowed are {', '.join(sorted(METHODS))}")
+    return METHODS[name]
+
+
+def parse(
+    arguments: Sequence[str], *, algorithm: str = "fmcsc", extra: Sequence[type] = ()
+) -> Command:
+    """Parses a command line without the program's name.
+
+    Args:
+      arguments: Such as ["--algorithm=mgcd", "--seeds=5"].
+      algorithm: Where the command line names none.
+      extra: Dataclasses of further flags.
+
+    Raises:
+      ValueError: Says what is wrong, in one line.
+    """
+    name = value_of(arguments, "algorithm", algorithm) or algorithm
+    method = method_of(name)
+    hooks = hooks_of(method)
+    groups = [DataSettings, _TOPOLOGIES[method.topology], JobSettings, FolderSettings]
+    further = [*([hooks.settings] if hooks.settings else []), *extra]
+    values = define_flags(name, [*groups, *further])
+    dataset = value_of(arguments, "dataset")
+    try:
+        for flag, text in hooks.defaults(DataSettings(dataset=dataset)).items():
+            values.set_default(flag, text)
+        rest = values(["", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(_unknown(error, name, hooks)) from error
+    except (flags.Error, OSError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if rest:
+        raise ValueError(f"unexpected arguments {rest}; everything is a flag")
+    made = [settings.read(values, group) for group in groups]
+    own = tuple(settings.read(values, group) for group in further)
+    return Command(name, method, hooks, *made, own, values, tuple(arguments))
+
+
+def define_flags(name: str, groups: Sequence[type]) -> flags.FlagValues:
+    """Defines the flags of a method and of these groups of settings."""
+    values, method = flags.FlagValues(), method_of(name)
+    flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
+    settings.define(values, Choice, "this program")
+    values.set_default("algorithm", name)
+    values["algorithm"].help = f"The method: {', '.join(sorted(METHODS))}."
+    for group in groups:
+        settings.define(values, group, _heading(group))
+    settings.define(values, method.config, f"{name}: static", settings.OF_THE_JOB)
+    settings.define(values, method.hyperparams, f"{name}: traced, runs that differ share a program")
+    return values
+
+
+def _heading(group: type) -> str:
+    return group.__name__.removesuffix("Settings").lower()
+
+
+def _unknown(error: flags.UnrecognizedFlagError, name: str, hooks: Hooks) -> str:
+    if error.flagname in hooks.replaced:
+        return f"{error.flagname}: is no flag any more; {hooks.replaced[error.flagname]}"
+    guess = f"; did you mean --{error.suggestions[0]}?" if error.suggestions else ""
+    return f"{error.flagname}: is no flag of {name}{guess} (--help shows all)"
+
+
+# --- Programs -------------------------------------------------------------------------------------
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Prints an error in one line and leaves with exit code 2."""
+    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    sys.exit(2)
+
+
+def checked(build: Callable[[], Any]) -> Any:
+    """Returns `build()`, where a ValueError, a missing file or an absent extra is the user's."""
+    try:
+        return build()
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+
+
+def parse_or_exit(
+    arguments: Sequence[str],
+    description: str,
+    *,
+    algorithm: str = "fmcsc",
+    extra: Sequence[type] = (),
+) -> Command:
+    """Parses a command line; shows help or one line about what is wrong, and leaves."""
+    if any(argument in ("--help", "-help", "-h") for argument in arguments):
+        rest = [a for a in arguments if a not in ("--help", "-help", "-h")]
+        command = checked(lambda: parse(rest, algorithm=algorithm, extra=extra))
+        print(f"{description}\n\n{command.flags.get_help()}")
+        sys.exit(0)
+    return checked(lambda: parse(arguments, algorithm=algorithm, extra=extra))

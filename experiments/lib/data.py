@@ -1,0 +1,207 @@
+"""Data of a job: read, prepared, and dealt out over clients or agents for every seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxfedmvc import data
+from jaxfedmvc.data import synthetic, vertical
+from jaxfedmvc.federation import Federation
+
+# The benchmark set of a paper whose columns are categories.
+_CATEGORICAL = {"nursery": tuple(range(8))}
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSettings:
+    """Which data, and how they are prepared.
+
+    Attributes:
+      dataset: A named set (digits, mnist_usps, multimodal, ...), or a path to a .npz or .mat file.
+      data_dir: Where sets lie; then $JAXFEDMVC_DATA, then ./data.
+      scale: Scaling of features; auto: as is usual for a named set, else minmax.
+      n_clusters: K; the number of classes where labels are known.
+    """
+
+    dataset: str | None = None
+    data_dir: str | None = None
+    scale: Literal["auto", "none", "minmax", "standard"] = "auto"
+    n_clusters: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class HorizontalSettings:
+    """How samples are dealt out over clients, each of which holds all views or some.
+
+    Attributes:
+      n_clients: Clients of all kinds.
+      ratio: Clients with all views : clients with a part of them.
+      partial_views: Views that a partial client holds.
+      samples_per_client: Samples of each client; none deals out all.
+      dirichlet: Label skew beta; none deals out at random.
+    """
+
+    n_clients: int = 12
+    ratio: str = "1:1"
+    partial_views: int = 1
+    samples_per_client: int | None = None
+    dirichlet: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class VerticalSettings:
+    """How features are split over agents, which all hold the same samples.
+
+    Attributes:
+      split: Features split over --agents, or one view for each agent; auto: views where there are
+        several.
+      agents: Agents that the features are split over.
+      feature_order: How features are split.
+      overlap: Probability of copying another agent's feature.
+      max_overlap: Most copied features, as a share of an agent's own.
+      overlap_order: In which order features are offered for copying; ascending fills the cap with
+        low ids.
+      categorical: Columns that are categories; none: those known of the set.
+    """
+
+    split: Literal["auto", "features", "views"] = "auto"
+    agents: int = 3
+    feature_order: Literal["random", "sequential"] = "random"
+    overlap: float = 0.0
+    max_overlap: float = 0.3
+    overlap_order: Literal["random", "ascending"] = "random"
+    categorical: tuple[int, ...] | None = None
+
+
+class Problem(NamedTuple):
+    """The data of one seed.
+
+    Attributes:
+      federation: Clients or agents; its sample ids are places in the arrays below.
+      views: All views of all samples, [n, D_v] each, for references and silhouettes.
+      labels: [n], for scoring only, or None.
+      rows: [n], the row of the data set that each sample is.
+    """
+
+    federation: Federation
+    views: list[np.ndarray]
+    labels: np.ndarray | None
+    rows: np.ndarray
+
+
+class Partitioned(NamedTuple):
+    """A data set, and how each seed deals its samples out; all divisions of the same shapes."""
+
+    dataset: data.Dataset
+    parts: list[tuple[data.Part, ...]]
+
+
+def partitioned(
+    settings: DataSettings,
+    split: HorizontalSettings,
+    seeds: list[int],
+    load: Callable[..., data.Dataset] = data.load,
+) -> Partitioned:
+    """Reads a set and divides its samples for each seed.
+
+    Raises:
+      ValueError, OSError: Says what is wrong with the settings or the data.
+    """
+    dataset = load(settings.dataset, settings.data_dir, settings.scale)
+    parts = [
+        data.hybrid_partition(
+            seed,
+            n_samples=len(dataset.views[0]),
+            n_views=len(dataset.views),
+            n_clients=split.n_clients,
+            ratio=data.parse_ratio(split.ratio),
+            partial_views=split.partial_views,
+            samples_per_client=split.samples_per_client,
+            dirichlet=split.dirichlet,
+            labels=dataset.labels,
+        )
+        for seed in seeds
+    ]
+    return Partitioned(dataset, parts)
+
+
+def load_clients(
+    settings: DataSettings, split: HorizontalSettings, seeds: list[int]
+) -> list[Problem]:
+    """Returns the data of each seed as clients with samples of their own.
+
+    Raises:
+      ValueError, OSError: Says what is wrong with the settings or the data.
+    """
+    dataset, divisions = partitioned(settings, split, seeds)
+    rows = np.arange(len(dataset.views[0]))
+    return [
+        Problem(
+            Federation.from_arrays(dataset.views, dataset.labels, partition=parts),
+            list(dataset.views),
+            dataset.labels,
+            rows,
+        )
+        for parts in divisions
+    ]
+
+
+def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> Problem:
+    """Returns the data of one seed, as agents: generated, split or dealt out with it.
+
+    A set of several views gives every agent a view; a set of one view is prepared as VertCoHiRF's
+    paper does (duplicates dropped, categories one-hot, standardised, shuffled) and split.
+
+    Raises:
+      ValueError, OSError: Says what is wrong with the settings or the data.
+    """
+    name = settings.dataset or ""
+    if is_multimodal(name):
+        variant = "text" if name.lower() == "multimodal" else "table1"
+        dataset = synthetic.multimodal(seed, variant)
+    else:
+        dataset = data.load(name, settings.data_dir, settings.scale)
+    n = len(dataset.views[0])
+    if split.split == "views" or (split.split == "auto" and len(dataset.views) > 1):
+        return _agents(list(dataset.views), dataset.labels, np.arange(n))
+    categorical = split.categorical
+    if categorical is None:
+        categorical = _CATEGORICAL.get(Path(name).stem.lower())
+    pooled = np.concatenate(dataset.views, axis=1)
+    x, rows = vertical.prepare(pooled, np.arange(n), categorical=categorical, seed=seed)
+    columns = vertical.split_features(
+        seed,
+        x.shape[1],
+        split.agents,
+        order=split.feature_order,
+        overlap=split.overlap,
+        max_overlap=split.max_overlap,
+        overlap_order=split.overlap_order,
+    )
+    labels = None if dataset.labels is None else dataset.labels[rows]
+    return _agents([x[:, chosen] for chosen in columns], labels, rows)
+
+
+def _agents(views: list[np.ndarray], labels: np.ndarray | None, rows: np.ndarray) -> Problem:
+    federation = Federation.from_arrays(
+        views, labels, partition=vertical.vertical_partition(len(views[0]), len(views))
+    )
+    federation.check_vertical()
+    return Problem(federation, views, labels, rows)
+
+
+def is_multimodal(name: str) -> bool:
+    """Whether a set is one of the two generated ones, which every seed draws anew."""
+    return name.lower() in ("multimodal", "multimodal_table1")
+
+
+def count_classes(settings: DataSettings, labels: np.ndarray | None) -> int | None:
+    """Returns K: as the flag says, or the number of classes, or None where neither is known."""
+    if settings.n_clusters is not None or labels is None:
+        return settings.n_clusters
+    return len(np.unique(labels))

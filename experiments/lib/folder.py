@@ -1,0 +1,144 @@
+"""Result folders: made once, never half-written, and opened again where a job goes on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import pandas as pd
+
+from experiments.lib.command import FREE_FLAGS, Command
+from jaxfedmvc.files import write_text
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of packages that affect results."""
+    packages = ("jaxfedmvc", "jax", "flax", "optax", "scikit-learn")
+    return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
+
+
+def device() -> str:
+    """Names the device that JAX computes on."""
+    return f"{jax.devices()[0].device_kind} ({jax.default_backend()})"
+
+
+def use_compilation_cache(command: Command) -> None:
+    """Keeps compiled programs where the flag says."""
+    if command.folder.compilation_cache:
+        folder = os.path.expanduser(command.folder.compilation_cache)
+        jax.config.update("jax_compilation_cache_dir", folder)
+
+
+def open_folder(command: Command, name: str) -> Path:
+    """Makes the result folder with flags.txt in it, or opens that of a job that goes on.
+
+    Args:
+      command: The job; its flags are what flags.txt starts it again with.
+      name: For a folder of its own under results/, where --output_dir is not given.
+
+    Raises:
+      OSError, ValueError: The folder cannot be written, or holds results already; or --resume is
+        given and the job knows nothing of it.
+    """
+    if command.folder.resume:
+        return _reopened(command)
+    asked = command.folder.output_dir
+    folder = Path(asked or f"results/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if asked is None:
+        tries = (folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))
+        while folder.exists():
+            folder = next(tries)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"output_dir: cannot write to {str(folder)!r} ({error.strerror}); give a folder"
+            " that can be written"
+        ) from error
+    if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
+        raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
+    from jaxfedmvc.files import write_text
+
+    write_text(folder / "flags.txt", "\n".join(command.flag_lines()) + "\n")
+    return folder
+
+
+def _reopened(command: Command) -> Path:
+    if command.folder.output_dir is None:
+        raise ValueError("resume: needs --output_dir, the folder of the job that is to go on")
+    folder = Path(command.folder.output_dir)
+    if not (folder / "flags.txt").is_file():
+        raise ValueError(
+            f"resume: {str(folder)!r} holds no job (no flags.txt); leave --resume out to begin one"
+        )
+    then = _by_name((folder / "flags.txt").read_text().splitlines())
+    now = _by_name(command.flag_lines())
+
+    def is_new(name: str) -> bool:
+        """Not in the file, and not given now: as if it had been there."""
+        flag = command.flags[name] if name in command.flags else None
+        return flag is not None and flag.value == flag.default and name not in then
+
+    different = [
+        f"{name} ({then.get(name, 'none')} then, {now.get(name, 'none')} now)"
+        for name in sorted((then.keys() | now.keys()) - FREE_FLAGS)
+        if then.get(name) != now.get(name) and not is_new(name)
+    ]
+    if different:
+        raise ValueError(
+            f"resume: {str(folder)!r} was begun with other flags: {', '.join(different)}; allowed"
+            " are the same, as by --flagfile with its flags.txt"
+        )
+    return folder
+
+
+def _by_name(lines: Iterable[str]) -> dict[str, str]:
+    """Returns values as text by name, of lines such as --rounds=5, --progress or --noprogress."""
+    values = {}
+    for line in lines:
+        name, equals, value = line.removeprefix("--").partition("=")
+        if equals:
+            values[name] = value
+        elif name.startswith("no"):
+            values[name.removeprefix("no")] = "false"
+        else:
+            values[name] = "true"
+    return values
+
+
+def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Appends rows to a .csv under its header; the first ones bring it.
+
+    Raises:
+      ValueError: The rows have other columns.
+    """
+    fresh = not path.exists()
+    with path.open("a+", newline="") as file:
+        file.seek(0)
+        columns = list(rows[0]) if fresh else next(csv.reader(file))
+        if any(row.keys() != set(columns) for row in rows):
+            raise ValueError(f"{path}: has the columns {columns}, got {list(rows[0])}")
+        table = csv.DictWriter(file, columns)
+        if fresh:
+            table.writeheader()
+        table.writerows(rows)
+
+
+def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
+    """Cuts a .csv back to chosen rows; a last line that was not written to its end goes, too."""
+    if not path.exists():
+        return
+    text = path.read_text()
+    table = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str)
+    write_text(path, table[chosen(table.astype({"seed": int}))].to_csv(index=False))

@@ -1,0 +1,85 @@
+"""What a family of methods may add to the runner: other defaults, flags, columns, pictures.
+
+A family is a package of `jaxfedmvc.algorithms`; its additions, where it has any, are `HOOKS` in
+`experiments/<family>/hooks.py`. A method without them runs all the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.lib.data import DataSettings, Problem
+from jaxfedmvc.algorithms.registry import Method
+
+
+class SeedResult(NamedTuple):
+    """What one seed's run ended with.
+
+    Attributes:
+      seed: Of the run.
+      problem: Its data.
+      server: The server state after the last round and `finish`.
+      labels: For each cohort int32 [clients, rows].
+      embedding: For each cohort [clients, rows, d], or None.
+      rounds: Rows of rounds.csv.
+    """
+
+    seed: int
+    problem: Problem
+    server: Any
+    labels: list[np.ndarray]
+    embedding: list[np.ndarray] | None
+    rounds: list[dict[str, Any]]
+
+
+class Hooks(NamedTuple):
+    """Additions of a family; every one may be left out.
+
+    Attributes:
+      defaults: `data settings as given -> {flag: text}`, defaults that differ from the
+        dataclasses' for this family or this set.
+      settings: A dataclass of further flags, as `settings.define` takes it.
+      replaced: Flags of earlier versions -> what replaces them, for the error message.
+      columns: `(a round's info, problem) -> numbers`, further columns of rounds.csv, the same ones
+        in every round.
+      labels: `(settings, server state, labels) -> labels` to be scored instead.
+      references: `(problem, K, seed) -> {name: labels of each cohort}`, clusterings to compare
+        with beside the usual ones.
+      after_seed: `(folder, result, number of seeds) -> lines` for the terminal; writes the family's
+        own files.
+      pictures: `(report, result of the last seed)`, draws the family's own pictures in the end;
+        a report has `path`, `title`, all `rows` of rounds.csv and `references`.
+      facts: `(config, hyperparams) -> entries` of summary.json.
+    """
+
+    defaults: Callable[[DataSettings], Mapping[str, str]] = lambda settings: {}
+    settings: type | None = None
+    replaced: Mapping[str, str] = {}
+    columns: Callable[[Any, Problem], dict[str, float]] | None = None
+    labels: Callable[[Any, Any, list[np.ndarray]], list[np.ndarray]] | None = None
+    references: Callable[[Problem, int, int], dict[str, list[np.ndarray]]] | None = None
+    after_seed: Callable[[Path, SeedResult, int], Sequence[str]] | None = None
+    pictures: Callable[[Any, SeedResult], None] | None = None
+    facts: Callable[[Any, Any], dict[str, Any]] | None = None
+
+
+def family_of(method: Method) -> str:
+    """Returns the package, or the module, of `jaxfedmvc.algorithms` that a method comes from."""
+    parts = method.make.__module__.split(".")
+    return parts[parts.index("algorithms") + 1] if "algorithms" in parts else parts[-1]
+
+
+def hooks_of(method: Method) -> Hooks:
+    """Returns what the family of a method adds."""
+    name = f"experiments.{family_of(method)}.hooks"
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None
+    return importlib.import_module(name).HOOKS if found else Hooks()

@@ -1,0 +1,334 @@
+"""What a job leaves behind: lines on the terminal, tables, pictures, and files that are whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.lib import charts, folder, plots
+from experiments.lib.command import Command
+from experiments.lib.hooks import SeedResult
+from experiments.lib.references import ALONE, POOLED
+from jaxfedmvc.engine import Traffic
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.files import write_text
+from jaxfedmvc.metrics.federation import GROUPS
+from jaxfedmvc.metrics.host import METRICS, WAYS, Scores
+
+_TITLES = {"pooled": "pooled labels, one matching", "per_client": "mean over clients, each matched"}
+_GROUP_TITLES = {
+    "all": "all clients",
+    "multi_view": "multi-view",
+    "partial_view": "partial-view",
+    "participating": "took part in this round",
+    "non_participating": "took no part in this round",
+}
+Row = dict[str, Any]
+
+
+class Report:
+    """Gathers the results of one job.
+
+    Attributes:
+      rows: Lines of rounds.csv, of all seeds.
+      references: For each finished seed `{name: scores}`, the method's own first.
+      seconds: "compile" and "run".
+    """
+
+    def __init__(self, command: Command, path: Path, federation: Federation, title: str) -> None:
+        """Takes the folder and what all seeds have in common."""
+        self.command, self.path, self.title = command, path, title
+        self.federation = federation
+        self.rows: list[Row] = []
+        self.references: list[dict[str, Any]] = []
+        self.seconds = {"compile": 0.0, "run": 0.0}
+        self.groups = _shown_groups(command, federation)
+        # Agents share their samples, so that each is matched by itself.
+        self.way = "per_client" if command.method.topology == "vertical" else "pooled"
+
+    # --- The rounds -------------------------------------------------------------------------------
+
+    def header(self, row: Row) -> Iterator[str]:
+        """Yields the head of the rounds' table, whose columns are those of `row`."""
+        groups = "".join(f"| {_GROUP_TITLES[g]:^27s}" for g in self.groups)
+        names = ("| " + " ".join(f"{m.upper():>6s}" for m in METRICS)) * len(self.groups)
+        loss = f"{'loss':>9s} " if "loss" in row else " "
+        own = "".join(f"{name:>{_width(name)}s}" for name in self._own_columns(row))
+        yield f"{'':10s}{'':{len(loss)}s}{groups}|  MB, all clients"
+        yield f"{'seed round':10s}{loss}{names}|     up    down{own}"
+
+    def line(self, row: Row) -> str:
+        """Returns a round's line."""
+        loss = f"{row['loss']:9.3f} " if "loss" in row else " "
+        cells = "".join(
+            "| " + " ".join(_cell(row[f"{g}/{self.way}/{m}"]) for m in METRICS) for g in self.groups
+        )
+        up, down = row["bytes_up"] / 1e6, row["bytes_down"] / 1e6
+        own = "".join(f"{row[name]:>{_width(name)}.5g}" for name in self._own_columns(row))
+        return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:7.3f} {down:7.3f}{own}"
+
+    def add_round(self, row: Row) -> None:
+        """Keeps a round's row, and appends it to rounds.csv."""
+        self.rows.append(row)
+        folder.append_rows(self.path / "rounds.csv", [row])
+
+    def _own_columns(self, row: Row) -> list[str]:
+        usual = {"seed", "round", "bytes_up", "bytes_down"}
+        return [
+            name
+            for name in row
+            if name not in usual
+            and not name.startswith("loss")
+            and name.split("/")[0] not in GROUPS
+        ]
+
+    # --- A seed -----------------------------------------------------------------------------------
+
+    def add_labels(self, result: SeedResult) -> None:
+        """Appends a seed's clusters to labels.csv."""
+        problem = result.problem
+        if self.command.method.topology == "vertical":
+            order = np.argsort(
+                [int(np.asarray(c.client_ids)[0]) for c in problem.federation.cohorts]
+            )
+            agents = {f"agent_{a}": result.labels[c][0] for a, c in enumerate(order)}
+            found = pd.DataFrame(
+                {"seed": result.seed, "id": np.arange(len(problem.rows)), "row": problem.rows}
+                | agents
+            )
+        else:
+            found = pd.concat(
+                pd.DataFrame(
+                    {
+                        "seed": result.seed,
+                        "client": np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)),
+                        "row": problem.rows[np.asarray(cohort.sample_ids)[mask]],
+                        "cluster": labels[mask],
+                    }
+                )
+                for cohort, labels in zip(problem.federation.cohorts, result.labels, strict=True)
+                for mask in [np.asarray(cohort.mask)]
+            )
+        path = self.path / "labels.csv"
+        found.to_csv(path, mode="a", header=not path.exists(), index=False)
+
+    # --- The end ----------------------------------------------------------------------------------
+
+    def finish(self, last: SeedResult, traffic: Mapping[str, Traffic], facts: Row) -> Iterator[str]:
+        """Writes summary and pictures; yields the lines for the terminal."""
+        if not self.references:
+            yield "no labels: nothing is scored"
+        for way, title in _TITLES.items() if self.references else ():
+            if self.command.method.topology == "vertical" and way == "pooled":
+                continue
+            n = len(self.references)
+            yield f"\n{title} (after the last round, mean over {n} seed{'s' * (n > 1)})"
+            yield self._table(way)
+        self._draw(last)
+        summary = self._summary(traffic) | facts
+        up, down = (sum(getattr(t, d) for t in traffic.values()) for d in ("up", "down"))
+        yield f"\na run of one round: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down, all clients"
+        # The last file, as it says that the job is finished.
+        write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
+        yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
+        yield f"written: {self.path}/ (summary.json, rounds.csv, labels.csv, flags.txt, *.png)"
+
+    def _table(self, way: str) -> str:
+        """Returns the method and its references as rows; mean +- deviation over the seeds."""
+        names = list(self.references[0])
+        groups = self.groups
+        if any(share < 1 for share in self.command.job.participation):
+            groups = [*groups, "participating", "non_participating"]
+        lines = {}
+        for name in names:
+            scores = [reference[name] for reference in self.references]
+            cells: dict[Any, str] = {}
+            for group in groups:
+                for metric in METRICS:
+                    values = [s[group][way][metric] for s in scores]
+                    cells[_GROUP_TITLES[group], metric.upper()] = _mean_cell(
+                        values, len(groups) == 1
+                    )
+            if len(groups) == 1:
+                for metric in ("silhouette", "clusters"):
+                    values = [s["internal"][metric] for s in scores]
+                    cells[_GROUP_TITLES[groups[0]], metric] = _mean_cell(values, True)
+            lines[name] = cells
+        table = pd.DataFrame(lines).T
+        table.columns = pd.MultiIndex.from_tuples(table.columns)
+        return table.to_string()
+
+    def _summary(self, traffic: Mapping[str, Traffic]) -> Row:
+        seeds = self.command.job.all_seeds
+        rows = {
+            name: {
+                group: {
+                    way: _statistics([r[name][group][way] for r in self.references]) for way in WAYS
+                }
+                for group in GROUPS
+            }
+            | {"internal": _statistics([r[name]["internal"] for r in self.references])}
+            for name in (self.references[0] if self.references else ())
+        }
+        return {
+            "algorithm": self.command.name,
+            "dataset": Path(self.command.data.dataset or "").stem.lower(),
+            "n_clients": self.federation.n_clients,
+            "rounds": self.command.rounds,
+            "rounds_made": [
+                max([r["round"] for r in self.rows if r["seed"] == s], default=0) for s in seeds
+            ],
+            "seeds": seeds,
+            "metrics": rows[self.command.name]["all"][self.way] if rows else {},
+            "groups": rows,
+            "bytes_per_round": traffic["round"]._asdict(),
+            "bytes_setup": traffic["setup"]._asdict(),
+            "bytes_finish": traffic["finish"]._asdict(),
+            "seconds": self.seconds,
+            "device": folder.device(),
+            "versions": folder.versions(),
+        }
+
+    def _draw(self, last: SeedResult) -> None:
+        self._draw_curves()
+        if last.embedding is not None:
+            title = f"t-SNE of the representation, {self.title}, seed {last.seed}"
+            draw_embedding(self.path / "embedding.png", last, title)
+        if self.command.hooks.pictures is not None:
+            self.command.hooks.pictures(self, last)
+
+    def _draw_curves(self) -> None:
+        """Draws scores and losses by round, and references as levels."""
+        seeds = self.command.job.all_seeds
+        by_seed = [[row for row in self.rows if row["seed"] == seed] for seed in seeds]
+        if not all(by_seed) or max(map(len, by_seed)) < 2:
+            return
+
+        def by_round(name: str) -> np.ndarray:
+            """[seeds, rounds]; a run that found its end earlier than others stays there."""
+            longest = max(map(len, by_seed))
+            runs = [[row[name] for row in rows] for rows in by_seed]
+            return np.asarray([run + [run[-1]] * (longest - len(run)) for run in runs], float)
+
+        scores, losses = {}, {}
+        for group in self.groups:
+            for metric in ("acc", "nmi") if group == "all" else ("acc",):
+                values = by_round(f"{group}/{self.way}/{metric}")
+                if np.isfinite(values).all():
+                    scores[f"{metric.upper()}, {_GROUP_TITLES[group]}"] = values
+        names = [name for name in self.rows[0] if name.startswith("loss")]
+        for name in names[1:] if len(names) > 2 else names[:1]:
+            losses[name.replace("_", " ")] = by_round(name)
+        levels = {}
+        for name in (ALONE, POOLED):
+            known = [r[name]["all"] for r in self.references if name in r]
+            if known:
+                levels[f"ACC, {name}"] = float(np.mean([s[self.way]["acc"] for s in known]))
+        if scores or losses:
+            title = f"{self.title}, {len(seeds)} seed(s)"
+            plots.curves(self.path / "curves.png", scores, losses, levels, title)
+
+
+def draw_embedding(path: Path, result: SeedResult, title: str) -> None:
+    """Draws the t-SNE of all clients' representations, by class and by cluster."""
+    federation = result.problem.federation
+    real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
+    assert result.embedding is not None
+    points = np.concatenate([e[m] for e, m in zip(result.embedding, real, strict=True)])
+    clusters = np.concatenate([p[m] for p, m in zip(result.labels, real, strict=True)])
+    colourings = {"by cluster": clusters}
+    if federation.labels is not None:
+        truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
+        classes = np.concatenate(truth)
+        colourings = {
+            "by true class": classes,
+            "by cluster": charts.coloured_as(classes, clusters),
+        }
+    kinds = [
+        np.full(m.sum(), not federation.holds_all_views(cohort))
+        for cohort, m in zip(federation.cohorts, real, strict=True)
+    ]
+    partial = np.concatenate(kinds).astype(int)
+    names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
+    plots.embedding(path, points, colourings, partial, names, title)
+
+
+def flattened(scores: Scores | None) -> dict[str, float]:
+    """Returns scores as columns `group/way/metric`; NaN where nothing is scored."""
+    return {
+        f"{group}/{way}/{metric}": math.nan if scores is None else float(scores[group][way][metric])
+        for group in GROUPS
+        for way in WAYS
+        for metric in METRICS
+    }
+
+
+def losses_of(info: Sequence[Mapping[str, Any]], federation: Federation) -> dict[str, float]:
+    """Returns the mean losses that clients reported last: of all, multi-view and partial ones."""
+    values: dict[str, list[np.ndarray]] = {"loss_multi_view": [], "loss_partial_view": []}
+    for cohort, report in zip(federation.cohorts, client_reports(info), strict=False):
+        if "loss" in report:
+            kind = "multi_view" if federation.holds_all_views(cohort) else "partial_view"
+            values[f"loss_{kind}"].append(np.ravel(report["loss"]))
+    everyone = [part for parts in values.values() for part in parts]
+    if not everyone:
+        return {}
+    means = {name: float(np.mean(np.concatenate(v))) for name, v in values.items() if v}
+    return {"loss": float(np.mean(np.concatenate(everyone))), **means}
+
+
+def client_reports(info: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what each cohort's clients reported in a round; of several phases the last counts.
+
+    For phases that everyone takes part in: a leader's has one entry, of its own cohort.
+    """
+    found: list[dict[str, Any]] = []
+    for phase in info:
+        for c, report in enumerate(phase["clients"]):
+            report = getattr(report, "inner", report)
+            if c == len(found):
+                found.append({})
+            if isinstance(report, Mapping):
+                found[c] |= report
+    return found
+
+
+def _shown_groups(command: Command, federation: Federation) -> list[str]:
+    full = {federation.holds_all_views(cohort) for cohort in federation.cohorts}
+    mixed = command.method.topology != "vertical" and len(full) == 2
+    return ["all", "multi_view", "partial_view"] if mixed else ["all"]
+
+
+def _width(name: str) -> int:
+    return max(len(name) + 2, 10)
+
+
+def _cell(value: float) -> str:
+    return f"{'-' if math.isnan(value) else format(value, '.3f'):>6s}"
+
+
+def _mean_cell(values: Sequence[float], spread: bool) -> str:
+    if np.isnan(values).any():
+        return "-"
+    text = f"{np.mean(values):.3f}"
+    return f"{text} +- {np.std(values):.3f}" if spread and len(values) > 1 else text
+
+
+def _statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Returns mean, standard deviation (over seeds, population form) and every seed's value."""
+    result = {}
+    for name in scores[0] if scores else ():
+        values = [float(s[name]) for s in scores]
+        if not any(math.isnan(v) for v in values):
+            result[name] = {
+                "mean": float(np.mean(values)),
+                "std": float(np.std(values)),
+                "per_seed": values,
+            }
+    return result

@@ -1,0 +1,425 @@
+"""The one loop over seeds and rounds: any method, with progress, resume, scores and a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.lib import folder, plots
+from experiments.lib.command import Command, JobSettings, checked, fail
+from experiments.lib.data import Problem, count_classes, load_agents, load_clients
+from experiments.lib.hooks import SeedResult
+from experiments.lib.progress import Progress, require_tqdm
+from experiments.lib.references import internal_scores, references
+from experiments.lib.report import Report, flattened, losses_of
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.engine import RunState, checkpoint, mesh
+from jaxfedmvc.engine.steps import Evaluation, Steps
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.messages.secure import check_sums, secure_aggregation
+from jaxfedmvc.metrics import host
+
+# Key of the pairwise masks of secure aggregation; a deployment takes new secrets for every run.
+_SECRETS = 2**30
+_PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+
+
+class Job(NamedTuple):
+    """A command with its data and its method, checked before anything is computed or written.
+
+    Attributes:
+      command: The parsed command line.
+      problems: The data of each seed, all of the same shapes.
+      n_clusters: K, or None where neither flag nor labels tell.
+      config: The method's static settings.
+      hyperparams: Its numbers.
+      make: `hyperparams -> algorithm`.
+      shares: Share of each cohort that takes part.
+    """
+
+    command: Command
+    problems: list[Problem]
+    n_clusters: int | None
+    config: Any
+    hyperparams: Any
+    make: Callable[[Any], FederatedAlgorithm]
+    shares: list[float]
+
+    @property
+    def federation(self) -> Federation:
+        """That of the first seed."""
+        return self.problems[0].federation
+
+
+def prepare(command: Command) -> Job:
+    """Reads the data and builds the method: everything that can be wrong is found here.
+
+    Raises:
+      ValueError, OSError, ImportError: Says what is wrong.
+    """
+    if command.data.dataset is None:
+        raise ValueError("dataset: none is given; allowed is a named set or a path")
+    seeds = command.job.all_seeds
+    if command.method.topology == "vertical":
+        problems = [load_agents(command.data, command.split, seed) for seed in seeds]
+    else:
+        problems = load_clients(command.data, command.split, seeds)
+    n_clusters = count_classes(command.data, problems[0].labels)
+    federation = problems[0].federation
+    shares = participation_shares(federation, command.job)
+    config = command.config(n_clusters, federation.n_clients)
+    hyperparams = command.hyperparams()
+    make = maker(command, config, federation)
+    algorithm = make(hyperparams)
+    # Shapes only: whatever the algorithm itself refuses is found here.
+    for problem in problems:
+        hidden = problem.federation.without_labels()
+        jax.eval_shape(lambda key, f=hidden: algorithm.init(key, f), jax.random.key(0))
+    return Job(command, problems, n_clusters, config, hyperparams, make, shares)
+
+
+def maker(
+    command: Command, config: Any, federation: Federation
+) -> Callable[[Any], FederatedAlgorithm]:
+    """Returns `hyperparams -> algorithm`, under secure aggregation if the job asks for it.
+
+    Raises:
+      ValueError: There is nothing to hide in.
+    """
+    make = partial(command.method.make, config)
+    job = command.job
+    if not job.secure_aggregation:
+        return make
+    if any(share < 1 for share in job.participation):
+        raise ValueError(f"participation: got {job.participation} with masked sums; allowed is 1")
+    for cohort in federation.cohorts:
+        if cohort.n_clients < 2:
+            raise ValueError(
+                f"n_clients: one client alone holds the views {cohort.view_ids}, and a sum over it"
+                " hides nothing; two of each kind are needed"
+            )
+    hide = partial(
+        secure_aggregation,
+        federation=federation,
+        key=jax.random.key(_SECRETS),
+        fraction_bits=job.fraction_bits,
+        in_clear=job.in_clear,
+    )
+    return lambda hyperparams: hide(make(hyperparams))
+
+
+def participation_shares(federation: Federation, job: JobSettings) -> list[float]:
+    """Returns one share for each cohort; at least one client of each takes part.
+
+    A share counts over all partial clients: .9 of two cohorts of three are three and two.
+
+    Raises:
+      ValueError: Not one or two numbers in (0, 1].
+    """
+    shares = job.participation
+    if len(shares) not in (1, 2) or not all(0 < share <= 1 for share in shares):
+        raise ValueError(
+            f"participation: got {','.join(map(str, shares))!r}; allowed is one number in (0, 1],"
+            " or two with a comma between"
+        )
+    sizes = np.array([cohort.n_clients for cohort in federation.cohorts])
+    full = np.array([federation.holds_all_views(cohort) for cohort in federation.cohorts])
+    counts = np.zeros(len(sizes))
+    for kind, share in ((full, shares[0]), (~full, shares[-1])):
+        counts[kind] = np.diff(np.round(share * np.cumsum(sizes[kind])), prepend=0)
+    return [float(share) for share in np.maximum(counts, 1) / sizes]
+
+
+def start_devices(job: JobSettings) -> Any:
+    """Sets the precision of products and lays devices out; returns the mesh or None.
+
+    Raises:
+      ValueError: The mesh does not fit the devices.
+    """
+    jax.config.update("jax_default_matmul_precision", _PRECISIONS[job.precision])
+    if job.mesh is None:
+        return None
+    sizes = mesh.parse_mesh(job.mesh)
+    n_devices = int(np.prod(list(sizes.values())))
+    if n_devices > 1:
+        # A CPU counts as one device unless told otherwise; without effect on accelerators.
+        jax.config.update("jax_num_cpu_devices", n_devices)
+    return mesh.make_mesh(sizes)
+
+
+def client_chunk(job: JobSettings, devices: Any) -> int | None:
+    """Returns how many clients are computed at once."""
+    if job.client_chunk is None and devices is None and jax.default_backend() == "cpu":
+        return 1  # measured fastest there: one client's weights stay in the cache
+    return job.client_chunk
+
+
+# --- A job ----------------------------------------------------------------------------------------
+
+
+def run(command: Command) -> Path:
+    """Runs a command from its data to its result folder; shows progress, resumes, scores.
+
+    Bad input ends the program with one line on stderr.
+
+    Returns:
+      The result folder.
+    """
+    folder.use_compilation_cache(command)
+    devices = checked(partial(start_devices, command.job))
+    if devices is not None and devices.shape["sweep"] > 1:
+        fail(
+            ValueError(
+                f"mesh: got {command.job.mesh!r}; allowed is clients:n, as runs go one by one"
+            )
+        )
+    job = checked(partial(prepare, command))
+    if devices is not None:
+        checked(partial(mesh.check_mesh, devices, job.federation))
+    checked(require_tqdm)
+    checked(plots.require_matplotlib)
+    stem = Path(command.data.dataset or "").stem.lower()
+    path = checked(partial(folder.open_folder, command, f"{command.name}-{stem}"))
+    if (path / "summary.json").exists():
+        checkpoint.delete(path / _CHECKPOINT)
+        print(f"finished already, nothing is left to do: {path}/")
+        return path
+    with Progress(command.folder.progress) as progress:
+        runner = _Runner(job, path, devices, progress)
+        lines = runner.run_all()
+    for line in lines:
+        print(line)
+    return path
+
+
+_CHECKPOINT = "checkpoint.npz"
+
+
+class _Runner:
+    """The state of a job while it runs."""
+
+    def __init__(self, job: Job, path: Path, devices: Any, progress: Progress) -> None:
+        self.job, self.path, self.devices, self.progress = job, path, devices, progress
+        command = job.command
+        stem = Path(command.data.dataset or "").stem.lower()
+        self.report = Report(command, path, job.federation, f"{command.name} on {stem}")
+        self.steps = Steps(
+            job.make,
+            job.hyperparams,
+            job.federation,
+            participation=job.shares,
+            resample_participants=command.job.resample_participants,
+            client_chunk=client_chunk(command.job, devices),
+            ahead=devices is None,
+            on_call=progress.done,
+        )
+        self.last: SeedResult  # of the last seed, which is drawn
+        algorithm = self.steps.algorithm
+        self.compacts = command.job.compact and algorithm.compact is not None
+        self.store = path / _CHECKPOINT
+
+    def run_all(self) -> list[str]:
+        """Runs the seeds that are left; returns the last lines for the terminal."""
+        command, write = self.job.command, self.progress.write
+        write(self.job.federation.describe())
+        self.steps.compile(self.progress.compiling)
+        seed, made, state = checked(self._reopened) if command.folder.resume else self._beginning()
+        self._expect(seed, made, state)
+        for seed_now, problem in zip(command.job.all_seeds, self.job.problems, strict=True):
+            if seed_now >= seed:
+                self._one_seed(seed_now, problem, made, state)
+                made, state = 0, None
+                self._expect(seed_now + 1, 0, None)
+        self.report.seconds["compile"] += self.steps.seconds
+        facts = self._facts()
+        lines = list(self.report.finish(self.last, self.steps.traffic(), facts))
+        checkpoint.delete(self.store)
+        return lines
+
+    # --- One seed ---------------------------------------------------------------------------------
+
+    def _one_seed(self, seed: int, problem: Problem, made: int, state: RunState | None) -> None:
+        command, steps = self.job.command, self.steps
+        key = jax.random.key(seed)
+        federation = self._placed(problem.federation)
+        before, began = self.report.seconds["run"], time.perf_counter()
+        compiled = steps.seconds
+
+        def count_seconds() -> None:
+            compiling = steps.seconds - compiled
+            self.report.seconds["run"] = before + time.perf_counter() - began - compiling
+
+        if state is None:
+            state = steps.start(federation, key)
+            state, info = steps.setup(federation, key, state)
+            self._check_sums(info)
+            count_seconds()
+            if command.rounds:
+                self._save(seed, 0, state)
+        found = None
+        if command.rounds == 0:
+            found = self._evaluate(federation, key, state, 0)
+            self._add_round(seed, 0, problem, info, found, state)
+        while made < command.rounds and not (made and steps.is_done(state)):
+            state, info = steps.one_round(federation, key, state, made)
+            self._check_sums(info)
+            made += 1
+            found = None if self.compacts else self._evaluate(federation, key, state, made - 1)
+            self._add_round(seed, made, problem, info, found, state)
+            if self.compacts:
+                state = steps.compacted(state)
+            count_seconds()
+            self._save(seed, made, state)
+        if found is None:  # compacting, or the last round was made before a kill
+            found = self._evaluate(federation, key, state, max(made - 1, 0))
+        self._end_seed(seed, problem, found, state)
+        count_seconds()
+
+    def _evaluate(
+        self, federation: Federation, key: jax.Array, state: RunState, r: int
+    ) -> Evaluation:
+        found = self.steps.evaluate(federation, key, state, r)
+        self.progress.done("evaluate")
+        labels = found.labels
+        hooks = self.job.command.hooks
+        if hooks.labels is not None:
+            labels = hooks.labels(self.job.command.extra[0], found.state.server, labels)
+        return found._replace(labels=labels)
+
+    def _add_round(
+        self, seed: int, made: int, problem: Problem, info: Any, found: Any, state: RunState
+    ) -> None:
+        federation = problem.federation
+        scores = None
+        if found is not None and federation.labels is not None:
+            scores = host.score(federation, found.labels, state.participants)
+        traffic = self.steps.traffic()["round" if made else "setup"]
+        row = {"seed": seed, "round": made} | losses_of(info, federation) | flattened(scores)
+        row |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
+        if self.job.command.hooks.columns is not None and made:
+            row |= self.job.command.hooks.columns(info, problem)
+        self._show(row)
+        self.report.add_round(row)
+
+    def _show(self, row: dict[str, Any]) -> None:
+        if not self.report.rows:
+            for line in self.report.header(row):
+                self.progress.write(line)
+        self.progress.write(self.report.line(row))
+
+    def _end_seed(self, seed: int, problem: Problem, found: Any, state: RunState) -> None:
+        command, k = self.job.command, self.job.n_clusters
+        federation = problem.federation
+        rows = [row for row in self.report.rows if row["seed"] == seed]
+        result = SeedResult(
+            seed, problem, jax.device_get(found.state.server), found.labels, found.embedding, rows
+        )
+        self.report.add_labels(result)
+        if command.hooks.after_seed is not None:
+            for line in command.hooks.after_seed(self.path, result, command.job.seeds):
+                self.progress.write(line)
+        if federation.labels is not None:
+            rivals = {command.name: found.labels}
+            if k is not None:
+                rivals |= references(problem, k, seed, found.embedding)
+                if command.hooks.references is not None:
+                    rivals |= command.hooks.references(problem, k, seed)
+            scored = {
+                name: host.score(federation, labels, state.participants)
+                | {"internal": internal_scores(federation, labels)}
+                for name, labels in rivals.items()
+            }
+            self.report.references.append(scored)
+        self.last = result
+        self.progress.done("references")
+
+    # --- Resuming ---------------------------------------------------------------------------------
+
+    def _beginning(self) -> tuple[int, int, RunState | None]:
+        return self.job.command.job.seed, 0, None
+
+    def _save(self, seed: int, made: int, state: RunState | None) -> None:
+        every = self.job.command.folder.checkpoint_every
+        if not every or made % every:
+            return
+        report = self.report
+        meta = {
+            "seed": seed,
+            "made": made,
+            "rows": report.rows,
+            "references": report.references,
+            "seconds": report.seconds,
+        }
+        checkpoint.save(self.store, state, meta)
+
+    def _reopened(self) -> tuple[int, int, RunState | None]:
+        """Returns where the job of the folder stands, and shows its rounds until there.
+
+        Raises:
+          ValueError: The checkpoint is damaged, or of another shape than this job's.
+        """
+        (self.path / "rounds.csv").unlink(missing_ok=True)
+        if not self.store.exists():
+            (self.path / "labels.csv").unlink(missing_ok=True)
+            return self._beginning()
+        like = self.steps.state_shapes()
+        state, meta = checkpoint.restore(self.store, like, any_shape=self.compacts)
+        # Copies, as the programs give their memory away.
+        state = jax.tree.map(jnp.array, state)._replace(
+            participants=jax.tree.map(np.asarray, state.participants)
+        )
+        for row in meta["rows"]:
+            self._show(row)
+            self.report.add_round(row)
+        folder.keep_rows(self.path / "labels.csv", lambda table: table["seed"] < meta["seed"])
+        self.report.references = meta["references"]
+        self.report.seconds = meta["seconds"]
+        return meta["seed"], meta["made"], state
+
+    # --- The rest ---------------------------------------------------------------------------------
+
+    def _placed(self, federation: Federation) -> Federation:
+        hidden = federation.without_labels()
+        if self.devices is None:
+            return hidden
+        return mesh.put(hidden, mesh.sharding(self.devices, "clients"))
+
+    def _check_sums(self, info: Sequence[Any]) -> None:
+        if self.job.command.job.secure_aggregation:
+            checked(partial(check_sums, info))
+
+    def _expect(self, seed: int, made: int, state: RunState | None) -> None:
+        """Tells the progress bar what is left, of this seed and those after it."""
+        job = self.job.command.job
+        calls, n_left = self.steps.calls(), job.seed + job.seeds - seed
+        rounds = n_left * self.job.command.rounds - made
+        n_setups = n_left - (state is not None)
+        left = {name: n * n_setups for name, n in calls["setup"].items()}
+        left |= {name: n * rounds for name, n in calls["round"].items()}
+        evaluated = n_left if self.compacts else max(rounds, n_left)
+        left |= {name: n * evaluated for name, n in calls["finish"].items()}
+        self.progress.expect(left | {"evaluate": evaluated, "references": n_left})
+
+    def _facts(self) -> dict[str, Any]:
+        job, hooks = self.job, self.job.command.hooks
+        facts = {"n_clusters": job.n_clusters}
+        if job.command.job.secure_aggregation:
+            facts["secure_aggregation"] = {
+                "covered": "where messages are summed, the server sees the sum and no message",
+                "not_covered": [
+                    f"phases in clear: {', '.join(job.command.job.in_clear) or 'none'}",
+                    "what a sum itself tells; malicious clients or servers, dropout",
+                    "this folder: losses and scores are computed in the clear, and the seed, from"
+                    " which masks are drawn, stands in flags.txt",
+                ],
+            }
+        if hooks.facts is not None:
+            facts |= hooks.facts(job.config, job.hyperparams)
+        return facts

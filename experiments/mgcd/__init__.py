@@ -1,0 +1,1 @@
+"""MGCD: its door, tables and figures."""

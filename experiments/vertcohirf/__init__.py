@@ -1,0 +1,1 @@
+"""VertCoHiRF and its baselines: door, tables, attack."""

@@ -1,0 +1,51 @@
+"""Scores on the host are scikit-learn's, and those inside a program."""
+
+import jax
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+from sklearn.metrics.cluster import contingency_matrix
+
+from jaxfedmvc import Federation, data, metrics
+from jaxfedmvc.metrics import federation as on_device
+from jaxfedmvc.metrics import host
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scores_of_a_table_are_scikit_learns(seed):
+    rng = np.random.default_rng(seed)
+    labels, predicted = rng.integers(0, 4, 90), rng.integers(0, 3 + seed, 90)
+    found = host.table_scores(contingency_matrix(labels, predicted))
+    np.testing.assert_allclose(found["nmi"], sk.normalized_mutual_info_score(labels, predicted))
+    np.testing.assert_allclose(found["ari"], sk.adjusted_rand_score(labels, predicted), atol=1e-12)
+    device = metrics.scores(labels, predicted, 4, 3 + seed)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, device[name], atol=1e-5, err_msg=name)
+
+
+def test_tables_worked_by_hand():
+    right = host.table_scores(np.array([[0, 5], [5, 0]]))
+    assert right == {"acc": 1.0, "nmi": 1.0, "ari": 1.0, "purity": 1.0}
+    one_cluster = host.table_scores(np.array([[5], [5]]))
+    assert one_cluster == {"acc": 0.5, "nmi": 0.0, "ari": 0.0, "purity": 0.5}
+    assert all(np.isnan(x) for x in host.table_scores(np.zeros((2, 2))).values())
+    assert host.table_scores(np.array([[3]])) == dict.fromkeys(host.METRICS, 1.0)
+
+
+def test_a_federation_is_scored_as_inside_a_program():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 60)
+    views = [rng.normal(size=(60, d)) for d in (3, 2)]
+    parts = data.hybrid_partition(0, n_samples=60, n_views=2, n_clients=6, ratio=(1, 1))
+    federation = Federation.from_arrays(views, truth, partition=parts)
+    predicted = [np.where(c.mask, rng.integers(0, 4, c.mask.shape), -1) for c in federation.cohorts]
+    participants = [np.arange(max(1, c.n_clients - 1)) for c in federation.cohorts]
+    found = host.score(federation, predicted, participants)
+    expected = on_device.score(federation, predicted, 4, participants)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, expected)
+
+
+def test_without_labels_there_is_nothing_to_score():
+    federation = Federation.from_clients([{0: np.ones((3, 2))}])
+    with pytest.raises(ValueError, match="labels: the federation has none"):
+        host.score(federation, [np.zeros((1, 3), int)])
