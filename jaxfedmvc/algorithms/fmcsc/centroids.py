@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxfedmvc.algorithm import Phase
-from jaxfedmvc.algorithms.fmcsc.client import ClientState, Info
+from jaxfedmvc.algorithms.fmcsc.client import ClientState
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, features
 from jaxfedmvc.algorithms.fmcsc.server import ServerState, send_model
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
+from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort
 

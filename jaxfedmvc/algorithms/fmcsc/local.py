@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fmcsc.client import Info, fit_autoencoders, fit_multi_view, last
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
+from jaxfedmvc.algorithms.fmcsc.training import Info, fit_autoencoders, fit_multi_view, last
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
@@ -14,27 +12,37 @@ from jaxfedmvc.algorithms.fmcsc.client import Update
 from jaxfedmvc.algorithms.fmcsc.networks import Model, PyTree
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCHyperparams
 from jaxfedmvc.federation import Cohort
+from jaxfedmvc.messages.transforms import Transform
 
 
 def protected(hyper: FMCSCHyperparams, phase: Phase) -> Phase:
     """Returns the same exchange, with what clients send clipped and noised where that is on."""
     if hyper.upload_clip is None and hyper.upload_noise is None:
         return phase
+    release = released(hyper)
 
     def client(key: jax.Array, sent: PyTree, state: PyTree, client: Cohort) -> tuple:
         state, message, info = phase.client(key, sent, state, client)
-        if hyper.upload_clip is not None:
-            message = clip_update(hyper.upload_clip, message, sent)
-        if hyper.upload_noise is not None:
-            message = add_noise(
-                hyper.upload_noise, jax.random.fold_in(key, keys.UPLOAD_NOISE), message
-            )
+        message = release(jax.random.fold_in(key, keys.UPLOAD_NOISE), message, sent)
         return state, message, info
 
     return phase._replace(client=client)
 
 
-def clip_update(max_norm: jax.Array | float, message: Any, sent: Any) -> Any:
+def released(hyper: FMCSCHyperparams) -> Transform:
+    """Returns the transformation of messages: clipping, then noise, each where it is on."""
+
+    def transform(key: jax.Array, message: PyTree, sent: PyTree) -> PyTree:
+        if hyper.upload_clip is not None:
+            message = clip_update(hyper.upload_clip, message, sent)
+        if hyper.upload_noise is not None:
+            message = add_noise(hyper.upload_noise, key, message)
+        return message
+
+    return transform
+
+
+def clip_update(max_norm: jax.Array | float, message: PyTree, sent: PyTree) -> PyTree:
     """Scales an update, sent minus received, down to an L1 norm of at most `max_norm`.
 
     The norm is that of all parameters of all models together, up to rounding.
@@ -54,7 +62,7 @@ def clip_update(max_norm: jax.Array | float, message: Any, sent: Any) -> Any:
     return message._replace(models=models) if isinstance(message, Update) else models
 
 
-def add_noise(scale: jax.Array | float, key: jax.Array, message: Any) -> Any:
+def add_noise(scale: jax.Array | float, key: jax.Array, message: PyTree) -> PyTree:
     """Adds Laplace noise of this scale to every parameter of a message, as in `clip_update`.
 
     The parameters of an `Update` are times a weight, and so is their noise.

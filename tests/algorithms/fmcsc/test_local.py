@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams
-from jaxfedmvc.algorithms.fmcsc import local as local_fmcsc
-from jaxfedmvc.algorithms.fmcsc.model import features
+from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, local_fmcsc
+from jaxfedmvc.algorithms.fmcsc.networks import features
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
 

@@ -1,0 +1,143 @@
+"""Common centroids, a leader's and federated ones, and what clients make of them."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+
+from jaxfedmvc import engine
+from jaxfedmvc.federation import Cohort
+from tests.algorithms.fmcsc.by_numpy import np_features
+from tests.algorithms.fmcsc.tiny import (
+    CONFIG,
+    DIMS,
+    FULL,
+    KEY,
+    NOTHING,
+    K,
+    at,
+    build,
+    client_program,
+    close,
+    jit,
+    members,
+    real_views,
+)
+
+
+@pytest.fixture(scope="module")
+def finished(federation, pretrained):
+    return jit(functools.partial(engine.finish, build(), round_index=0))(
+        federation, KEY, pretrained
+    )[0]
+
+
+def test_only_centroids_travel(federation, pretrained, finished):
+    phase, result = build().finish
+    assert phase.who == "leader" and result.who == "everyone"
+    # In the end every client is sent what it clusters with, and sends nothing.
+    view_ids = federation.cohorts[1].view_ids
+    sent = result.broadcast(finished.server, view_ids)
+    chex.assert_trees_all_equal(sent, (finished.server.models[view_ids], finished.server.centroids))
+    assert result.client(KEY, sent, (), at(federation.cohorts[1], 0))[1] == ()
+    client = at(federation.cohorts[0], 1)
+    sent = phase.broadcast(pretrained.server, FULL)
+    _, message, _ = jax.eval_shape(phase.client, KEY, sent, NOTHING, client)
+    assert [leaf.shape for leaf in jax.tree.leaves(message)] == [(K, CONFIG.latent_dim)]
+    chex.assert_trees_all_equal(finished.server.models, pretrained.server.models)
+    # They are means of groups of the leader's rows.
+    h = np_features(pretrained.server.models[FULL], real_views(client))["h"]
+    groups = np.argmin(((h[:, None] - np.asarray(finished.server.centroids)) ** 2).sum(-1), axis=1)
+    assert set(groups) == set(range(K))
+    means = np.stack([h[groups == c].mean(axis=0) for c in range(K)])
+    np.testing.assert_allclose(finished.server.centroids, means, atol=1e-5)
+
+
+def test_federated_centroids_are_lloyds_on_all_rows(federation, pretrained):
+    """From k-means of all clients' own centroids; sums and counts are all that travels."""
+    algorithm = build(centroids="federated", centroid_rounds=3)
+    clients = engine.start(algorithm, federation, KEY).clients
+    state = pretrained._replace(clients=clients)
+    first, *steps, last = algorithm.finish
+    assert len(steps) == 3 and all(phase.reduce == "sum" for phase in steps)
+    ended, _ = jit(functools.partial(engine.finish, algorithm, round_index=0))(
+        federation, KEY, state
+    )
+    begun, _ = jit(
+        functools.partial(engine.finish, algorithm._replace(finish=(first,)), round_index=0)
+    )(federation, KEY, state)
+    rows = [
+        np_features(pretrained.server.models[client.view_ids], real_views(client))["h"]
+        for _, _, _, client in members(federation)
+    ]
+    everything, centroids = np.concatenate(rows), np.asarray(begun.server.centroids)
+    for _ in range(3):
+        nearest = np.argmin(((everything[:, None] - centroids) ** 2).sum(-1), axis=1)
+        centroids = np.stack([everything[nearest == k].mean(axis=0) for k in range(K)])
+    close(ended.server.centroids, centroids, rtol=1e-3)
+    # The first exchange: centroids of a client's own rows, and how many rows each has.
+    client = at(federation.cohorts[1], 1)
+    sent = first.broadcast(state.server, client.view_ids)
+    kept, (own, sizes), _ = client_program(first.client)(KEY, sent, at(state.clients[1], 1), client)
+    h = np_features(sent, real_views(client))["h"]
+    close(np.asarray(kept.h)[np.asarray(client.mask)], h)
+    groups = np.argmin(((h[:, None] - np.asarray(own)) ** 2).sum(-1), axis=1)
+    np.testing.assert_array_equal(sizes, np.bincount(groups, minlength=K))
+    message = jax.eval_shape(steps[0].client, KEY, own, kept, client)[1]
+    assert [x.shape for x in message] == [(K, CONFIG.latent_dim), (K,)]
+    assert last.broadcast(ended.server, FULL).shape == (K, CONFIG.latent_dim)
+    # A client's rows go to the nearest, padding to none.
+    labels = np.asarray(jit(algorithm.assign)(ended.server, kept, client))
+    real = np.asarray(client.mask)
+    final = np.asarray(ended.server.centroids)
+    np.testing.assert_array_equal(
+        labels[real], np.argmin(((h[:, None] - final) ** 2).sum(-1), axis=1)
+    )
+    assert (labels[~real] == -1).all()
+
+
+def new_clients(view_ids, n=3, rows=9):
+    rng = np.random.default_rng(8)
+    return Cohort(
+        views=tuple(
+            jnp.asarray(rng.normal(size=(n, rows, DIMS[v])), jnp.float32) for v in view_ids
+        ),
+        mask=jnp.arange(rows)[None] < jnp.array([9, 6, 7])[:, None],
+        sample_ids=jnp.zeros((n, rows), jnp.int32),
+        client_ids=jnp.arange(100, 100 + n),
+        view_ids=view_ids,
+    )
+
+
+@pytest.mark.parametrize("view_ids", [FULL, (2,)])
+def test_new_clients_cluster_from_the_centroids(finished, view_ids):
+    """They took no part and keep no state; view 2 alone was held by nobody."""
+    cohort, algorithm = new_clients(view_ids), build()
+    h = jit(jax.vmap(algorithm.embed, (None, None, 0)))(finished.server, (), cohort)
+    passed = h[0, :K]  # none of them loses all its rows, of which scikit-learn has other ideas
+    server = finished.server._replace(centroids=passed)
+    assign = jit(jax.vmap(algorithm.assign, (None, None, 0)))
+    labels = np.asarray(assign(server, (), cohort))
+    for i in range(cohort.n_clients):
+        client = at(cohort, i)
+        real = np.asarray(client.mask)
+        x = np_features(server.models[view_ids], real_views(client))["h"]
+        close(np.asarray(h[i])[real], x)
+        start = np.asarray(passed, np.float64)
+        expected = KMeans(K, init=start, n_init=1, tol=1e-4).fit(x).labels_
+        assert set(expected) == set(range(K))
+        np.testing.assert_array_equal(labels[i][real], expected)
+        assert (labels[i][~real] == -1).all()
+    turned = np.asarray(assign(server._replace(centroids=passed[::-1]), (), cohort))
+    np.testing.assert_array_equal(turned, np.where(labels < 0, -1, 1 - labels))
+
+
+def test_views_without_a_model_are_refused(finished):
+    client = at(new_clients((0, 1)), 0)
+    for function in (build().assign, build().embed):
+        with pytest.raises(ValueError, match=r"holds views \(0, 1\); there are global models"):
+            function(finished.server, (), client)
