@@ -1,4 +1,4 @@
-"""Flajolet-Martin sketches of sets, private ones too, and what they tell of a grid of cells.
+"""Flajolet-Martin sketches of sets, private ones too, and counts of the cells of a grid.
 
 A sketch of a set is, for each of m random hash functions, the greatest of its elements' values, of
 which a value j has probability 2^-j. The sketch of a union is the elementwise greater one, so that
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxfedmvc.privacy import SketchNoise
+from jaxfedmvc.algorithms.dpfmps.budget import SketchNoise
 
 # Rows that are hashed, and cells that are estimated, at once: so many times m values in memory.
 _BLOCK = 256
@@ -34,7 +34,7 @@ _FLOOR = 1e-5
 def sketch_clusters(
     key: Array, ids: Array, labels: Array, n_clusters: int, n_sketches: int
 ) -> Array:
-    """Sketches of the clusters' members.
+    """Sketches the members of each cluster.
 
     A row's value is ceil(log2(1/u)) for u in (0, 1) hashed from its id: one more than the leading
     zeros of a random word.
@@ -65,12 +65,12 @@ def sketch_clusters(
 
 
 def add_noise(key: Array, sketches: Array, noise: SketchNoise) -> Array:
-    """Sketches after k_p phantom elements of their own each, and no less than alpha_min.
+    """Adds k_p phantom elements to every sketch, and raises values below alpha_min.
 
     Args:
       key: Known to the agent alone.
       sketches: uint8 [k, m].
-      noise: See `privacy.sketch_noise`.
+      noise: See `budget.sketch_noise`.
 
     Returns:
       uint8 [k, m].
@@ -83,7 +83,7 @@ def add_noise(key: Array, sketches: Array, noise: SketchNoise) -> Array:
 
 
 def estimate_size(weights: Array) -> Array:
-    """D = 0.7213 / (1 + 1.079/m) * m / sum 2^-alpha, elements in a set.
+    """Estimates the elements of a set: D = 0.7213 / (1 + 1.079/m) * m / sum 2^-alpha.
 
     Its relative standard deviation is 1.04 / sqrt(m), for sets of many elements.
 
@@ -98,14 +98,14 @@ def estimate_size(weights: Array) -> Array:
 
 
 def complement_weights(sketches: Array) -> Array:
-    """2^-alpha for the union of all clusters of an agent but one: float32 [k, m] from [k, m]."""
+    """Returns 2^-alpha for the union of all clusters of an agent but one, [k, m] from [k, m]."""
     k = len(sketches)
     others = jnp.where(jnp.eye(k, dtype=bool)[:, :, None], jnp.uint8(0), sketches[None])
     return jnp.exp2(-jnp.max(others, axis=1).astype(jnp.float32))
 
 
 def complement_counts(sketches: Array, total: Array, n_phantoms: Array) -> Array:
-    """Counts of all cells: max(0, total - (D - k_p A (k - 1))), D of the others' union.
+    """Counts all cells: max(0, total - (D - k_p A (k - 1))), D of the others' union.
 
     Args:
       sketches: uint8 [A, k, m].
@@ -121,7 +121,7 @@ def complement_counts(sketches: Array, total: Array, n_phantoms: Array) -> Array
 
 
 def _union_sizes(weights: Array) -> Array:
-    """D of the union of one set of each agent: [k, ..., k] from weights [A, k, m]."""
+    """Returns D of the union of one set of each agent: [k, ..., k] from weights [A, k, m]."""
     n_agents, k, _ = weights.shape
 
     def one(cell: Array) -> Array:
@@ -136,7 +136,7 @@ def _union_sizes(weights: Array) -> Array:
 
 
 def marginals(sketches: Array, total: Array, n_phantoms: Array) -> tuple[Array, Array]:
-    """Counts of the clusters of each agent and of the cells of each pair of agents.
+    """Counts the clusters of each agent and the cells of each pair of agents.
 
     One-way D - k_p; two-way total - (D - 2 k_p (k - 1)) with D of the others' union; each set of
     counts is projected to those of sum total (`norm_sub`).
@@ -161,8 +161,9 @@ def marginals(sketches: Array, total: Array, n_phantoms: Array) -> tuple[Array, 
 
 
 def norm_sub(values: Array, total: Array) -> Array:
-    """Nearest counts that are not negative and add up to a total: max(v + s, 0) with one shift s.
+    """Returns the nearest counts that are 0 or more and add up to a total.
 
+    They are max(v + s, 0) with one shift s:
     Wang et al., "Locally differentially private frequency estimation with consistency", 2020.
 
     Args:
@@ -176,7 +177,7 @@ def norm_sub(values: Array, total: Array) -> Array:
 
 
 def fit_grid(key: Array, one_way: Array, two_way: Array, total: Array) -> Array:
-    """P2Est: a grid of cells with about the given marginals.
+    """Fits a grid of cells to marginals (P2Est).
 
     Starts with the product of the one-way marginals. Each of A (A - 1) 20 steps (15 for more than
     four agents) draws a pair of agents and adds to the cells a part of what the pair's two-way
@@ -187,7 +188,7 @@ def fit_grid(key: Array, one_way: Array, two_way: Array, total: Array) -> Array:
     Args:
       key: PRNG key.
       one_way: float32 [A, k].
-      two_way: float32 [A (A - 1) / 2, k, k] as `marginals` gives them.
+      two_way: float32 [A (A - 1) / 2, k, k] as `marginals` returns them.
       total: What each set of marginals adds up to.
 
     Returns:

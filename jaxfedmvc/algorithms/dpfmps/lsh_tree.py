@@ -22,9 +22,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc.algorithms.dpfmps.budget import SUMS_DELTA, Budget, discrete_laplace
 from jaxfedmvc.algorithms.vertcohirf.consensus import exact_segment_sum
 from jaxfedmvc.clustering.kmeans import kmeans
-from jaxfedmvc.privacy import SUMS_DELTA, Budget, discrete_laplace, laplace_scale
+from jaxfedmvc.privacy import laplace_scale
 
 # Splits between the root and the deepest leaf. A row is counted in DEPTH + 1 nodes at most.
 DEPTH = 20
@@ -33,7 +34,7 @@ CAPACITY = 1024
 
 
 class TreeNoise(NamedTuple):
-    """How much noise one agent's tree carries; `tree_noise` gives it for a budget.
+    """Noise of one agent's tree; `tree_noise` returns it for a budget.
 
     Attributes:
       count_epsilon: Epsilon of the counts of one level.
@@ -47,7 +48,7 @@ class TreeNoise(NamedTuple):
 
 
 class Leaves(NamedTuple):
-    """The leaves of a tree, private.
+    """Private leaves of a tree.
 
     Attributes:
       means: float32 [CAPACITY, d] within [-1, 1].
@@ -59,7 +60,7 @@ class Leaves(NamedTuple):
 
 
 def tree_noise(budget: Budget, n_features: int) -> TreeNoise:
-    """The noise that spends an agent's budget for counts and sums on d features exactly.
+    """Returns the noise that spends an agent's budget for counts and sums on d features exactly.
 
     A row is in one node of each level and in one leaf.
     """
@@ -73,7 +74,7 @@ def tree_noise(budget: Budget, n_features: int) -> TreeNoise:
 def private_centres(
     key: Array, x: Array, n_clusters: int, where: Array, noise: TreeNoise, *, n_init: int = 10
 ) -> Array:
-    """k private centres of rows in [-1, 1]^d: k-means of the leaves of a private tree.
+    """Finds k private centres of rows in [-1, 1]^d by k-means of the leaves of a private tree.
 
     Args:
       key: PRNG key.
@@ -99,7 +100,7 @@ def private_centres(
 def best_centroids(
     key: Array, x: Array, n_clusters: int, weights: Array, limit: ArrayLike, n_init: int
 ) -> Array:
-    """Centroids [k, d] of the best of some starts of `kmeans` of weighted rows.
+    """Returns centroids [k, d] of the best of some starts of `kmeans` of weighted rows.
 
     One start after another, so that one alone needs memory and none waits for the slowest.
     """
@@ -113,7 +114,7 @@ def best_centroids(
 
 
 def private_leaves(key: Array, x: Array, n_clusters: int, where: Array, noise: TreeNoise) -> Leaves:
-    """The leaves of a private tree; arguments as for `private_centres`.
+    """Grows a private tree and returns its leaves; arguments as for `private_centres`.
 
     A node branches from three times the least count on; a child below the least count is dropped
     with its rows.
@@ -132,10 +133,10 @@ def private_leaves(key: Array, x: Array, n_clusters: int, where: Array, noise: T
     ) -> tuple[tuple[Array, Array, Array, Array], None]:
         node, counts, alive, may_branch = state
         side, count_noise = level
-        wish = may_branch & (counts >= 3 * least)
+        asks = may_branch & (counts >= 3 * least)
         # One child takes its parent's place, the other a free one; the greatest count comes first.
-        order = jnp.argsort(jnp.where(wish, -counts, 1))
-        granted = wish[order] & (slots < CAPACITY - jnp.sum(alive))
+        order = jnp.argsort(jnp.where(asks, -counts, 1))
+        granted = asks[order] & (slots < CAPACITY - jnp.sum(alive))
         free = jnp.where(granted, jnp.argsort(alive), CAPACITY)
         other = jnp.zeros_like(slots).at[order].set(free)
         branch = other < CAPACITY
@@ -163,10 +164,11 @@ def private_leaves(key: Array, x: Array, n_clusters: int, where: Array, noise: T
 
 
 def least_count(total: Array, n_clusters: int, n_features: int, scale_one: ArrayLike) -> Array:
-    """max(1, min(floor(10 sqrt(d) sqrt(2) b_1), floor(total / (2 k)))) for a noisy total, int32.
+    """Returns the least count of a node, int32, for a noisy total.
 
-    The first is where the noise of a mean, ten times over, is as small as the data's range; the
-    second lets each cluster have leaves. Li et al. 2023.
+    It is max(1, min(floor(10 sqrt(d) sqrt(2) b_1), floor(total / (2 k)))) (Li et al. 2023). The
+    first is where the noise of a mean, ten times over, is as small as the data's range; the second
+    lets each cluster have leaves.
     """
     low_noise = jnp.floor(10 * jnp.sqrt(2.0 * n_features) * scale_one)
     return jnp.maximum(jnp.minimum(low_noise, total // (2 * n_clusters)), 1).astype(jnp.int32)

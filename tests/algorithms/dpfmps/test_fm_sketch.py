@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.stats import chisquare
 
+from jaxfedmvc.algorithms.dpfmps.budget import SketchNoise
 from jaxfedmvc.algorithms.dpfmps.fm_sketch import (
     add_noise,
     complement_counts,
@@ -21,7 +22,6 @@ from jaxfedmvc.algorithms.dpfmps.fm_sketch import (
     norm_sub,
     sketch_clusters,
 )
-from jaxfedmvc.privacy import SketchNoise
 
 HASH = jax.random.key(7)
 M = 4000

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from jaxfedmvc import privacy
+from jaxfedmvc.algorithms.dpfmps.budget import split
 from jaxfedmvc.algorithms.dpfmps.lsh_tree import (
     CAPACITY,
     DEPTH,
@@ -18,6 +18,7 @@ from jaxfedmvc.algorithms.dpfmps.lsh_tree import (
     private_leaves,
     tree_noise,
 )
+from jaxfedmvc.privacy import laplace_scale
 
 QUIET = TreeNoise(jnp.inf, 0.0, 0.0)
 K = 4
@@ -40,12 +41,12 @@ def blobs(n=80):
 
 
 def test_budget_of_a_tree_is_spent_exactly():
-    budget = privacy.split(1.0, 3, 0.05)
+    budget = split(1.0, 3, 0.05)
     noise = tree_noise(budget, 6)
     assert noise.count_epsilon * (DEPTH + 1) == pytest.approx(budget.counts, rel=1e-12)
-    assert noise.scale_one == privacy.laplace_scale(1, budget.sums, 1e-6)
-    assert noise.scale_all == privacy.laplace_scale(6, budget.sums, 1e-6)
-    assert tree_noise(privacy.split(np.inf, 3, 0.05), 6) == QUIET
+    assert noise.scale_one == laplace_scale(1, budget.sums, 1e-6)
+    assert noise.scale_all == laplace_scale(6, budget.sums, 1e-6)
+    assert tree_noise(split(np.inf, 3, 0.05), 6) == QUIET
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_least_count_of_hand_worked_cases(total, scale_one, expected):
 @pytest.mark.parametrize("epsilon", [np.inf, 1e5])
 def test_centres_of_separate_groups_are_found(epsilon):
     x, means = blobs()
-    noise = tree_noise(privacy.split(epsilon, 2, 0.05), 3)
+    noise = tree_noise(split(epsilon, 2, 0.05), 3)
     found = np.asarray(jit_centres(jax.random.key(0), x, K, np.ones(len(x), bool), noise))
     distances = np.linalg.norm(found[:, None] - means[None], axis=2)
     assert distances[linear_sum_assignment(distances)].max() < 0.05

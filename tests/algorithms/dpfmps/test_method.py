@@ -10,8 +10,12 @@ import pytest
 from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 
-from jaxfedmvc import engine, privacy
-from jaxfedmvc.algorithms.dpfmps.method import MAX_CELLS, dpfmps, dpfmps_p2est, grid_centres, scaled
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, P2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.dpfmps.agent import scaled
+from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA
+from jaxfedmvc.algorithms.dpfmps.server import grid_centres
+from jaxfedmvc.algorithms.dpfmps.settings import MAX_CELLS
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation, single_client
 
@@ -45,7 +49,7 @@ PADDED = federation(ORDER, n_padding=6)
 @functools.cache
 def program():
     """All that follows `start`, compiled: epsilon is part of the state, so one serves all."""
-    algorithm = dpfmps(K, n_sketches=M, n_init=4)
+    algorithm = dpfmps(DPFMPSConfig(K, n_sketches=M, n_init=4))
 
     def rest(key, state):
         state, info = engine.setup(algorithm, PADDED, key, state)
@@ -57,7 +61,8 @@ def program():
 
 def results(epsilon, key=0):
     key = jax.random.key(key)
-    state = engine.start(dpfmps(K, epsilon=epsilon, n_sketches=M, n_init=4), PADDED, key)
+    algorithm = dpfmps(DPFMPSConfig(K, epsilon=epsilon, n_sketches=M, n_init=4))
+    state = engine.start(algorithm, PADDED, key)
     return program()(key, state)
 
 
@@ -83,7 +88,7 @@ def test_a_private_run_is_finite_and_differs_from_key_to_key():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server, info)))
     assert float(info[1]["server"]["epsilon"]) == pytest.approx(1.0, rel=1e-6)
     size = float(state.server.size)
-    delta = 2 * (1e-6 + min(1 / size, privacy.MAX_DELTA))
+    delta = 2 * (1e-6 + min(1 / size, MAX_DELTA))
     assert float(info[1]["server"]["delta"]) == pytest.approx(delta, rel=1e-5)
 
     same, other = results(1.0)[1].server, results(1.0, key=1)[1].server
@@ -93,7 +98,7 @@ def test_a_private_run_is_finite_and_differs_from_key_to_key():
 
 def test_the_size_carries_laplace_noise():
     """Over many keys: the published number of rows, with the share of a twentieth of epsilon."""
-    algorithm = dpfmps(K, epsilon=2.0, n_sketches=M)
+    algorithm = dpfmps(DPFMPSConfig(K, epsilon=2.0, n_sketches=M))
     state = engine.start(algorithm, federation(), jax.random.key(0))
     agent = jax.tree.map(lambda leaf: leaf[0], state.clients[0])
     client = jax.tree.map(lambda leaf: leaf[0], federation().cohorts[0])
@@ -107,7 +112,7 @@ def test_the_size_carries_laplace_noise():
 
 def test_whole_run_of_the_variant_by_pairs():
     """Three agents whose cohorts are not in the order of their numbers."""
-    algorithm = dpfmps_p2est(K, epsilon=math.inf, n_sketches=M, n_init=4)
+    algorithm = dpfmps_p2est(P2EstConfig(K, epsilon=math.inf, n_sketches=M, n_init=4))
     run = jax.jit(
         lambda federation, key: engine.run(algorithm, federation, key, 0), compiler_options=FAST
     )
@@ -168,7 +173,7 @@ def test_features_are_scaled_one_by_one():
 
 
 def test_agents_share_the_hash_functions_and_the_server_has_no_key():
-    state = engine.start(dpfmps(K, epsilon=1.0), federation(), jax.random.key(0))
+    state = engine.start(dpfmps(DPFMPSConfig(K, epsilon=1.0)), federation(), jax.random.key(0))
     data = [np.asarray(jax.random.key_data(agent.hash_key[0])) for agent in state.clients]
     assert all(np.array_equal(data[0], other) for other in data)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.server)]
@@ -177,7 +182,7 @@ def test_agents_share_the_hash_functions_and_the_server_has_no_key():
 
 @pytest.mark.parametrize("n_sketches, m", [(None, N // 10), (40, 40)])
 def test_what_travels(n_sketches, m):
-    traffic = engine.traffic(dpfmps(K, n_sketches=n_sketches), federation())
+    traffic = engine.traffic(dpfmps(DPFMPSConfig(K, n_sketches=n_sketches)), federation())
     assert traffic["setup"].up == 4 + sum(4 * K * d + K * m for d in WIDTHS)
     assert traffic["setup"].down == 3 * 4
     assert traffic["round"] == (0, 0)
@@ -198,7 +203,7 @@ def test_what_travels(n_sketches, m):
 def test_a_bad_setting_is_named(settings):
     (name,) = settings
     with pytest.raises(ValueError, match=f"^{name}: got"):
-        dpfmps(**({"n_clusters": K} | settings))
+        DPFMPSConfig(**({"n_clusters": K} | settings))
 
 
 def test_too_many_cells_are_refused():
@@ -207,12 +212,12 @@ def test_too_many_cells_are_refused():
     parts = [Part((a,), ids, np.array([a], np.int32)) for a in range(9)]
     many = Federation.from_arrays(np.split(X, 9, axis=1), partition=parts)
     with pytest.raises(ValueError, match=rf"{6**9} cells; allowed is {MAX_CELLS} or less"):
-        engine.start(dpfmps(6), many, jax.random.key(0))
+        engine.start(dpfmps(DPFMPSConfig(6)), many, jax.random.key(0))
 
 
 def test_one_agent_alone_is_refused():
     alone = Federation.from_arrays(
         [X], partition=[Part((0,), np.arange(N, dtype=np.int32)[None], np.array([0], np.int32))]
     )
-    with pytest.raises(ValueError, match="allowed is 2 or more"):
-        engine.start(dpfmps(K), alone, jax.random.key(0))
+    with pytest.raises(ValueError, match="allowed is 2 agents or more"):
+        engine.start(dpfmps(DPFMPSConfig(K)), alone, jax.random.key(0))
