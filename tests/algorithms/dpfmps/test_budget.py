@@ -1,0 +1,124 @@
+"""Shares of the budget, scales of sketch noise, and what a run of DPFMPS spends."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from jaxfedmvc.algorithms.dpfmps import budget
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(1e-3, 1e3), st.integers(1, 8), st.sampled_from([0.02, 0.05, 0.5]))
+def test_shares_compose_to_epsilon(epsilon, n_agents, size_share):
+    shares = budget.split(epsilon, n_agents, size_share)
+    # A person is in the size once, and in the centres and memberships of every agent.
+    total = shares.size
+    for _ in range(n_agents):
+        total += shares.counts + shares.sums + shares.memberships
+    assert total == pytest.approx(epsilon, rel=1e-12)
+    assert budget.spent(shares, 100)[0] == pytest.approx(epsilon, rel=1e-12)
+    assert min(shares) > 0
+
+
+def test_shares_of_a_hand_worked_case():
+    shares = budget.split(1.0, 2, 0.05)
+    np.testing.assert_allclose(shares, (0.05, 0.0475, 0.19, 0.2375, 2), rtol=1e-12)
+
+
+def test_delta_of_a_run_adds_up_over_agents():
+    epsilon, delta = budget.spent(budget.split(1.0, 3, 0.05), 1000)
+    assert epsilon == pytest.approx(1.0)
+    assert float(delta) == pytest.approx(3 * (1e-3 + 1e-6), rel=1e-5)
+    # A small size must not stand for "anything may be published".
+    assert float(budget.sketch_delta(1)) == pytest.approx(0.01)
+    assert budget.spent(budget.split(math.inf, 3, 0.05), 1000)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("epsilon", (0.0, 2, 0.05)),
+        ("epsilon", (math.nan, 2, 0.05)),
+        ("n_agents", (1.0, 0, 0.05)),
+        ("size_share", (1.0, 2, 1.0)),
+    ],
+)
+def test_split_names_the_bad_argument(name, arguments):
+    with pytest.raises(ValueError, match=f"^{name}: got"):
+        budget.split(*arguments)
+
+
+def epsilon_for_share(share, m, delta):
+    """The epsilon of m sketches of which each gets this share."""
+    return share * 4 * math.sqrt(m * math.log(1 / delta))
+
+
+def test_sketch_noise_of_a_hand_worked_case():
+    # e^share = 1.3: 1/0.3 = 3.3 and -log2(1 - 1/1.3) = 2.1, both rounded up.
+    noise = budget.sketch_noise(epsilon_for_share(math.log(1.3), 50, 1e-3), 50, 1e-3)
+    np.testing.assert_array_equal(noise, (4, 3))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.5])
+def test_one_more_person_changes_no_sketch_value_by_more_than_its_share(share):
+    """The exact distribution of a published value, for sets of n and of n + 1 elements."""
+    noise = budget.sketch_noise(epsilon_for_share(share, 50, 1e-3), 50, 1e-3)
+    least = int(noise.least)
+    values = np.arange(least, 40)
+
+    def published(n):
+        at_most = np.power(1 - 2.0**-values, n + float(noise.n_phantoms))
+        return np.diff(at_most, prepend=0.0)  # all that lies below the floor is on it
+
+    for n in [0, 1, 5, 50]:
+        fewer, more = published(n), published(n + 1)
+        kept = (fewer > 1e-9) & (more > 1e-9)  # beyond, differences of float64 are rounding
+        assert kept.sum() > 5
+        assert np.abs(np.log(more[kept] / fewer[kept])).max() <= share * (1 + 1e-5)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(1e-3, 20.0), st.sampled_from([10, 500, 4096]), st.floats(1e-6, 0.01))
+def test_shares_of_sketches_compose_to_at_most_epsilon(epsilon, m, delta):
+    """Advanced composition (Dwork, Rothblum and Vadhan, 2010) of m mechanisms."""
+    share = epsilon / (4 * math.sqrt(m * math.log(1 / delta)))
+    composed = share * math.sqrt(2 * m * math.log(1 / delta)) + m * share * math.expm1(share)
+    assert composed <= epsilon
+
+
+def test_discrete_laplace_has_its_distribution():
+    draws = np.asarray(budget.discrete_laplace(jax.random.key(1), 0.7, (20_000,)))
+    assert draws.dtype == np.int32
+    values = np.arange(-8, 9)
+    q = math.exp(-0.7)
+    expected = (1 - q) / (1 + q) * q ** np.abs(values)
+    inside = np.abs(draws) <= 8
+    counts = np.bincount(draws[inside] + 8, minlength=17)
+    tail = 1 - expected.sum()
+    observed = [*counts, (~inside).sum()]
+    assert chisquare(observed, 20_000 * np.array([*expected, tail])).pvalue > 1e-3
+
+
+def test_noise_is_jittable_with_traced_numbers():
+    traces = []
+
+    @jax.jit
+    def noise(epsilon, delta):
+        traces.append(None)
+        return budget.sketch_noise(epsilon, 20, delta)
+
+    for epsilon in (0.5, 2.0):
+        expected = budget.sketch_noise(epsilon, 20, 0.01)
+        np.testing.assert_array_equal(noise(jnp.float32(epsilon), jnp.float32(0.01)), expected)
+    assert len(traces) == 1
+
+
+def test_no_noise_for_infinite_epsilon():
+    np.testing.assert_array_equal(budget.sketch_noise(math.inf, 10, 0.01), (0, 0))
+    np.testing.assert_array_equal(budget.discrete_laplace(jax.random.key(0), math.inf, (9,)), 0)
