@@ -55,7 +55,8 @@ class Hooks(NamedTuple):
         own files.
       pictures: `(report, result of the last seed)`, draws the family's own pictures in the end;
         a report has `path`, `title`, all `rows` of rounds.csv and `references`.
-      facts: `(config, hyperparams) -> entries` of summary.json.
+      check: `(job)`, raises ValueError where the method and the job do not go together.
+      facts: `(job) -> entries` of summary.json.
     """
 
     defaults: Callable[[DataSettings], Mapping[str, str]] = lambda settings: {}
@@ -66,7 +67,8 @@ class Hooks(NamedTuple):
     references: Callable[[Problem, int, int], dict[str, list[np.ndarray]]] | None = None
     after_seed: Callable[[Path, SeedResult, int], Sequence[str]] | None = None
     pictures: Callable[[Any, SeedResult], None] | None = None
-    facts: Callable[[Any, Any], dict[str, Any]] | None = None
+    check: Callable[[Any], None] | None = None
+    facts: Callable[[Any], dict[str, Any]] | None = None
 
 
 def family_of(method: Method) -> str:

@@ -82,7 +82,10 @@ def prepare(command: Command) -> Job:
     for problem in problems:
         hidden = problem.federation.without_labels()
         jax.eval_shape(lambda key, f=hidden: algorithm.init(key, f), jax.random.key(0))
-    return Job(command, problems, n_clusters, config, hyperparams, make, shares)
+    job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
+    if command.hooks.check is not None:
+        command.hooks.check(job)
+    return job
 
 
 def maker(
@@ -421,5 +424,5 @@ class _Runner:
                 ],
             }
         if hooks.facts is not None:
-            facts |= hooks.facts(job.config, job.hyperparams)
+            facts |= hooks.facts(job)
         return facts

@@ -10,7 +10,19 @@ from jaxfedmvc.algorithms.distr_kmeans import (
     DistrKMeansHyperparams,
     distr_kmeans,
 )
-from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
+from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, P2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.fedhk import (
+    FedHKConfig,
+    FedHKHyperparams,
+    Parafac2Config,
+    PrivateConfig,
+    PrivateHyperparams,
+    TuckerConfig,
+    e_fkmvc,
+    fedhk_parafac2,
+    fedhk_tucker,
+    private_e_fkmvc,
+)
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.local import local_fmcsc
 from jaxfedmvc.algorithms.local_kmeans import (
@@ -18,7 +30,15 @@ from jaxfedmvc.algorithms.local_kmeans import (
     LocalKMeansHyperparams,
     local_kmeans,
 )
+from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.registry import Method, NoHyperparams
+from jaxfedmvc.algorithms.vertcohirf import (
+    LocalStep,
+    VertCoHiRFConfig,
+    VertCoHiRFHyperparams,
+    vertcohirf,
+    vertcohirf_of_steps,
+)
 
 # A new method is one file and one line here.
 METHODS: dict[str, Method] = {
@@ -28,10 +48,66 @@ METHODS: dict[str, Method] = {
     "distr_kmeans": Method(
         distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "", 0
     ),
+    "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "", 0),
+    "dpfmps_p2est": Method(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
+    "fedhk_parafac2": Method(
+        fedhk_parafac2, Parafac2Config, FedHKHyperparams, "horizontal", "sinaga2025", 50
+    ),
+    "fedhk_tucker": Method(
+        fedhk_tucker, TuckerConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50
+    ),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_kmeans": Method(
         local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0
     ),
+    "mgcd": Method(mgcd, MGCDConfig, MGCDHyperparams, "vertical", "sun2025", 5),
+    "private_e_fkmvc": Method(
+        private_e_fkmvc, PrivateConfig, PrivateHyperparams, "horizontal", "sinaga2025", 5
+    ),
+    "vertcohirf": Method(
+        vertcohirf, VertCoHiRFConfig, VertCoHiRFHyperparams, "vertical", "belucci2026", 100
+    ),
 }
+
+__all__ = [
+    "METHODS",
+    "CoresetKMeansConfig",
+    "CoresetKMeansHyperparams",
+    "DPFMPSConfig",
+    "DistrKMeansConfig",
+    "DistrKMeansHyperparams",
+    "FMCSCConfig",
+    "FMCSCHyperparams",
+    "FedHKConfig",
+    "FedHKHyperparams",
+    "LocalKMeansConfig",
+    "LocalKMeansHyperparams",
+    "LocalStep",
+    "MGCDConfig",
+    "MGCDHyperparams",
+    "Method",
+    "NoHyperparams",
+    "P2EstConfig",
+    "Parafac2Config",
+    "PrivateConfig",
+    "PrivateHyperparams",
+    "TuckerConfig",
+    "VertCoHiRFConfig",
+    "VertCoHiRFHyperparams",
+    "coreset_kmeans",
+    "distr_kmeans",
+    "dpfmps",
+    "dpfmps_p2est",
+    "e_fkmvc",
+    "fedhk_parafac2",
+    "fedhk_tucker",
+    "fmcsc",
+    "local_fmcsc",
+    "local_kmeans",
+    "mgcd",
+    "private_e_fkmvc",
+    "vertcohirf",
+    "vertcohirf_of_steps",
+]

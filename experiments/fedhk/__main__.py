@@ -1,0 +1,68 @@
+"""FedHK's methods: `python -m experiments.fedhk [--method=...] [--privacy=none|secagg|dp]`.
+
+--method is e_fkmvc, tucker or parafac2, and person_* of these, where clients end with a model of
+their own. --privacy=secagg hides clients' messages in sums, --privacy=dp adds noise that protects
+samples (e_fkmvc only). Both are short for flags of `experiments.run`: the algorithm, --personal,
+--secure_aggregation and --in_clear. Without --dataset: the handwritten digits over 8 clients.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from experiments.lib.command import fail, value_of
+from experiments.run import main
+
+METHODS = ("e_fkmvc", "tucker", "parafac2")
+PRIVACIES = ("none", "secagg", "dp")
+# The phase before the rounds that sends summaries, which are no sums.
+_SUMMARIES = "setup[2]"
+
+
+def translated(arguments: Sequence[str]) -> list[str]:
+    """Returns the command line with --method and --privacy said in flags of `experiments.run`.
+
+    Raises:
+      ValueError: A method or a privacy that there is not, or not together.
+    """
+    method = value_of(arguments, "method") or ""
+    privacy = value_of(arguments, "privacy") or "none"
+    name = method.removeprefix("person_")
+    if method and name not in METHODS:
+        allowed = ", ".join([*METHODS, *(f"person_{m}" for m in METHODS)])
+        raise ValueError(f"method: got {method!r}; allowed are {allowed}")
+    if privacy not in PRIVACIES:
+        raise ValueError(f"privacy: got {privacy!r}; allowed are {', '.join(PRIVACIES)}")
+    found = []
+    if method:
+        found.append(f"--algorithm={name if name == 'e_fkmvc' else f'fedhk_{name}'}")
+    if method != name:
+        found.append("--personal=proximal")
+    if privacy == "secagg":
+        found += ["--secure_aggregation", f"--in_clear={_SUMMARIES}"]
+    if privacy == "dp":
+        if method not in ("", "e_fkmvc"):
+            raise ValueError(f"method: got {method} with --privacy=dp; allowed is e_fkmvc")
+        found = ["--algorithm=private_e_fkmvc"]
+        if value_of(arguments, "noise", "central") == "central":
+            found.append("--secure_aggregation")
+    return found + _without(arguments, {"method", "privacy"})
+
+
+def _without(arguments: Sequence[str], names: set[str]) -> list[str]:
+    """Returns the arguments without these flags, and without the values that follow them."""
+    found, skip = [], False
+    for argument in arguments:
+        name, equals, _ = argument.lstrip("-").partition("=")
+        is_named = argument.startswith("-") and name in names
+        if not is_named and not skip:
+            found.append(argument)
+        skip = is_named and not equals
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        given = translated(sys.argv[1:])
+    except ValueError as error:
+        fail(error)
+    main(given, "e_fkmvc", __doc__)
