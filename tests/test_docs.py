@@ -1,0 +1,107 @@
+"""What the documentation shows must run, and what it names must be there."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc import METHODS, data
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    page
+    for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+    if not {"_build", "generated"} & set(page.parts)
+)
+
+
+def code_blocks(page):
+    """Returns the Python blocks of a page, in order."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def run_blocks(page, choose=lambda code: True):
+    """Runs the chosen blocks of a page in one session; returns its names."""
+    names: dict = {}
+    for place, code in enumerate(code_blocks(page)):
+        if choose(code):
+            exec(compile(code, f"{page}[{place}]", "exec"), names)
+    return names
+
+
+def relative_name(page):
+    return str(page.relative_to(ROOT))
+
+
+def test_tutorial_runs_and_collaboration_helps(capsys):
+    names = run_blocks(DOCS / "tutorial.md")
+    assert names["alone_found"]["pooled"]["ari"] < 0.3
+    found = names["score"](names["federation"], names["result"].labels)
+    assert found["all"]["pooled"]["ari"] > 0.5
+    # Three groups in both hospitals.
+    for labels in names["found"].labels:
+        assert len(set(labels[labels >= 0].tolist())) == 3
+    assert "fuzzifier 1.05" in capsys.readouterr().out
+
+
+def test_arrays_become_federations(capsys):
+    run_blocks(DOCS / "how-to" / "own-data.md", lambda code: "Federation" in code)
+    printed = capsys.readouterr().out
+    assert "4 clients with all views, 50..50 samples each" in printed  # two thirds of six clients
+    assert "1 clients with views (1,), 95..95 samples each" in printed
+
+
+def test_vertical_agents_with_clusterers_of_their_own_find_the_six_clusters():
+    names = run_blocks(DOCS / "how-to" / "vertical.md")
+    truth = names["data"].load("multimodal").labels
+    assert adjusted_rand_score(truth, names["result"].labels[0][0]) == 1.0
+
+
+def test_csv_becomes_a_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    columns = {name: [0.5, 1.0, 2.0, 4.0] for name in ("age", "weight", "height", "gene_1")}
+    table = pd.DataFrame({**columns, "diagnosis": list("abab")})
+    table.to_csv("patients.csv", index=False)
+    table.set_index(pd.Index([3, 1, 0, 2], name="id"))[["age"]].to_csv("clinic.csv")
+    table.set_index(pd.Index([0, 1, 2, 5], name="id"))[["gene_1"]].to_csv("genes.csv")
+    run_blocks(DOCS / "how-to" / "own-data.md", lambda code: "read_csv" in code)
+    patients, joined = data.load("patients.npz"), data.load("joined.npz")
+    assert [view.shape for view in patients.views] == [(4, 3), (4, 1)]
+    assert patients.labels.tolist() == [0, 1, 0, 1]
+    assert [view.shape for view in joined.views] == [(3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative_name)
+def test_links_to_files_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative_name)
+def test_names_of_the_library_are_there(page):
+    for target in re.findall(r"\{py:\w+\}`~?(jaxfedmvc[\w.]*)`", page.read_text()):
+        module, _, name = target.rpartition(".")
+        assert is_module(target) or hasattr(importlib.import_module(module), name), target
+
+
+def is_module(name):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_its_paper_and_its_settings_in_the_docs(name):
+    if METHODS[name].paper:
+        keys = re.findall(r"@\w+\{(\w+),", (DOCS / "references.bib").read_text())
+        assert METHODS[name].paper in keys
+    pages = "\n".join(page.read_text() for page in (DOCS / "methods").glob("*.md"))
+    # A reference without a federation has the settings of its method.
+    assert f"{{settings}} {name}\n" in pages or name == "local_fmcsc"
