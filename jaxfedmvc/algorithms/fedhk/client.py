@@ -1,4 +1,4 @@
-"""What one client of FedHK computes, from its own samples and the model that it was sent."""
+"""The computations of one FedHK client, from its own samples and the model it was sent."""
 
 from __future__ import annotations
 
@@ -10,13 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
-from jaxfedmvc.algorithms.fedhk.model import (
-    Centres,
-    FedHKConfig,
-    FedHKHyperparams,
-    Scale,
-    Sums,
-)
+from jaxfedmvc.algorithms.fedhk.model import Centres, Scale, Sums
+from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.federation import Cohort
 
 # v_min of (63).
@@ -58,7 +53,7 @@ def samples_of(
 def distances(
     hyper: FedHKHyperparams, samples: Samples, centres: Centres, weights: Array
 ) -> tuple[dict[int, Array], dict[int, Array], Array]:
-    """phi and KED of each held view, and D_ik = sum_h (v_h / max v)^alpha KED_ik^h [n, c]."""
+    """Computes phi and KED of held views, and D_ik = sum_h (v_h / max v)^alpha KED_ik^h [n, c]."""
     phis = {v: hk.exponents(x, centres[v], samples.deltas[v]) for v, x in samples.views.items()}
     keds = {v: hk.kernel_distance(phi) for v, phi in phis.items()}
     relevance = jnp.exp(hk.log_relevance(weights, hyper.alpha))
@@ -67,14 +62,14 @@ def distances(
 
 
 def powers_of(hyper: FedHKHyperparams, samples: Samples, combined: Array) -> Array:
-    """mu_ik^m of (29), zero on padding, [n, c]."""
+    """Computes mu_ik^m of (29), zero on padding, [n, c]."""
     return hk.powered(hk.memberships(combined, hyper.fuzzifier), hyper.fuzzifier, samples.mask)
 
 
 def local_sums(
     config: FedHKConfig, hyper: FedHKHyperparams, samples: Samples, centres: Centres, weights: Array
 ) -> Sums:
-    """One pass over a client's samples: (29), and the sums of (30) and (31).
+    """Makes one pass over a client's samples: (29), and the sums of (30) and (31).
 
     Args:
       config: Of the method.
@@ -108,7 +103,7 @@ def local_step(
     weights: Array,
     anchor: Centres | None = None,
 ) -> tuple[Centres, Array]:
-    """(29), then (30) or its proximal form, then (31) with the distances to the new centres.
+    """Makes one step: (29), then (30) or its proximal form, then (31) with the new distances.
 
     The weights of the held views keep their sum: what the others have is not the client's to say.
     """
@@ -132,7 +127,7 @@ def local_step(
 def gradient_step(
     config: FedHKConfig, hyper: FedHKHyperparams, samples: Samples, centres: Centres, weights: Array
 ) -> tuple[Centres, Array]:
-    """(62) and (63), with J and its gradient per sample, so that eta does not follow the size.
+    """Makes one step of (62) and (63), with J and its gradient per sample: eta is free of the size.
 
     dJ/da_kj = -2 v^alpha (N_kj - W_kj a_kj) and dJ/dv_h = alpha v_h^(alpha-1) C_h at the
     memberships of (29). Weights that an infinite alpha fixes stay, as does the weights' sum.
@@ -160,7 +155,7 @@ def gradient_step(
 def personalised(
     config: FedHKConfig, hyper: FedHKHyperparams, samples: Samples, centres: Centres, weights: Array
 ) -> tuple[Centres, Array]:
-    """A client's own centres and view weights, made from the global ones."""
+    """Returns a client's own centres and view weights, made from the global ones."""
     anchor = centres if config.personal == "proximal" else None
 
     def step(carry: tuple[Centres, Array], _: None) -> tuple[tuple[Centres, Array], None]:

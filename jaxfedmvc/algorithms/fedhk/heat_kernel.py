@@ -26,7 +26,7 @@ EMPTY = 1e-10
 
 
 def bandwidth(variance: ArrayLike, beta: ArrayLike = 1.0) -> Array:
-    """One coefficient for a view, delta = beta / (2 total variance); zero if nothing varies.
+    """Computes one coefficient for a view, delta = beta / (2 total variance); 0 if nothing varies.
 
     It makes phi about beta for a random pair of samples, whatever the number and the scale of the
     features. It stands for (23) and (24), whose coefficient of a feature depends on the sample: the
@@ -41,7 +41,7 @@ def bandwidth(variance: ArrayLike, beta: ArrayLike = 1.0) -> Array:
 
 
 def minmax_coefficients(x: Array, low: Array, high: Array) -> Array:
-    """(23) for one view, divided by its number of features: delta_ij [n, d].
+    """Computes (23) for one view, divided by its number of features: delta_ij [n, d].
 
     Undivided, phi grows with d, all distances become 1 and nothing is learned. Zero for a constant
     feature, where the authors' code has 0.5: there is nothing to tell samples apart by. Values
@@ -58,7 +58,7 @@ def minmax_coefficients(x: Array, low: Array, high: Array) -> Array:
 
 
 def absmean_coefficients(x: Array, mean: Array) -> Array:
-    """(24) for one view with the absolute value, divided by the number of features: [n, d].
+    """Computes the absolute value of (24) for one view, divided by the number of features: [n, d].
 
     Signed, as printed, it makes phi negative and J unbounded below.
 
@@ -70,7 +70,7 @@ def absmean_coefficients(x: Array, mean: Array) -> Array:
 
 
 def exponents(x: Array, centres: Array, delta: Array) -> Array:
-    """phi of (4) for one view: phi_ik = sum_j delta_ij (x_ij - a_kj)^2, float32 [n, c].
+    """Computes phi of (4) for one view: phi_ik = sum_j delta_ij (x_ij - a_kj)^2, float32 [n, c].
 
     Expanded into matrix products; `x` should lie around the origin, where that is accurate.
 
@@ -90,7 +90,7 @@ def exponents(x: Array, centres: Array, delta: Array) -> Array:
 
 
 def kernel_distance(phi: Array) -> Array:
-    """(4), (22): KED = 1 - exp(-phi) in [0, 1), one exponential for each view.
+    """Computes (4), (22): KED = 1 - exp(-phi) in [0, 1), one exponential for each view.
 
     Summing the views inside the exponent would give them all the same cost, and equal weights.
     """
@@ -98,7 +98,7 @@ def kernel_distance(phi: Array) -> Array:
 
 
 def log_relevance(view_weights: Array, alpha: ArrayLike) -> Array:
-    """log (v_h / max v)^alpha, [s]: the weight of each view relative to the heaviest.
+    """Computes log (v_h / max v)^alpha, [s]: the weight of each view relative to the heaviest.
 
     v_h^alpha itself underflows; its scale cancels in memberships and centres. Zeros for an infinite
     alpha, which stands for views of equal weight.
@@ -109,7 +109,7 @@ def log_relevance(view_weights: Array, alpha: ArrayLike) -> Array:
 
 
 def memberships(distances: Array, fuzzifier: ArrayLike) -> Array:
-    """(29) = (39): mu_ik = D_ik^(-1/(m-1)) / sum_k' D_ik'^(-1/(m-1)), by a softmax of logarithms.
+    """Computes (29) = (39): mu_ik = D_ik^(-1/(m-1)) / sum_k' D_ik'^(-1/(m-1)), by a softmax.
 
     A sample that lies on a centre belongs to it, on several to them equally. The floor under D is
     a share of the row's own largest distance, so that it depends on no other sample.
@@ -123,14 +123,14 @@ def memberships(distances: Array, fuzzifier: ArrayLike) -> Array:
 
 
 def powered(memberships: Array, fuzzifier: ArrayLike, where: Array) -> Array:
-    """mu_ik^m on real rows and zero on padding, [n, c]."""
+    """Returns mu_ik^m on real rows and zero on padding, [n, c]."""
     return jnp.where(where[:, None], memberships**fuzzifier, 0.0)
 
 
 def centre_sums(
     x: Array, phi: Array, delta: Array, powers: Array, printed: bool = False
 ) -> tuple[Array, Array]:
-    """Numerators and denominators of the centres, a_kj = N_kj / W_kj.
+    """Computes numerators and denominators of the centres, a_kj = N_kj / W_kj.
 
     With omega_ikj = mu_ik^m delta_ij exp(-phi_ik), N_kj = sum_i omega_ikj x_ij and W_kj their sum.
     As 1 - exp(-phi) is concave in phi, a = N / W minimises a quadratic function that touches J at
@@ -161,19 +161,19 @@ def centre_sums(
 
 
 def centres_from(numerators: Array, weights: Array, previous: Array) -> Array:
-    """N / W; a coordinate without weight keeps its previous value. [c, d]."""
+    """Returns N / W [c, d]; a coordinate without weight keeps its previous value."""
     weights = jnp.broadcast_to(weights if weights.ndim == 2 else weights[:, None], previous.shape)
     empty = weights <= jnp.maximum(EMPTY * jnp.mean(weights), 0.0)
     return jnp.where(empty, previous, numerators / jnp.where(empty, 1.0, weights))
 
 
 def view_cost(distances: Array, powers: Array) -> Array:
-    """C_h = sum_i sum_k mu_ik^m KED_ik^h of one view, a scalar."""
+    """Computes C_h = sum_i sum_k mu_ik^m KED_ik^h of one view, a scalar."""
     return jnp.sum(powers * distances)
 
 
 def view_weights(costs: Array, alpha: ArrayLike) -> Array:
-    """(31) = (59): v_h = C_h^(-1/(alpha-1)) / sum_h' C_h'^(-1/(alpha-1)), [s].
+    """Computes (31) = (59): v_h = C_h^(-1/(alpha-1)) / sum_h' C_h'^(-1/(alpha-1)), [s].
 
     alpha > 1: near 1 the cheapest view takes all, towards infinity v becomes equal (the paper has
     it the other way round). What counts is v_h^alpha, though, which tends to 1 / C_h; an infinite
@@ -186,14 +186,14 @@ def view_weights(costs: Array, alpha: ArrayLike) -> Array:
 
 
 def log_objective(costs: Array, view_weights: Array, alpha: ArrayLike) -> Array:
-    """log J of (25), from the view costs [s]; with an infinite alpha of J = sum_h C_h."""
+    """Computes log J of (25) from the view costs [s]; with an infinite alpha J = sum_h C_h."""
     logs = jnp.log(jnp.maximum(view_weights, _TINY))
     powers = jnp.where(jnp.isinf(alpha), 0.0, jnp.where(jnp.isinf(alpha), 1.0, alpha) * logs)
     return jax.nn.logsumexp(powers + jnp.log(jnp.maximum(costs, _TINY)))
 
 
 def proximal_centres(numerators: Array, weights: Array, anchor: Array, tau: ArrayLike) -> Array:
-    """Minimiser of the quadratic bound of J plus gamma |a - anchor|^2, gamma = tau mean(W). [c, d].
+    """Minimises the quadratic bound of J plus gamma |a - anchor|^2, gamma = tau mean(W); [c, d].
 
     The block step of (93) in closed form: a cluster of much weight takes its own mean, one of none
     the anchor. tau = 0 keeps no anchor but where there is no weight, infinity nothing else.

@@ -13,13 +13,12 @@ whole here, compressed in `fedhk_tucker` and `fedhk_parafac2`.
 
 Centres, and whatever travels of samples, are relative to the mean of all samples. Several starts
 share the rounds on a leading axis; the one of least objective is kept. Equations as in
-`clustering.heat_kernel`: K. P. Sinaga, arXiv 2509.16101, 2025.
+`fedhk.heat_kernel`: K. P. Sinaga, arXiv 2509.16101, 2025.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,17 +27,11 @@ import numpy as np
 from jax import Array
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fedhk.client import (
-    distances,
-    personalised,
-    samples_of,
-)
+from jaxfedmvc.algorithms.fedhk.client import distances, personalised, samples_of
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     ClientState,
     Codec,
-    FedHKConfig,
-    FedHKHyperparams,
     Model,
     PyTree,
     Scale,
@@ -47,18 +40,23 @@ from jaxfedmvc.algorithms.fedhk.model import (
     widths,
 )
 from jaxfedmvc.algorithms.fedhk.rounds import average_round, statistics_round
+from jaxfedmvc.algorithms.fedhk.settings import (
+    FedHKConfig,
+    FedHKHyperparams,
+    check_hyperparams,
+)
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
 from jaxfedmvc.federation import Cohort, Federation
 
 
 def best(models: Model, tree: PyTree | None = None) -> Any:
-    """The start of least objective; or its part of another tree with a leading axis of starts."""
+    """Returns the start of least objective, or its part of another tree with an axis of starts."""
     place = jnp.nanargmin(models.log_objective)
     return jax.tree.map(lambda x: x[place], models if tree is None else tree)
 
 
 def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
-    """Every client is sent the best start, and makes it its own where that is asked for."""
+    """Returns the last exchange: clients are sent the best start, and may make it their own."""
 
     def broadcast_best(
         state: ServerState, view_ids: tuple[int, ...]
@@ -88,7 +86,7 @@ def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
 
 
 def _has_own(config: FedHKConfig, codec: Codec) -> bool:
-    """Whether clients end with centres of their own."""
+    """Returns whether clients end with centres of their own."""
     return codec.own or config.personal != "none"
 
 
@@ -97,15 +95,15 @@ def e_fkmvc(
     hyper: FedHKHyperparams | None = None,
     codec: Codec | None = None,
 ) -> FederatedAlgorithm:
-    """E-FKMVC as a federation; with a codec, FedHK with compressed centres.
+    """Returns E-FKMVC as a federation; with a codec, FedHK with compressed centres.
 
     Clients may lack views; one with all views, at least, must take part. They may have any number
     of samples, one included. One that joins after the setup adds nothing to the rounds, whose model
     it is sent like the others. See `centres` for the model.
 
     Args:
-      config: What is compiled in.
-      hyper: What may be traced; the defaults if None.
+      config: Static settings.
+      hyper: Numbers that may be traced; the defaults if None.
       codec: How centres are represented and sent; whole if None.
 
     Returns:
@@ -117,7 +115,7 @@ def e_fkmvc(
     """
     hyper = hyper or FedHKHyperparams()
     codec = codec or whole()
-    _check(hyper)
+    check_hyperparams(hyper)
 
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
         _check_federation(config, federation)
@@ -186,7 +184,7 @@ def _no_scale(config: FedHKConfig, width: int) -> Scale:
 def _no_state(
     config: FedHKConfig, codec: Codec, server: ServerState, federation: Federation, cohort: Cohort
 ) -> ClientState:
-    """A cohort's client states before anything was sent, stacked."""
+    """Returns a cohort's client states before anything was sent, stacked."""
     personal = _has_own(config, codec)
     one = ClientState(
         scales={v: server.scales[v] for v in cohort.view_ids},
@@ -203,40 +201,13 @@ def _no_state(
 
 
 def centres(server: ServerState, codec: Codec | None = None) -> tuple[Centres, Array]:
-    """The model of a finished run: every view's centres [c, d_h] and the view weights [s]."""
+    """Returns the model of a finished run: every view's centres [c, d_h] and view weights [s]."""
     codec = codec or whole()
     model = best(server.models)
     view_ids = tuple(server.scales)
     basis = best(server.models, server.basis) if codec.own else server.basis
     found = codec.centres(codec.sent(model.fit, view_ids), basis, widths(server.scales))
     return {v: a + server.scales[v].origin[None] for v, a in found.items()}, model.view_weights
-
-
-def _check(hyper: FedHKHyperparams) -> None:
-    """Raises ValueError where a concrete hyper-parameter is out of range, and says why."""
-    rules: dict[str, tuple[Callable[[Any], Any], str]] = {
-        "fuzzifier": (
-            lambda m: (m > 1) & (m < jnp.inf),
-            "more than 1: the exponent -1/(m-1) of the memberships has no value at 1, and below"
-            " it samples would go to the farthest centre",
-        ),
-        "alpha": (
-            lambda a: a > 1,
-            "more than 1, infinity included: J is linear in the view weights at 1 and concave"
-            " below, so that its minimum lies at one single view",
-        ),
-        "beta": (lambda b: (b > 0) & (b < jnp.inf), "positive"),
-        "tolerance": (lambda t: t >= 0, "0 or more"),
-        "tau": (lambda t: t >= 0, "0 or more, infinity included"),
-        "mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
-        "view_mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
-        "step_size": (lambda s: (s > 0) & (s < jnp.inf), "positive"),
-        "quality": (lambda q: (q >= 0) & (q < jnp.inf), "0 or more"),
-    }
-    for name, (is_right, allowed) in rules.items():
-        value = getattr(hyper, name)
-        if not isinstance(value, jax.core.Tracer) and not np.all(is_right(np.asarray(value))):
-            raise ValueError(f"{name}: got {value}; allowed is {allowed}")
 
 
 def _check_federation(config: FedHKConfig, federation: Federation) -> None:

@@ -1,15 +1,13 @@
-"""The types of FedHK: settings, states, messages, and how centres are represented."""
+"""The types of FedHK: states, messages, and how centres are represented."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
-from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 
@@ -17,80 +15,8 @@ PyTree = Any
 Centres = dict[int, Array]  # [c, d_h] for each view held
 
 
-@struct.dataclass
-class FedHKHyperparams:
-    """What may be swept.
-
-    Attributes:
-      fuzzifier: m > 1. With many features larger values let clusters collapse.
-      alpha: Exponent of the view weights, above 1; infinite for views of equal weight. The weights
-        favour compact views, that is those of few features, whether they are informative or not.
-      beta: Scale of the bandwidth coefficient, positive.
-      tolerance: Rounds end when log J changes by no more.
-      tau: Pull of personal centres towards the global ones, relative to the client's mean weight.
-      mix: Share of the global centres in (102), in [0, 1].
-      view_mix: Share of the global view weights in personal ones, in [0, 1].
-      step_size: eta of (62) and (63).
-      quality: kappa of the clients' weights n_l exp(-kappa J_l / n_l), for "average" only.
-    """
-
-    fuzzifier: ArrayLike = 1.05
-    alpha: ArrayLike = jnp.inf
-    beta: ArrayLike = 1.0
-    tolerance: ArrayLike = 1e-6
-    tau: ArrayLike = 10.0
-    mix: ArrayLike = 0.7
-    view_mix: ArrayLike = 1.0
-    step_size: ArrayLike = 0.01
-    quality: ArrayLike = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class FedHKConfig:
-    """What is compiled in.
-
-    Attributes:
-      n_clusters: c.
-      hkc: Heat-kernel coefficients delta: "bandwidth", one for each view; or for each sample and
-        feature "minmax" (23) or "absmean" (24), both divided by the view's number of features.
-      centre_rule: "stationary", or "printed" for (30) to the letter; they differ for coefficients
-        of each sample only.
-      aggregation: "statistics", or "average" for (60) and (61).
-      local_steps: Steps of a client in a round, for "average" only.
-      personal: How the model is made a client's own at the end: "none"; "proximal" steps; "mix",
-        (102) after as many local steps; "gradient", (62) and (63) as often.
-      personal_steps: Number of these steps.
-      n_restarts: Starts, which share the rounds and multiply their bytes.
-    """
-
-    n_clusters: int
-    hkc: Literal["bandwidth", "minmax", "absmean"] = "bandwidth"
-    centre_rule: Literal["stationary", "printed"] = "stationary"
-    aggregation: Literal["statistics", "average"] = "statistics"
-    local_steps: int = 1
-    personal: Literal["none", "proximal", "mix", "gradient"] = "none"
-    personal_steps: int = 20
-    n_restarts: int = 1
-
-    def __post_init__(self) -> None:
-        """Checks the settings; ValueError names the one that is wrong."""
-        for name in ("n_clusters", "local_steps", "personal_steps", "n_restarts"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")
-        for name, allowed in (
-            ("hkc", ("bandwidth", "minmax", "absmean")),
-            ("centre_rule", ("stationary", "printed")),
-            ("aggregation", ("statistics", "average")),
-            ("personal", ("none", "proximal", "mix", "gradient")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name}: got {getattr(self, name)!r}; allowed are {', '.join(allowed)}"
-                )
-
-
 class Scale(NamedTuple):
-    """What the distances in one view depend on, the same for all clients.
+    """Scale of one view, which the distances in it depend on; the same for all clients.
 
     Attributes:
       origin: Mean of all samples, [d].
@@ -110,7 +36,7 @@ class Model(NamedTuple):
     Attributes:
       fit: The centres as the codec represents them.
       view_weights: v, [s].
-      log_objective: log J of the model before this one, as the last round's messages told it;
+      log_objective: log J of the model before this one, by the last round's messages;
         under "average" of the clients' own models after their steps.
       change: By how much that was below the value before, infinite at first.
     """
@@ -122,7 +48,7 @@ class Model(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """What the server knows.
+    """State of the server.
 
     Attributes:
       counts: Samples of each view.
@@ -139,12 +65,12 @@ class ServerState(NamedTuple):
 
 @struct.dataclass
 class ClientState:
-    """What a client keeps.
+    """State of a client.
 
     Attributes:
       scales: Of the views it holds.
       basis: As it was sent.
-      personal: Its own centres of the views it holds; empty where they are not asked for.
+      personal: Its own centres of the views it holds; empty for methods that have none.
       personal_weights: Its own weights of these views.
       took_part: Whether the last two are set.
       holds_all: Whether it holds all views of the federation (static).
@@ -223,7 +149,7 @@ class Codec(NamedTuple):
 
 
 def whole() -> Codec:
-    """Centres as they are."""
+    """Returns the codec of centres as they are."""
 
     def update(
         fit: Centres, numerators: Centres, weights: dict, relevance: Array, *_: Any
@@ -245,26 +171,26 @@ def whole() -> Codec:
 
 
 def unused(*_: Any) -> Any:
-    """Stands where a codec has nothing to do."""
-    raise AssertionError("a codec was asked for what its aggregation does not need")
+    """Stands in a codec for a function that its aggregation never calls."""
+    raise AssertionError("a function of a codec was called that its aggregation does not need")
 
 
 def averaged(
     payloads: Sequence[dict[int, Array]], weights: Sequence[Array], old: dict[int, Array]
 ) -> dict[int, Array]:
-    """(60), (61), (99), (100): sum_l omega_l A_l / sum_l omega_l, over the holders of each view."""
+    """Averages by (60), (61), (99), (100): sum omega_l A_l / sum omega_l over a view's holders."""
     totals = by_view(payloads)
     shares = by_view([dict.fromkeys(part, w) for part, w in zip(payloads, weights, strict=True)])
     return {v: jnp.where(shares[v] > 0, totals[v] / positive(shares[v]), old[v]) for v in old}
 
 
 def widths(scales: dict[int, Scale]) -> dict[int, int]:
-    """d_v of each view."""
+    """Returns the width d_v of each view."""
     return {v: scale.origin.shape[0] for v, scale in scales.items()}
 
 
 def by_view(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
-    """Sums over cohorts of what each has for its views."""
+    """Sums, view by view, what the cohorts have for the views that they hold."""
     totals: dict[int, Any] = {}
     for part in parts:
         for v, value in part.items():
@@ -273,5 +199,5 @@ def by_view(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:
 
 
 def positive(x: Array) -> Array:
-    """`x` made safe to divide by."""
+    """Returns `x` with ones where it is not positive: safe to divide by."""
     return jnp.where(x > 0, x, 1.0)

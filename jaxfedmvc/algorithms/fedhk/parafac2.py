@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
@@ -34,8 +35,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     ClientState,
     Codec,
-    FedHKConfig,
-    FedHKHyperparams,
     Model,
     ServerState,
     by_view,
@@ -45,48 +44,37 @@ from jaxfedmvc.algorithms.fedhk.model import (
 )
 from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
 from jaxfedmvc.algorithms.fedhk.samples import of_samples
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.tensor import parafac2 as pf
 from jaxfedmvc.tensor.tucker import weighted_target
 
 
 def fedhk_parafac2(
-    config: FedHKConfig,
-    hyper: FedHKHyperparams | None = None,
-    rank: int | None = None,
-    placement: Literal["clients", "views", "samples"] = "clients",
+    config: Parafac2Config, hyper: FedHKHyperparams | None = None
 ) -> FederatedAlgorithm:
-    """E-FKMVC with centres, or samples, in PARAFAC2 form.
-
-    Args:
-      config: As for `e_fkmvc`; the aggregation must be "statistics".
-      hyper: As for `e_fkmvc`.
-      rank: R. None stands for the largest that the slices of centres allow: c, or where that is
-        less the number of all features, or of the narrowest view's if the slices are views.
-      placement: What the slices are.
+    """Returns E-FKMVC with centres, or samples, in PARAFAC2 form.
 
     Raises:
-      ValueError: As `e_fkmvc`; aggregation "average", or an unknown placement. From `init` also: a
-        rank that the slices cannot have.
+      ValueError: As `e_fkmvc`. From `init` also: a rank that the slices cannot have.
     """
-    if config.aggregation != "statistics":
-        raise ValueError(
-            f"aggregation: got {config.aggregation!r}; PARAFAC2 is fitted to sums, allowed is"
-            " statistics"
-        )
     hyper = hyper or FedHKHyperparams()
-    if placement == "clients":
-        return _of_clients(config, hyper, rank)
-    if placement == "views":
-        return e_fkmvc(config, hyper, views_codec(config, rank))
-    if placement == "samples":
-        return of_samples(config, hyper, rank)
-    raise ValueError(f"placement: got {placement!r}; allowed are clients, views, samples")
+    if config.placement == "clients":
+        return _of_clients(config, hyper)
+    if config.placement == "views":
+        return e_fkmvc(config, hyper, views_codec(config))
+    return of_samples(config, hyper)
 
 
-def _check_rank(rank: int, largest: int, why: str) -> int:
+def _rank(config: Parafac2Config, largest: int, why: str) -> int:
+    """Returns R, the largest one unless it is set.
+
+    Raises:
+      ValueError: The slices cannot have it.
+    """
+    rank = largest if config.rank is None else config.rank
     if not 1 <= rank <= largest:
-        raise ValueError(f"rank: got {rank}; allowed is 1 to {largest}, {why}")
+        raise checks.wrong("rank", rank, f"1 to {largest}, {why}")
     return rank
 
 
@@ -94,7 +82,7 @@ def _check_rank(rank: int, largest: int, why: str) -> int:
 
 
 class Own(NamedTuple):
-    """What a client keeps, for one start.
+    """State of a client beyond E-FKMVC's, for one start.
 
     Attributes:
       projection: P_l [c, R].
@@ -118,7 +106,7 @@ class Own(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The fit of one start.
+    """Common part of the fit of one start.
 
     Attributes:
       h: H [R, R].
@@ -131,14 +119,13 @@ class Shared(NamedTuple):
     squares: Array
 
 
-def clients_codec(config: FedHKConfig, rank: int | None) -> Codec:
-    """Every client's centres P_l H diag(s_l) Q^T; the fit is `Shared`, the basis `Own`."""
+def clients_codec(config: Parafac2Config) -> Codec:
+    """Returns the codec of clients' centres P_l H diag(s_l) Q^T: fit `Shared`, basis `Own`."""
 
     def start(rows: dict[int, Array], counts: Array, centres: Centres) -> tuple[Own, Shared]:
         width = sum(part.shape[-1] for part in centres.values())
         largest = min(config.n_clusters, width)
-        r = largest if rank is None else rank
-        _check_rank(r, largest, "the number of clusters, or of features if less")
+        r = _rank(config, largest, "the number of clusters, or of features if less")
         ragged = config.hkc != "bandwidth" and config.centre_rule == "stationary"
 
         def one(centres: Centres) -> tuple[Own, Shared]:
@@ -178,10 +165,8 @@ def clients_codec(config: FedHKConfig, rank: int | None) -> Codec:
     )
 
 
-def _of_clients(
-    config: FedHKConfig, hyper: FedHKHyperparams, rank: int | None
-) -> FederatedAlgorithm:
-    codec = clients_codec(config, rank)
+def _of_clients(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgorithm:
+    codec = clients_codec(config)
     base = e_fkmvc(config, hyper, codec)
     place, *earlier = base.setup[::-1]
     return base._replace(
@@ -191,7 +176,7 @@ def _of_clients(
 
 
 def _places(phase: Phase) -> Phase:
-    """Of the basis only P and s are sent, once; the rest is the client's own to fill."""
+    """Sends P and s of the basis, once; the rest is the client's own to fill."""
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         own = state.basis._replace(projection=sent[0], scales=sent[1])
@@ -203,8 +188,8 @@ def _places(phase: Phase) -> Phase:
     )
 
 
-def _costs(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
-    """First exchange: (29) with the client's own centres, and the view weights (31)."""
+def _costs(config: Parafac2Config, hyper: FedHKHyperparams, codec: Codec) -> Phase:
+    """Returns the first exchange: (29) with the client's own centres, and the view weights (31)."""
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[tuple, Array]:
         fit = state.models.fit
@@ -246,8 +231,8 @@ def _costs(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
     return Phase(broadcast, client, server, reduce="sum")
 
 
-def _common_h(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
-    """Second exchange: P_l and s_l on the client, H from the clients' terms.
+def _common_h(config: Parafac2Config, hyper: FedHKHyperparams) -> Phase:
+    """Returns the second exchange: P_l and s_l on the client, H from the clients' terms.
 
     Columns are scaled by the square root of delta, so that the bound weighs all views as J does.
     """
@@ -297,7 +282,7 @@ def _common_h(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
 
 
 def _common_q() -> Phase:
-    """Third exchange: Q from the clients' terms."""
+    """Returns the third exchange: Q from the clients' terms."""
 
     def client(key: Array, sent: Array, state: ClientState, client: Cohort) -> tuple:
         def one_start(h: Array, own: Own) -> tuple[Own, Array]:
@@ -326,13 +311,13 @@ def _joined_q(q: Centres) -> Array:
 
 
 def _cut(q: Array, widths: dict[int, int]) -> Centres:
-    """Rows of Q [D, R] by view."""
+    """Splits the rows of Q [D, R] by view."""
     cuts = list(itertools.accumulate(widths.values()))[:-1]
     return dict(zip(widths, jnp.split(q, cuts), strict=True))
 
 
 def _column_scales(q: Centres, deltas: Array) -> Array:
-    """sqrt(delta) of every column, [D]."""
+    """Returns sqrt(delta) of every column, [D]."""
     return jnp.concatenate(
         [jnp.full(len(part), jnp.sqrt(d)) for part, d in zip(q.values(), deltas, strict=True)]
     )
@@ -345,25 +330,19 @@ def _matmul(a: Array, b: Array) -> Array:
 # Slices are views.
 
 
-def views_codec(config: FedHKConfig, rank: int | None) -> Codec:
-    """Centres (P_h H diag(s_h) Q^T)^T of every view, P_h fixed before the rounds.
+def views_codec(config: Parafac2Config) -> Codec:
+    """Returns the codec of centres (P_h H diag(s_h) Q^T)^T of every view, P_h fixed beforehand.
 
     The fit is (H, Q [c, R], S [s, R]), the basis P_h [d_h, R] of each view, from the clients'
     summaries.
     """
-    if config.hkc != "bandwidth":
-        raise ValueError(
-            f"hkc: got {config.hkc!r} with compressed sums; allowed is"
-            " bandwidth: with a weight for each feature a centre is no linear function of them"
-        )
 
     def start(
         rows: dict[int, Array], counts: Array, centres: Centres
     ) -> tuple[dict[int, Array], tuple]:
         narrowest = min(part.shape[-1] for part in centres.values())
-        r = min(config.n_clusters, narrowest) if rank is None else rank
-        _check_rank(
-            r,
+        r = _rank(
+            config,
             min(config.n_clusters, narrowest),
             "the number of clusters, or of the features of the narrowest view if less",
         )
@@ -432,13 +411,13 @@ _FIRST_SWEEPS = 20
 
 
 def _directions(rows: Array, rank: int) -> Array:
-    """Leading right singular vectors [d, R] of a view's weighted summaries."""
+    """Returns leading right singular vectors [d, R] of a view's weighted summaries."""
     gram = _matmul(rows.T, rows)
     return jnp.linalg.eigh(gram)[1][:, : -rank - 1 : -1]
 
 
 def _sweep(inner: Array, weights: Array, h: Array, q: Array, s: Array) -> tuple:
-    """One sweep over slices [s, R, c] whose P is fixed: H, Q, then s."""
+    """Makes one sweep over slices [s, R, c] whose P is fixed: H, Q, then s."""
 
     def add(terms: Array) -> Array:
         return jnp.einsum("s,sij->ij", weights, terms, precision=lax.Precision.HIGHEST)

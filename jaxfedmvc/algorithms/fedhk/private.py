@@ -7,7 +7,7 @@
 A release is the sum of all clients' messages of one exchange, with normal noise of deviation
 sigma = z Delta on every entry; Delta is the most, in L2 norm, that one sample changes it, whoever
 holds it and whatever came before. With one multiplier z for all releases a run of T of them spends
-`privacy.gaussian_epsilon(z, T, delta)`; see `releases` and `spent`.
+`privacy.gaussian_epsilon(z, T, delta)`; see `fedhk.accounting`.
 
 Delta. A view's sample x (about an origin that is public, or an earlier release) is scaled down to
 norm B, and u = x / B. Everything is sent in units in which Delta needs no scale of the features:
@@ -42,20 +42,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc import privacy as accounting
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
+from jaxfedmvc.algorithms.fedhk.accounting import PrivacySettings, privacy_settings
 from jaxfedmvc.algorithms.fedhk.client import Samples, distances, local_sums, samples_of
 from jaxfedmvc.algorithms.fedhk.method import best, e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     ClientState,
-    FedHKConfig,
-    FedHKHyperparams,
     Model,
     Scale,
     ServerState,
@@ -64,6 +62,13 @@ from jaxfedmvc.algorithms.fedhk.model import (
     whole,
 )
 from jaxfedmvc.algorithms.fedhk.rounds import broadcast, progress
+from jaxfedmvc.algorithms.fedhk.settings import (
+    FedHKConfig,
+    FedHKHyperparams,
+    PrivateConfig,
+    PrivateHyperparams,
+    check_accountable,
+)
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages import gaussian_noise, transformed
 
@@ -72,35 +77,6 @@ _DEVIATIONS = 3.0
 # Least variance, relative to the square of the public radius: B and its inverse stay finite.
 _LEAST_VARIANCE = 1e-6
 _TINY = 1e-30
-
-
-@struct.dataclass
-class PrivacySettings:
-    """How much noise, and what is publicly known of the features.
-
-    `origin` and `radius` are for all views, or a tuple with one entry for each, and must not be
-    measured on the data: features in [0, 1] have 0.5 and 0.5.
-
-    Attributes:
-      noise_multiplier: z = sigma / Delta of each release, 0 for none; traced. For an epsilon take
-        `privacy.gaussian_noise_multiplier(epsilon, delta, releases(...))`.
-      origin: Centre of the features, a number or [d_h].
-      radius: Moments are taken of samples scaled to within radius * sqrt(d_h) of the origin.
-      clip: B_h of the later releases, as a multiple of the view's released standard deviation
-        sqrt(variance): 1 is the norm of a typical sample. The noise follows it.
-      shared_by: Number of clients whose noise together makes up sigma (static). 1: every client
-        adds all of it, and its messages may be read one by one. M, the number of those that take
-        part: each adds sigma / sqrt(M), which protects no more than their sum: for secure
-        aggregation. A sum of fewer messages becomes NaN.
-      start_steps: Releases of k-means sums before the rounds (static).
-    """
-
-    noise_multiplier: ArrayLike
-    origin: Any = 0.5
-    radius: Any = 0.5
-    clip: ArrayLike = 1.0
-    shared_by: int = struct.field(pytree_node=False, default=1)
-    start_steps: int = struct.field(pytree_node=False, default=2)
 
 
 class Release(NamedTuple):
@@ -118,7 +94,7 @@ class Release(NamedTuple):
 
 
 def sensitivity(kind: str, dims: Sequence[int]) -> float:
-    """Delta of a release ("moments", "start" or "round") for views of these widths."""
+    """Computes Delta of a release ("moments", "start" or "round") for views of these widths."""
     if kind == "moments":
         return math.sqrt(2 * len(dims) + 1)
     if kind == "start":
@@ -127,58 +103,57 @@ def sensitivity(kind: str, dims: Sequence[int]) -> float:
 
 
 def _unit(*dims: int) -> float:
-    """g: of a weight that goes with the sums over views of these widths."""
+    """Computes g of a weight that goes with the sums over views of these widths."""
     return math.sqrt(len(dims)) / math.sqrt(math.sqrt(sum(dims)))
 
 
-def releases(privacy: PrivacySettings, rounds: int) -> int:
-    """Number of releases of a run of so many rounds."""
-    return 1 + privacy.start_steps + rounds
-
-
-def spent(
-    privacy: PrivacySettings, rounds: int, delta: float
-) -> tuple[float, float, dict[str, str]]:
-    """(epsilon, delta, sentences for a summary) of a run; epsilon is infinite without noise."""
-    n, z = releases(privacy, rounds), float(np.asarray(privacy.noise_multiplier))
-    seen = "all messages" if (m := privacy.shared_by) == 1 else f"only sums over {m} clients"
-    notes = {
-        "neighbours": "data sets of which one has one sample more; replacing one costs more",
-        "covered": f"all {n} releases of the run, if one sees {seen} and knows no client's noise",
-        "not covered": "clients (all samples of one together, and which of them have any); settings"
-        " measured on the data; labels, if published; the low bits of floating-point noise",
-    }
-    return accounting.gaussian_epsilon(z, n, delta) if z > 0 else math.inf, delta, notes
-
-
 def private_e_fkmvc(
+    config: PrivateConfig, hyper: PrivateHyperparams | None = None
+) -> FederatedAlgorithm:
+    """Returns E-FKMVC whose runs of `rounds` rounds spend the budget of the settings; see above.
+
+    All clients hold all views. All messages are sums; `fedhk.centres` gives the model. With noise
+    "central" the messages must travel under secure aggregation.
+
+    Raises:
+      ValueError: A concrete hyper-parameter is out of range. From `init`: as `e_fkmvc_with_noise`.
+      ImportError: Noise must be calibrated and dp-accounting is not installed.
+    """
+    hyper = hyper or PrivateHyperparams()
+    return e_fkmvc_with_noise(config, hyper, privacy_settings(config, hyper))
+
+
+def e_fkmvc_with_noise(
     config: FedHKConfig, hyper: FedHKHyperparams | None, privacy: PrivacySettings
 ) -> FederatedAlgorithm:
-    """E-FKMVC whose runs of T rounds, a number fixed beforehand, are private; see above.
+    """Returns E-FKMVC with noise of explicit settings; see above.
 
-    All clients hold all views. All messages are sums; `fedhk.centres` gives the model.
+    A run of T rounds, a number fixed beforehand, makes `accounting.releases(start_steps, T)`
+    releases.
 
     Args:
-      config: What is compiled in.
-      hyper: What may be traced; the defaults if None. `tolerance` has no effect.
+      config: Static settings.
+      hyper: Numbers that may be traced; the defaults if None. `tolerance` has no effect.
       privacy: The noise, and what is public.
 
     Raises:
-      ValueError: Settings that cannot be accounted or a concrete number out of range; from `init`,
+      ValueError: Settings that cannot be accounted, or a concrete number out of range. From `init`:
         a federation that does not fit them, or of fewer samples than clusters.
     """
     hyper = hyper or FedHKHyperparams()
-    _check(config, privacy)
+    check_accountable(config)
+    _check(privacy)
     base = e_fkmvc(config, hyper)
 
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
         if len(federation.cohorts) > 1:
             raise ValueError("federation: some clients lack views; allowed are those that hold all")
         if privacy.shared_by > (n := federation.n_clients):
-            raise ValueError(f"shared_by: got {privacy.shared_by}; allowed is 1 to {n} clients")
-        for name, got in (("origin", privacy.origin), ("radius", privacy.radius)):
-            if isinstance(got, tuple) and len(got) != (s := federation.n_views):
-                raise ValueError(f"{name}: got {len(got)} entries; allowed are {s}, or a number")
+            raise checks.wrong("shared_by", privacy.shared_by, f"1 to {n} clients")
+        for name, value in (("origin", privacy.origin), ("radius", privacy.radius)):
+            if isinstance(value, tuple) and len(value) != federation.n_views:
+                allowed = f"{federation.n_views} entries, or a number"
+                raise checks.wrong(name, value, allowed)
         return base.init(key, federation)
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
@@ -194,7 +169,7 @@ def private_e_fkmvc(
 
 
 def moments(privacy: PrivacySettings, client: Cohort) -> Release:
-    """A client's first message, without noise."""
+    """Computes a client's first message, without noise."""
     units = {}
     for v, x in client.by_view().items():
         origin, radius = _public(privacy, v, x.shape[1])
@@ -208,7 +183,7 @@ def moments(privacy: PrivacySettings, client: Cohort) -> Release:
 
 
 def clip_samples(privacy: PrivacySettings, scales: dict[int, Scale], samples: Samples) -> Samples:
-    """Samples about the released mean (`client.samples_of`), each view within its B."""
+    """Scales samples about the released mean (`client.samples_of`) to each view's B."""
     views = {v: in_ball(x, _bound(privacy, scales[v])) for v, x in samples.views.items()}
     return samples._replace(views=views)
 
@@ -216,7 +191,7 @@ def clip_samples(privacy: PrivacySettings, scales: dict[int, Scale], samples: Sa
 def start_sums(
     privacy: PrivacySettings, scales: dict[int, Scale], samples: Samples, centres: Centres
 ) -> Release:
-    """The message of a k-means step, every view divided by its variance; without noise."""
+    """Computes the message of a k-means step, every view divided by its variance; without noise."""
     views = samples.views
     squares = [hk.exponents(x, centres[v], 1 / scales[v].variance) for v, x in views.items()]
     nearest = jax.nn.one_hot(jnp.argmin(sum(squares), axis=1), squares[0].shape[1])
@@ -228,20 +203,20 @@ def start_sums(
 
 
 def round_sums(privacy: PrivacySettings, scales: dict[int, Scale], sums: Sums) -> Release:
-    """The message of a round, made of `client.local_sums`; without noise."""
+    """Makes the message of a round from `client.local_sums`; without noise."""
     numerators = {v: x / _bound(privacy, scales[v]) for v, x in sums.numerators.items()}
     weights = {v: _unit(x.shape[1]) * sums.weights[v] for v, x in numerators.items()}
     return Release(numerators, weights, sums.costs)
 
 
 def in_ball(x: Array, radius: ArrayLike) -> Array:
-    """Rows scaled down to a norm of at most `radius`."""
+    """Scales rows down to a norm of at most `radius`."""
     norms = jnp.linalg.norm(x, axis=-1, keepdims=True)
     return x * jnp.minimum(1.0, radius / positive(norms))
 
 
 def _public(privacy: PrivacySettings, v: int, width: int) -> tuple[Array, Array]:
-    """Public centre [d] of a view, and the radius of the ball about it."""
+    """Returns the public centre [d] of a view, and the radius of the ball about it."""
     origin, radius = (
         jnp.asarray(value[v] if isinstance(value, tuple) else value, jnp.float32)
         for value in (privacy.origin, privacy.radius)
@@ -250,19 +225,19 @@ def _public(privacy: PrivacySettings, v: int, width: int) -> tuple[Array, Array]
 
 
 def _bound(privacy: PrivacySettings, scale: Scale) -> Array:
-    """B of a view."""
+    """Returns B of a view."""
     return jnp.asarray(privacy.clip, jnp.float32) * jnp.sqrt(scale.variance)
 
 
 def _sigma(privacy: PrivacySettings, kind: str, message: Release, n_clients: ArrayLike) -> Array:
-    """Deviation of the noise in the sum of so many messages."""
+    """Computes the deviation of the noise in the sum of so many messages."""
     delta = sensitivity(kind, [x.shape[-1] for x in message.sums.values()])
     share = jnp.sqrt(jnp.asarray(n_clients, jnp.float32) / privacy.shared_by)
     return jnp.asarray(privacy.noise_multiplier, jnp.float32) * delta * share
 
 
 def _noised(privacy: PrivacySettings, kind: str, send: Any, client: Any, server: Any) -> Phase:
-    """An exchange of noisy sums; `server` is `(key, state, sum, sigma) -> (state, info)`."""
+    """Returns an exchange of noisy sums; `server`: `(key, state, sum, sigma) -> (state, info)`."""
 
     def noise(key: Array, message: Release, sent: Any) -> Any:
         return gaussian_noise(_sigma(privacy, kind, message, 1))(key, message, sent)
@@ -277,7 +252,7 @@ def _noised(privacy: PrivacySettings, kind: str, send: Any, client: Any, server:
 
 
 def _moments(config: FedHKConfig, privacy: PrivacySettings) -> Phase:
-    """Mean and variance of every view, and centres in random directions from the mean."""
+    """Releases mean and variance of every view; centres start around the mean."""
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         return state, moments(privacy, client), ()
@@ -304,7 +279,7 @@ def _moments(config: FedHKConfig, privacy: PrivacySettings) -> Phase:
 
 
 def _start(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySettings) -> Phase:
-    """One step of k-means."""
+    """Releases one step of k-means."""
 
     def send(state: ServerState, view_ids: tuple[int, ...]) -> tuple[dict[int, Scale], Centres]:
         return state.scales, best(state.models).fit
@@ -326,7 +301,7 @@ def _start(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySetting
 
 
 def _round(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySettings) -> Phase:
-    """`rounds.statistics_round` for one start, of noisy sums."""
+    """Returns `rounds.statistics_round` for one start, of noisy sums."""
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         centres, view_weights = jax.tree.map(lambda x: x[0], sent)
@@ -357,7 +332,7 @@ def moved(
     units: dict[int, float],
     sigma: Array,
 ) -> Centres:
-    """Centres from N / B and g W, `units` being g of each view: N / W within B, shrunk.
+    """Computes centres from N / B and g W, with `units` g of each view: N / W within B, shrunk.
 
     Shrunk towards the mean by the positive-part James-Stein factor 1 - (d - 2) e^2 / |a|^2, where
     e = B sigma / W is the noise of a coordinate. A centre keeps its previous value where the factor
@@ -376,24 +351,24 @@ def moved(
     return fit
 
 
-def _check(config: FedHKConfig, privacy: PrivacySettings) -> None:
-    """Raises ValueError for what cannot be accounted or is out of range."""
-    for name, allowed, why in (
-        ("hkc", "bandwidth", "the others are ranges and means of the samples"),
-        ("aggregation", "statistics", "averages of centres have no bounded sensitivity"),
-        ("personal", "none", "personal centres know of no clipping"),
-        ("n_restarts", 1, "each start would be a release of its own in every round"),
-    ):
-        if (got := getattr(config, name)) != allowed:
-            raise ValueError(f"{name}: got {got!r}; allowed is {allowed!r}: {why}")
-    for name, is_right, expected in (
-        ("noise_multiplier", lambda x: x >= 0, "0 or more"),
-        ("origin", np.isfinite, "a number"),
-        ("radius", lambda x: x > 0, "more than 0"),
-        ("clip", lambda x: x > 0, "more than 0"),
-        ("shared_by", lambda x: x >= 1, "1 or more"),
-        ("start_steps", lambda x: x >= 1, "1 or more"),
-    ):
-        for x in jax.tree.leaves(getattr(privacy, name)):
-            if not isinstance(x, jax.core.Tracer) and not np.all(is_right(x) & np.isfinite(x)):
-                raise ValueError(f"{name}: got {x}; allowed is finite, {expected}")
+def _check(privacy: PrivacySettings) -> None:
+    """Checks that the settings are finite and in range.
+
+    Raises:
+      ValueError: Names the first that is not.
+    """
+    checks.at_least(privacy, 1, "shared_by", "start_steps")
+    checks.numbers(
+        privacy,
+        {
+            "noise_multiplier": (lambda z: (z >= 0) & (z < np.inf), "0 or more, and finite"),
+            "clip": (lambda b: (b > 0) & (b < np.inf), "more than 0, and finite"),
+        },
+    )
+    # One number or array for all views, or one for each.
+    for x in jax.tree.leaves(privacy.origin):
+        if not isinstance(x, jax.core.Tracer) and not np.all(np.isfinite(x)):
+            raise checks.wrong("origin", x, "finite")
+    for x in jax.tree.leaves(privacy.radius):
+        if not isinstance(x, jax.core.Tracer) and not np.all((x > 0) & np.isfinite(x)):
+            raise checks.wrong("radius", x, "more than 0, and finite")

@@ -20,8 +20,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
     Averages,
     ClientState,
     Codec,
-    FedHKConfig,
-    FedHKHyperparams,
     Model,
     PyTree,
     Scale,
@@ -32,17 +30,18 @@ from jaxfedmvc.algorithms.fedhk.model import (
     positive,
     widths,
 )
+from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.federation import Cohort
 
 
 def broadcast(codec: Codec, state: ServerState, view_ids: tuple[int, ...]) -> tuple[PyTree, Array]:
-    """Every start's centres and view weights, of the views that a client holds."""
+    """Sends every start's centres and view weights, of the views that a client holds."""
     fits = jax.vmap(lambda fit: codec.sent(fit, view_ids))(state.models.fit)
     return fits, state.models.view_weights[:, jnp.array(view_ids)]
 
 
 def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
-    """One pass of every client, sums, and from them (31) and (30).
+    """Returns the round of sums: one pass of every client, and from the sums (31) and (30).
 
     The view weights come first and the centres are made with them: no step raises J.
     """
@@ -82,7 +81,7 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
 
 
 def relative_deltas(config: FedHKConfig, scales: dict[int, Scale]) -> Array:
-    """What W lacks of delta where that is one number for each view, up to a common factor, [s]."""
+    """Returns delta of each view up to a common factor, [s], where W leaves it out; else ones."""
     if config.hkc != "bandwidth":
         return jnp.ones(len(scales))
     deltas = jnp.stack([hk.bandwidth(scale.variance) for scale in scales.values()])
@@ -90,7 +89,7 @@ def relative_deltas(config: FedHKConfig, scales: dict[int, Scale]) -> Array:
 
 
 def average_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> Phase:
-    """Algorithm 1 as printed: local steps of every client, and averages by size (60), (61).
+    """Returns the round of algorithm 1 as printed: local steps, and averages by size (60), (61).
 
     With `personal="gradient"` a client begins its round with (62) and (63).
     """
@@ -145,10 +144,10 @@ def average_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) ->
 
 
 def _loss(objectives: Array, n_samples: Array) -> Array:
-    """J per sample of a client's best start."""
+    """Returns J per sample of a client's best start."""
     return jnp.min(objectives / jnp.maximum(n_samples, 1.0))
 
 
 def progress(models: Model) -> dict[str, Array]:
-    """What the server may report of a round: log J and view weights of every start."""
+    """Returns the server's report of a round: log J and view weights of every start."""
     return {"log_objective": models.log_objective, "view_weights": models.view_weights}

@@ -16,18 +16,18 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
-    FedHKConfig,
-    FedHKHyperparams,
     Scale,
     ServerState,
     positive,
     unused,
     whole,
 )
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.tensor import parafac2 as pf
@@ -38,7 +38,7 @@ _PASSES = 3
 
 
 class Server(NamedTuple):
-    """What the server knows.
+    """State of the server.
 
     Attributes:
       raw: Scales of the views; after the summaries its basis is the first Q.
@@ -57,7 +57,7 @@ class Server(NamedTuple):
 
 @struct.dataclass
 class Client:
-    """What a client keeps.
+    """State of a client.
 
     Attributes:
       raw: Scales of its views.
@@ -76,19 +76,17 @@ class Client:
     scores: ClientState
 
 
-def of_samples(
-    config: FedHKConfig, hyper: FedHKHyperparams, rank: int | None
-) -> FederatedAlgorithm:
-    """E-FKMVC on PARAFAC2 scores of the samples; see `fedhk_parafac2` for arguments.
+def of_samples(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgorithm:
+    """Returns E-FKMVC on PARAFAC2 scores of the samples; see `fedhk_parafac2` for arguments.
 
     `init` raises ValueError also where a client lacks a view, or has fewer samples than R.
     """
-    r = config.n_clusters if rank is None else rank
+    r = config.n_clusters if config.rank is None else config.rank
     cluster = e_fkmvc(config, hyper)
     summary_config = dataclasses.replace(config, hkc="bandwidth", n_restarts=1, personal="none")
 
     def start(rows: dict[int, Array], counts: Array, centres: Any) -> tuple[Array, tuple]:
-        """The first Q: leading directions of the clients' summaries."""
+        """Returns the first Q: leading directions of the clients' summaries."""
         joined = _scaled(rows, {v: _total(part, counts) for v, part in rows.items()})
         weighted = joined * jnp.sqrt(counts)[:, None]
         gram = jnp.matmul(weighted.T, weighted, precision=lax.Precision.HIGHEST)
@@ -105,7 +103,7 @@ def of_samples(
             )
         width = sum(federation.view_dims)
         if not 1 <= r <= width:
-            raise ValueError(f"rank: got {r}; allowed is 1 to {width}, the number of features")
+            raise checks.wrong("rank", r, f"1 to {width}, the number of features")
         federation.check_rows(r, f"as many as the rank {r} of the model of samples")
         server, (client,) = raw.init(key, federation)
         scored, (own,) = cluster.init(key, _of_scores(federation, r))
@@ -122,7 +120,7 @@ def of_samples(
         return state, (many,)
 
     def on_scores(phase: Phase) -> Phase:
-        """An exchange of E-FKMVC, with the scores in place of the views."""
+        """Returns an exchange of E-FKMVC with the scores in place of the views."""
 
         def client(key: Array, sent: Any, state: Client, client: Cohort) -> tuple:
             rows = scores(_rows(state.raw.scales, client), state.h, state.q, client.mask)
@@ -159,7 +157,7 @@ def of_samples(
 
 
 def scores(rows: Array, h: Array, q: Array, where: Array) -> Array:
-    """P_l H diag(s_l) [n, R] of one client for given H and Q, zero on padding."""
+    """Computes P_l H diag(s_l) [n, R] of one client from H and Q, zero on padding."""
 
     def better(_: int, s: Array) -> Array:
         p = pf.projection(rows, h, q, s, where=where)
@@ -171,7 +169,7 @@ def scores(rows: Array, h: Array, q: Array, where: Array) -> Array:
 
 
 def _on_raw(phase: Phase) -> Phase:
-    """An exchange about the scales of the views."""
+    """Returns an exchange about the scales of the views, on the states of this method."""
 
     def client(key: Array, sent: Any, state: Client, client: Cohort) -> tuple:
         new, message, info = phase.client(key, sent, state.raw, client)
@@ -189,7 +187,7 @@ def _on_raw(phase: Phase) -> Phase:
 
 
 def _h_phase() -> Phase:
-    """P_l and s_l on the client, H from the sums."""
+    """Updates P_l and s_l on the client, and H from the sums."""
 
     def client(key: Array, sent: tuple, state: Client, client: Cohort) -> tuple:
         h, q = sent
@@ -208,7 +206,7 @@ def _h_phase() -> Phase:
 
 
 def _q_phase() -> Phase:
-    """Q from the sums."""
+    """Updates Q from the sums."""
 
     def client(key: Array, sent: Array, state: Client, client: Cohort) -> tuple:
         message = pf.q_terms(state.inner, sent, state.scales)
@@ -222,7 +220,7 @@ def _q_phase() -> Phase:
 
 
 def _last() -> Phase:
-    """The final factors go to every client."""
+    """Sends the final factors to every client."""
 
     def client(key: Array, sent: tuple, state: Client, client: Cohort) -> tuple:
         return dataclasses.replace(state, h=sent[0], q=sent[1]), (), ()
@@ -234,7 +232,7 @@ def _last() -> Phase:
 
 
 def _rows(scales: dict[int, Scale], client: Cohort) -> Array:
-    """All views of a client side by side, about the mean and over the deviation, [n, D]."""
+    """Returns all views of a client side by side, about the mean and over the deviation, [n, D]."""
     views = {v: x - scales[v].origin[None] for v, x in client.by_view().items()}
     rows = _scaled(views, {v: scales[v].variance for v in views})
     return jnp.where(client.mask[:, None], rows, 0.0)
@@ -245,12 +243,12 @@ def _scaled(views: dict[int, Array], variances: dict[int, Array]) -> Array:
 
 
 def _total(rows: Array, counts: Array) -> Array:
-    """Total variance of weighted rows about the origin."""
+    """Computes the total variance of weighted rows about the origin."""
     return jnp.sum(jnp.square(rows) * counts[:, None]) / positive(jnp.sum(counts))
 
 
 def _of_scores(federation: Federation, rank: int) -> Federation:
-    """A federation of the same clients whose one view are scores; only its shapes are used."""
+    """Returns a federation of the same clients with scores as the one view; for its shapes only."""
     (cohort,) = federation.cohorts
     blank = jnp.zeros((*cohort.mask.shape, rank))
     return Federation((cohort.replace(views=(blank,), view_ids=(0,)),), None, (rank,), None)  # type: ignore[attr-defined]

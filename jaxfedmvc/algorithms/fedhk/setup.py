@@ -1,4 +1,4 @@
-"""What the clients of FedHK share before the rounds: scales of the views, and where to start."""
+"""The exchanges of FedHK before the rounds: scales of the views, and where to start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
     Codec,
-    FedHKConfig,
     PyTree,
     ServerState,
     by_view,
     positive,
 )
+from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort
 
+# Name of the exchange of summaries, the one that is no sum, as `secure_aggregation` takes it.
+SUMMARIES = "setup[2]"
 # A summary stands for so many samples on average.
 _SAMPLES_OF_A_SUMMARY = 5
 # k-means++ starts over the summaries, over all restarts.
@@ -29,14 +31,14 @@ _N_INIT = 10
 
 
 def setup_phases(config: FedHKConfig, codec: Codec) -> tuple[Phase, ...]:
-    """The exchanges before the rounds."""
+    """Returns the exchanges before the rounds."""
     ranges = (_ranges(),) if config.hkc == "minmax" else ()
     basis = (_basis(codec),) if codec.shares_basis else ()
     return (_means(), _variances(), *ranges, _summaries(config, codec), *basis)
 
 
 def _means() -> Phase:
-    """Sums of the features: the mean of all samples is the origin of everything after."""
+    """Sums the features: the mean of all samples is the origin of everything after."""
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         where = client.mask[:, None]
@@ -56,7 +58,7 @@ def _means() -> Phase:
 
 
 def _variances() -> Phase:
-    """Sums of squares about the mean, one number for each view."""
+    """Sums the squares about the mean, one number for each view."""
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> dict[int, Array]:
         return {v: state.scales[v].origin for v in view_ids}
@@ -82,7 +84,7 @@ def _variances() -> Phase:
 
 
 def _ranges() -> Phase:
-    """Least and greatest values about the origin, for (23)."""
+    """Collects the least and greatest values about the origin, for (23)."""
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         where = client.mask[:, None]
@@ -112,7 +114,7 @@ def _ranges() -> Phase:
 
 
 def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
-    """Where to start: k-means over the clients' own centres, weighted by their counts.
+    """Finds where to start, by k-means over the clients' own centres weighted by their counts.
 
     Every client with all views clusters its samples, views concatenated and each divided by its
     total standard deviation, into at most 2c clusters of five samples on average, and sends their
@@ -180,13 +182,13 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
 
 
 def _in_order(rows: Array, counts: Array) -> tuple[Array, Array]:
-    """Rows in an order of their own: in which order the clients came then makes no difference."""
+    """Sorts rows by their content: the order in which the clients came then makes no difference."""
     order = jnp.lexsort((jnp.sum(rows, axis=1), counts))
     return rows[order], counts[order]
 
 
 def _basis(codec: Codec) -> Phase:
-    """What the clients need to know once to read and to write compressed centres."""
+    """Sends once what clients need to read and to write compressed centres."""
 
     def client(key: Array, sent: PyTree, state: ClientState, client: Cohort) -> tuple:
         return dataclasses.replace(state, basis=sent), (), ()

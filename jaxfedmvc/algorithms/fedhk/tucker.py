@@ -12,7 +12,7 @@ own factors towards those it was sent before they are averaged (`alignment`).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,10 @@ from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     Codec,
-    FedHKConfig,
-    FedHKHyperparams,
     positive,
     unused,
 )
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, TuckerConfig
 from jaxfedmvc.tensor import tucker as tk
 
 # Sweeps of the server in a round, where it constrains clusters or views.
@@ -37,59 +36,31 @@ _SWEEPS = 10
 _RIDGE = 1e-4
 
 
-def fedhk_tucker(
-    config: FedHKConfig,
-    hyper: FedHKHyperparams | None = None,
-    ranks: tuple[int | None, int | None, int | None] = (None, None, None),
-    alignment: Literal["shared_basis", "procrustes"] = "shared_basis",
-) -> FederatedAlgorithm:
-    """E-FKMVC with centres in Tucker form.
+def fedhk_tucker(config: TuckerConfig, hyper: FedHKHyperparams | None = None) -> FederatedAlgorithm:
+    """Returns E-FKMVC with centres in Tucker form.
 
     With `aggregation="statistics"` clients send N^h B^h, [c, R2] for each view instead of [c, d_h]:
     linear, so that the sum of the compressed is the compressed sum. With "average" they send the
     core of their centres, and with `alignment="procrustes"` their factors too.
 
-    Args:
-      config: As for `e_fkmvc`.
-      hyper: As for `e_fkmvc`.
-      ranks: R1 <= c, R2 <= D_max, R3 <= s, each at most the product of the others; None stands for
-        c (at most D_max s), 2c (at most D_max and R1 R3) and s, which compresses features alone.
-      alignment: How cores are made comparable; "procrustes" goes with averages only.
+    Ranks R1 <= c, R2 <= D_max, R3 <= s, each at most the product of the others; without any they
+    are c (at most D_max s), 2c (at most D_max and R1 R3) and s.
 
     Raises:
-      ValueError: As `e_fkmvc`; an alignment that the aggregation has no use for. From `init` also:
-        ranks that the tensor cannot have.
+      ValueError: As `e_fkmvc`. From `init` also: ranks that the tensor cannot have.
     """
-    return e_fkmvc(config, hyper, tucker_codec(config, ranks, alignment))
+    return e_fkmvc(config, hyper, tucker_codec(config))
 
 
-def tucker_codec(
-    config: FedHKConfig,
-    ranks: tuple[int | None, int | None, int | None] = (None, None, None),
-    alignment: Literal["shared_basis", "procrustes"] = "shared_basis",
-) -> Codec:
-    """Centres in Tucker form; see `fedhk_tucker`."""
-    if len(ranks) != 3:
-        raise ValueError(f"ranks: got {ranks}; allowed are three, of clusters, features and views")
-    if alignment not in ("shared_basis", "procrustes"):
-        raise ValueError(f"alignment: got {alignment!r}; allowed are shared_basis, procrustes")
+def tucker_codec(config: TuckerConfig) -> Codec:
+    """Returns the codec of centres in Tucker form; see `fedhk_tucker`."""
     if config.aggregation == "statistics":
-        if config.hkc != "bandwidth":
-            raise ValueError(
-                f"hkc: got {config.hkc!r} with compressed sums; allowed is"
-                " bandwidth: with a weight for each feature a centre is no linear function of them"
-            )
-        if alignment == "procrustes":
-            raise ValueError(
-                "alignment: got 'procrustes' with aggregation 'statistics', whose sums need no"
-                " alignment; allowed is shared_basis, or aggregation 'average'"
-            )
-        return _of_statistics(config, ranks)
-    return _of_cores(config, ranks) if alignment == "shared_basis" else _of_factors(config, ranks)
+        return _of_statistics(config)
+    return _of_cores(config) if config.alignment == "shared_basis" else _of_factors(config)
 
 
 def stacked(centres: Centres) -> Array:
-    """(64)-(66): the tensor [c, D_max, s], views padded with zeros."""
+    """Stacks centres by (64)-(66): the tensor [c, D_max, s], views padded with zeros."""
     width = max(part.shape[1] for part in centres.values())
     return jnp.stack(
         [jnp.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in centres.values()], axis=2
@@ -97,10 +68,10 @@ def stacked(centres: Centres) -> Array:
 
 
 def feature_basis(rows: dict[int, Array], counts: Array, rank: int) -> Array:
-    """B [D_max, R2]: leading directions of the clients' summaries, all views in one mode.
+    """Returns B [D_max, R2], leading directions of the clients' summaries, all views in one mode.
 
-    Left singular vectors of the mode-2 unfolding of the summaries, every row weighted by its count
-    and every view by its total, as J weighs them.
+    They are the left singular vectors of the mode-2 unfolding of the summaries, every row weighted
+    by its count and every view by its total, as J weighs them.
     """
     weighted = {v: part * jnp.sqrt(counts)[:, None] for v, part in rows.items()}
     totals = {v: positive(jnp.sum(jnp.square(part))) for v, part in weighted.items()}
@@ -110,17 +81,18 @@ def feature_basis(rows: dict[int, Array], counts: Array, rank: int) -> Array:
     return vectors * tk.largest_entry_signs(vectors)
 
 
-def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int | None]) -> Codec:
-    """Fit: C in the coordinates of the basis, Z = G x_1 A x_3 W [c, R2, s], as a Tucker form.
+def _of_statistics(config: TuckerConfig) -> Codec:
+    """Returns the codec of compressed sums.
 
-    A mode of full rank has no factor there but an empty tuple: the core takes it in.
+    The fit is C in the coordinates of the basis, Z = G x_1 A x_3 W [c, R2, s], as a Tucker form. A
+    mode of full rank has no factor there but an empty tuple: the core takes it in.
     """
 
     def start(
         rows: dict[int, Array], counts: Array, centres: Centres
     ) -> tuple[Array, tuple[Array, tuple]]:
         widths = {v: part.shape[-1] for v, part in centres.items()}
-        ranks = _ranks(config, asked, widths)
+        ranks = _ranks(config, widths)
         basis = feature_basis(rows, counts, ranks[1])
 
         def one(centres: Centres) -> tuple[Array, tuple]:
@@ -141,7 +113,7 @@ def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int
         basis: Array,
         widths: dict[int, int],
     ) -> tuple[Array, tuple]:
-        """Nearer to the centres N / W, all in the coordinates of the basis.
+        """Moves Z nearer to the centres N / W, all in the coordinates of the basis.
 
         The bound of J is sum_kh w_kh |B^h z_kh - m_kh|^2 with w_kh = delta_h v_h^alpha W_kh, where
         B^h has the rows of the basis that view h fills. Without further constraint every z_kh has
@@ -152,7 +124,7 @@ def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int
         strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])  # [s, c]
 
         def residual(inner: Array) -> Array:
-            """B^h^T m - B^h^T B^h Z, [s, c, R2], zero where a cluster is empty."""
+            """Computes B^h^T m - B^h^T B^h Z, [s, c, R2], zero where a cluster is empty."""
             fitted = _matmul(jnp.moveaxis(inner, 2, 0), grams)
             targets = [hk.centres_from(numerators[v], weights[v], fitted[v]) for v in widths]
             return jnp.stack(targets) - fitted
@@ -190,8 +162,8 @@ def _of_statistics(config: FedHKConfig, asked: tuple[int | None, int | None, int
     )
 
 
-def _of_cores(config: FedHKConfig, asked: tuple[int | None, int | None, int | None]) -> Codec:
-    """Fit: the core alone, for factors A, B, W that are fixed before the rounds.
+def _of_cores(config: TuckerConfig) -> Codec:
+    """Returns the codec of cores alone, for factors A, B, W that are fixed before the rounds.
 
     Averages of cores are then cores of averages. All starts share the factors: with R1 < c those of
     the first start's clusters, which suit the others less.
@@ -201,7 +173,7 @@ def _of_cores(config: FedHKConfig, asked: tuple[int | None, int | None, int | No
         rows: dict[int, Array], counts: Array, centres: Centres
     ) -> tuple[tuple[Array, ...], Array]:
         widths = {v: part.shape[-1] for v, part in centres.items()}
-        ranks = _ranks(config, asked, widths)
+        ranks = _ranks(config, widths)
         features = feature_basis(rows, counts, ranks[1])
         # Clusters and views have the factors of the first start.
         first = stacked({v: part[0] for v, part in centres.items()})
@@ -234,8 +206,8 @@ def _of_cores(config: FedHKConfig, asked: tuple[int | None, int | None, int | No
     )
 
 
-def _of_factors(config: FedHKConfig, asked: tuple[int | None, int | None, int | None]) -> Codec:
-    """Fit: core and factors, (104)-(111), of every client's own decomposition.
+def _of_factors(config: TuckerConfig) -> Codec:
+    """Returns the codec of core and factors, (104)-(111), of every client's own decomposition.
 
     The client rotates its factors towards those that it was sent; their averages are made
     orthonormal again.
@@ -244,7 +216,7 @@ def _of_factors(config: FedHKConfig, asked: tuple[int | None, int | None, int | 
     def start(
         rows: dict[int, Array], counts: Array, centres: Centres
     ) -> tuple[tuple[()], tk.Tucker]:
-        ranks = _ranks(config, asked, {v: part.shape[-1] for v, part in centres.items()})
+        ranks = _ranks(config, {v: part.shape[-1] for v, part in centres.items()})
         return (), jax.vmap(lambda c: tk.hooi(stacked(c), ranks).tucker)(centres)
 
     def centres(sent: tk.Tucker, basis: tuple[()], widths: dict[int, int]) -> Centres:
@@ -273,16 +245,13 @@ def _of_factors(config: FedHKConfig, asked: tuple[int | None, int | None, int | 
     )
 
 
-def _ranks(
-    config: FedHKConfig, asked: tuple[int | None, int | None, int | None], widths: dict[int, int]
-) -> tuple[int, int, int]:
-    """R1, R2, R3, checked against the sizes of the tensor."""
+def _ranks(config: TuckerConfig, widths: dict[int, int]) -> tuple[int, ...]:
+    """Returns R1, R2, R3, checked against the sizes of the tensor."""
     sizes = config.n_clusters, max(widths.values()), len(widths)
-    first, second, third = asked
-    first = min(sizes[0], sizes[1] * sizes[2]) if first is None else first
-    third = sizes[2] if third is None else third
-    second = min(2 * sizes[0], sizes[1], first * third) if second is None else second
-    ranks = first, second, third
+    ranks = config.ranks
+    if not ranks:
+        first = min(sizes[0], sizes[1] * sizes[2])
+        ranks = first, min(2 * sizes[0], sizes[1], first * sizes[2]), sizes[2]
     for n, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
         others = ranks[0] * ranks[1] * ranks[2] // max(rank, 1)
         if not 1 <= rank <= min(size, others):
@@ -294,12 +263,12 @@ def _ranks(
 
 
 def _into(part: Array, basis: Array) -> Array:
-    """Rows of one view in the coordinates of the basis, [c, R2]."""
+    """Returns rows of one view in the coordinates of the basis, [c, R2]."""
     return _matmul(part, basis[: part.shape[1]])
 
 
 def _inner(fit: tuple[Array, tuple]) -> Array:
-    """Z [c, R2, s]."""
+    """Returns Z [c, R2, s]."""
     core, (clusters, views) = fit
     for factor, mode in ((clusters, 0), (views, 2)):
         if not isinstance(factor, tuple):
@@ -308,7 +277,7 @@ def _inner(fit: tuple[Array, tuple]) -> Array:
 
 
 def _kept(form: tk.Tucker) -> tuple[Array, tuple]:
-    """A form of Z without the factors that are square: the core takes them in."""
+    """Returns a form of Z without the factors that are square: the core takes them in."""
     core, kept = form.core, []
     for mode, factor in enumerate(form.factors):
         square = factor.shape[0] == factor.shape[1]
@@ -324,7 +293,7 @@ def _unstacked(tensor: Array, widths: dict[int, int]) -> Centres:
 
 
 def _with_held(tensor: Array, held: Centres) -> Array:
-    """The tensor with the centres of some views put in; a client knows the others as sent.
+    """Puts the centres of some views into the tensor; a client knows the others as sent.
 
     Padding, too, stays as the form has it: zeros there would pull the core, and none has weight.
     """

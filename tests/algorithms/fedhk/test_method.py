@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms import FedHKConfig, FedHKHyperparams, e_fkmvc
+from jaxfedmvc.algorithms.fedhk import SUMMARIES, FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fedhk import centres as centres_of
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.client import (
@@ -702,7 +702,7 @@ def test_secure_sums_give_the_same_clusters():
     views, _ = make_views(12)
     fed, plain = run(views)
     hidden = secure_aggregation(
-        e_fkmvc(WHOLE), fed, SECRETS, fraction_bits=18, in_clear=["setup[2]"]
+        e_fkmvc(WHOLE), fed, SECRETS, fraction_bits=18, in_clear=[SUMMARIES]
     )
     result = jax.jit(lambda fed: engine.run(hidden, fed, KEY, ROUNDS))(fed)
     check_sums(result.info["setup"])
@@ -747,10 +747,16 @@ def test_hyperparameters_out_of_range_are_refused(values, reason):
 @pytest.mark.parametrize(
     "values, reason",
     [
-        ({"hkc": "mean"}, "hkc: got 'mean'; allowed are bandwidth, minmax, abs"),
-        ({"centre_rule": "right"}, "centre_rule: got 'right'; allowed are stationary, printed"),
-        ({"aggregation": "sum"}, "aggregation: got 'sum'; allowed are statistics, average"),
-        ({"personal": "own"}, "personal: got 'own'; allowed are none, proximal, mix, gradient"),
+        ({"hkc": "mean"}, "hkc: got 'mean'; allowed is 'bandwidth' or 'minmax' or 'abs"),
+        (
+            {"centre_rule": "right"},
+            "centre_rule: got 'right'; allowed is 'stationary' or 'pr",
+        ),
+        ({"aggregation": "sum"}, "aggregation: got 'sum'; allowed is 'statistics' or 'average'"),
+        (
+            {"personal": "own"},
+            "personal: got 'own'; allowed is 'none' or 'proximal' or 'mix",
+        ),
         ({"n_restarts": 0}, "n_restarts: got 0; allowed is 1 or more"),
         ({"local_steps": 0}, "local_steps: got 0"),
         ({"personal_steps": -1}, "personal_steps: got -1"),

@@ -11,15 +11,16 @@ import pytest
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
-from jaxfedmvc.algorithms.fedhk.model import FedHKConfig, FedHKHyperparams, whole
+from jaxfedmvc.algorithms.fedhk.model import whole
 from jaxfedmvc.algorithms.fedhk.parafac2 import clients_codec, fedhk_parafac2, views_codec
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 
 C, WIDTHS, RESTARTS, ROUNDS = 3, (5, 4, 3), 2, 12
 R, D, S = 2, sum(WIDTHS), len(WIDTHS)
-CONFIG = FedHKConfig(C, n_restarts=RESTARTS)
-SAMPLEWISE = FedHKConfig(C, hkc="absmean", n_restarts=RESTARTS)
+CONFIG = Parafac2Config(C, n_restarts=RESTARTS)
+SAMPLEWISE = Parafac2Config(C, hkc="absmean", n_restarts=RESTARTS)
 ALPHAS = jnp.array([jnp.inf, 5.0] * 3)
 # log J is of the order of 1 to 3, in float32.
 ROUNDING = 3e-6
@@ -55,8 +56,9 @@ def method(placement, rank, config, alpha=jnp.inf):
     hyper = FedHKHyperparams(alpha=alpha)
     if placement == "none":
         return e_fkmvc(config, hyper), whole()
+    config = dataclasses.replace(config, rank=rank, placement=placement)
     codec = clients_codec if placement == "clients" else views_codec
-    return fedhk_parafac2(config, hyper, rank, placement), codec(config, rank)
+    return fedhk_parafac2(config, hyper), codec(config)
 
 
 @functools.cache
@@ -334,7 +336,7 @@ def test_compressed_sums_are_the_sums_in_the_basis():
 
 def exchanged(n_clusters, placement):
     """Shapes of the leaves that a client is sent and sends, for every exchange of a round."""
-    algorithm, _ = method(placement, R, FedHKConfig(n_clusters, n_restarts=RESTARTS))
+    algorithm, _ = method(placement, R, Parafac2Config(n_clusters, n_restarts=RESTARTS))
     fed, key, seen = federation(0, partial=False), jax.random.key(0), []
 
     def watched(phase):
@@ -399,13 +401,13 @@ def test_bytes_of_the_setup_and_of_a_client_without_a_view():
 
 
 def test_refuses_what_makes_no_sense():
-    with pytest.raises(ValueError, match="aggregation: got 'average'; PARAFAC2 is fitted to sums"):
-        fedhk_parafac2(FedHKConfig(C, aggregation="average"))
-    with pytest.raises(ValueError, match="placement: got 'rows'; allowed are clients, views, sam"):
-        fedhk_parafac2(CONFIG, placement="rows")
+    with pytest.raises(ValueError, match=r"aggregation: got 'average'; .* PARAFAC2 is fitted to s"):
+        Parafac2Config(C, aggregation="average")
+    with pytest.raises(ValueError, match="placement: got 'rows'; allowed is 'clients' or 'views'"):
+        Parafac2Config(C, placement="rows")
     for coefficients in ("minmax", "absmean"):
-        with pytest.raises(ValueError, match=f"hkc: got '{coefficients}' with compressed"):
-            fedhk_parafac2(FedHKConfig(C, hkc=coefficients), placement="views")
+        with pytest.raises(ValueError, match=f"hkc: got '{coefficients}'; .* with compressed sums"):
+            Parafac2Config(C, hkc=coefficients, placement="views")
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,7 @@ def test_refuses_what_makes_no_sense():
     ],
 )
 def test_refuses_ranks_that_the_slices_cannot_have(placement, clusters, rank, largest):
-    algorithm = fedhk_parafac2(FedHKConfig(clusters), rank=rank, placement=placement)
+    algorithm = fedhk_parafac2(Parafac2Config(clusters, rank=rank, placement=placement))
     with pytest.raises(ValueError, match=f"rank: got {rank}; allowed is 1 to {largest}, the num"):
         algorithm.init(jax.random.key(0), federation(0))
 
@@ -428,11 +430,10 @@ def test_refuses_ranks_that_the_slices_cannot_have(placement, clusters, rank, la
 def test_default_ranks_are_the_largest():
     fed = federation(0)
     for clusters, of_clients, of_views in ((3, 3, 3), (4, 4, 3), (13, 12, 3)):
-        config = FedHKConfig(clusters)
-        shapes = [
-            jax.eval_shape(fedhk_parafac2(config, placement=p).init, jax.random.key(0), fed)[0]
-            for p in ("clients", "views")
-        ]
+        shapes = []
+        for placement in ("clients", "views"):
+            algorithm = fedhk_parafac2(Parafac2Config(clusters, placement=placement))
+            shapes.append(jax.eval_shape(algorithm.init, jax.random.key(0), fed)[0])
         assert shapes[0].models.fit.h.shape == (1, of_clients, of_clients)
         assert shapes[1].models.fit[0].shape == (1, of_views, of_views)
 

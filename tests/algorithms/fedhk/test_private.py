@@ -11,27 +11,33 @@ from scipy.stats import chi2, kstest
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fedhk.accounting import (
+    PrivacySettings,
+    check_fraction_bits,
+    privacy_settings,
+    privacy_statement,
+    releases,
+    spent,
+)
 from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
-from jaxfedmvc.algorithms.fedhk.model import (
-    FedHKConfig,
-    FedHKHyperparams,
-    Model,
-    Scale,
-    ServerState,
-)
+from jaxfedmvc.algorithms.fedhk.model import Model, Scale, ServerState
 from jaxfedmvc.algorithms.fedhk.private import (
-    PrivacySettings,
     Release,
     clip_samples,
+    e_fkmvc_with_noise,
     moments,
     moved,
     private_e_fkmvc,
-    releases,
     round_sums,
     sensitivity,
-    spent,
     start_sums,
+)
+from jaxfedmvc.algorithms.fedhk.settings import (
+    FedHKConfig,
+    FedHKHyperparams,
+    PrivateConfig,
+    PrivateHyperparams,
 )
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.secure import secure_aggregation
@@ -85,7 +91,7 @@ def program(kind="private"):
 
     def run(key, z, clip):
         privacy = settings(z, clip=clip)
-        algorithm = private_e_fkmvc(CONFIG, HYPER, privacy)
+        algorithm = e_fkmvc_with_noise(CONFIG, HYPER, privacy)
         if kind == "plain":  # the rounds of the method without privacy, from the same start
             algorithm = e_fkmvc(CONFIG, HYPER)._replace(setup=algorithm.setup, done=None)
         if kind == "secure":
@@ -188,7 +194,7 @@ def test_sensitivity_of_one_view_by_hand():
 
 def send_all(z, keys, shared_by):
     """Messages of one client in each kind of exchange, for each key."""
-    algorithm = private_e_fkmvc(CONFIG, HYPER, settings(z, shared_by=shared_by))
+    algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(z, shared_by=shared_by))
     server, states = algorithm.init(KEY, FEDERATION)
     scales = {v: s._replace(variance=jnp.float32(0.3)) for v, s in server.scales.items()}
     server = server._replace(scales=scales)
@@ -223,7 +229,7 @@ def test_noise_is_normal_with_the_stated_deviation_in_every_leaf(shared_by):
 
 
 def test_messages_hold_the_releases_and_nothing_else():
-    algorithm = private_e_fkmvc(CONFIG, HYPER, settings(1.0))
+    algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0))
     traffic = engine.traffic(algorithm, FEDERATION)
     s, d = len(DIMS), sum(DIMS)
     assert traffic["setup"].up == 4 * M * ((d + s + 1) + 2 * (C * d + C))
@@ -235,7 +241,7 @@ def test_messages_hold_the_releases_and_nothing_else():
 @pytest.mark.parametrize("start_steps", [1, 3])
 def test_every_exchange_that_sends_is_counted(start_steps):
     privacy = settings(1.0, start_steps=start_steps)
-    algorithm = private_e_fkmvc(CONFIG, HYPER, privacy)
+    algorithm = e_fkmvc_with_noise(CONFIG, HYPER, privacy)
 
     def sends(phase):
         alone = algorithm._replace(setup=(phase,), round=(), finish=())
@@ -246,7 +252,9 @@ def test_every_exchange_that_sends_is_counted(start_steps):
         for phases in (algorithm.setup, algorithm.round, algorithm.finish)
     )
     assert finish == 0
-    assert releases(privacy, ROUNDS) == setup + ROUNDS * each == 1 + start_steps + ROUNDS
+    assert (
+        releases(privacy.start_steps, ROUNDS) == setup + ROUNDS * each == 1 + start_steps + ROUNDS
+    )
     assert algorithm.done is None
 
 
@@ -275,20 +283,74 @@ def test_centres_from_a_release_by_hand():
 # --- What is spent --------------------------------------------------------------------------------
 
 
+def private(**others):
+    return PrivateConfig(C, **{"rounds": ROUNDS, "n_clients": M, **others})
+
+
 def test_spent_is_below_the_closed_bound_and_inverts_the_multiplier():
-    delta, z = 1e-5, 4.0
-    privacy = settings(z)
-    n = releases(privacy, ROUNDS)
-    epsilon, same, notes = spent(privacy, ROUNDS, delta)
+    delta, z, n = 1e-5, 4.0, releases(2, ROUNDS)
+    epsilon, same = spent(private(), PrivateHyperparams(noise_multiplier=z))
     rho = n / (2 * z**2)
     closed = rho + 2 * math.sqrt(rho * math.log(1 / delta))
     assert same == delta
     assert 0.7 * closed < epsilon < closed
     assert zcdp_noise_multiplier(closed, delta, n) == pytest.approx(z)
     assert gaussian_noise_multiplier(epsilon, delta, n) == pytest.approx(z, rel=1e-3)
-    assert f"all {n} releases" in notes["covered"] and f"{M} clients" in notes["covered"]
-    assert "clients" in notes["not covered"]
-    assert spent(settings(0.0), ROUNDS, delta)[0] == math.inf
+    assert spent(private(), PrivateHyperparams(noise_multiplier=0.0))[0] == math.inf
+
+
+def test_noise_is_calibrated_to_the_budget():
+    config = private(dp_epsilon=2.0, start_steps=3, origin=(0.0, 0.5), radius=(2.0,))
+    found = privacy_settings(config, PrivateHyperparams(clip=1.5))
+    z = gaussian_noise_multiplier(2.0, 1e-5, 1 + 3 + ROUNDS)
+    assert found == PrivacySettings(z, (0.0, 0.5), 2.0, 1.5, shared_by=M, start_steps=3)
+    assert spent(config)[0] == pytest.approx(2.0, rel=1e-3) and spent(config)[0] <= 2.0
+    assert privacy_settings(private(dp_epsilon=math.inf)).noise_multiplier == 0
+    local = private(noise="local", n_clients=None)
+    assert privacy_settings(local).shared_by == 1
+
+
+def test_a_private_run_is_one_with_the_calibrated_noise():
+    config, hyper = private(), PrivateHyperparams(fuzzifier=1.2, alpha=5.0)
+    method = private_e_fkmvc(config, hyper)
+    explicit = e_fkmvc_with_noise(CONFIG, HYPER, privacy_settings(config))
+    labels, same = (
+        jax.jit(lambda key, a=a: engine.run(a, FEDERATION, key, ROUNDS).labels[0])(KEY)
+        for a in (method, explicit)
+    )
+    np.testing.assert_array_equal(labels, same)
+
+
+def test_the_multiplier_and_the_clip_may_be_traced():
+    @jax.jit
+    def run(z, clip):
+        hyper = PrivateHyperparams(fuzzifier=1.2, alpha=5.0, noise_multiplier=z, clip=clip)
+        return engine.run(private_e_fkmvc(private(), hyper), FEDERATION, KEY, ROUNDS).labels[0]
+
+    np.testing.assert_array_equal(run(0.1, 1.0), program()(KEY, 0.1, 1.0)[0])
+
+
+def test_a_statement_says_what_is_covered_and_what_is_not():
+    told = privacy_statement(private(dp_epsilon=2.0))
+    assert told["kind"] == "differential privacy, central noise"
+    assert told["epsilon"] == pytest.approx(2, rel=1e-3) and told["delta"] == 1e-5
+    n = releases(2, ROUNDS)
+    assert f"all {n} releases" in told["covered"] and f"{M} clients" in told["covered"]
+    for part in ("clients (all", "seeds", "ranges", "losses and scores"):
+        assert any(part in line for line in told["not_covered"]), part
+    local = privacy_statement(private(noise="local", dp_epsilon=math.inf))
+    assert "all messages" in local["covered"] and local["epsilon"] is None
+    assert privacy_statement(CONFIG) == {"kind": "none"}
+    assert any("summaries" in x for x in privacy_statement(CONFIG, secure=True)["not_covered"])
+
+
+def test_fixed_point_numbers_must_not_round_the_noise_away():
+    config, hyper = private(), PrivateHyperparams(noise_multiplier=0.1)
+    # A hundredth of 0.1 / sqrt(3) is 2^-10.8.
+    check_fraction_bits(config, hyper, 11)
+    with pytest.raises(ValueError, match="fraction_bits: got 10; allowed is 11 or more"):
+        check_fraction_bits(config, hyper, 10)
+    check_fraction_bits(config, PrivateHyperparams(noise_multiplier=0.0), 0)
 
 
 # --- Runs -----------------------------------------------------------------------------------------
@@ -325,7 +387,7 @@ def test_little_noise_leaves_the_clusters():
 
 
 def test_huge_noise_gives_finite_models():
-    z = gaussian_noise_multiplier(0.01, 1e-5, releases(settings(), ROUNDS))
+    z = gaussian_noise_multiplier(0.01, 1e-5, releases(2, ROUNDS))
     for seed in range(5):
         labels, server = program()(jax.random.key(seed), z, 1.0)
         assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(server.models.fit))
@@ -342,7 +404,7 @@ def test_secure_sums_change_nothing_but_rounding():
 
 
 def test_a_sum_with_too_little_noise_is_refused():
-    algorithm = private_e_fkmvc(CONFIG, HYPER, settings(1.0))
+    algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0))
 
     @jax.jit
     def fits(n_clients):
@@ -384,7 +446,7 @@ def test_a_sum_with_too_little_noise_is_refused():
 )
 def test_what_cannot_be_accounted_is_refused(config, privacy, said):
     with pytest.raises(ValueError, match=said):
-        private_e_fkmvc(FedHKConfig(C, **config), HYPER, settings(**privacy))
+        e_fkmvc_with_noise(FedHKConfig(C, **config), HYPER, settings(**privacy))
 
 
 def test_federations_that_do_not_fit_are_refused():
@@ -393,7 +455,27 @@ def test_federations_that_do_not_fit_are_refused():
     for privacy, federation, said in (
         (settings(shared_by=1), mixed, "some clients lack views"),
         (settings(shared_by=M + 1), FEDERATION, "shared_by: got 4; allowed is 1 to 3"),
-        (settings(origin=(0.5, 0.5, 0.5)), FEDERATION, "origin: got 3 entries"),
+        (settings(origin=(0.5, 0.5, 0.5)), FEDERATION, r"origin: got .*; allowed is 2 entries"),
     ):
         with pytest.raises(ValueError, match=said):
-            private_e_fkmvc(CONFIG, HYPER, privacy).init(KEY, federation)
+            e_fkmvc_with_noise(CONFIG, HYPER, privacy).init(KEY, federation)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"dp_epsilon": 0.0}, "dp_epsilon: got 0.0; allowed is more than 0"),
+        ({"dp_epsilon": math.nan}, "dp_epsilon: got nan"),
+        ({"dp_delta": 2.0}, "dp_delta: got 2.0; allowed is a number between 0 and 1"),
+        ({"dp_delta": 0.0}, "dp_delta: got 0.0"),
+        ({"noise": "none"}, "noise: got 'none'; allowed is 'central' or 'local'"),
+        ({"n_clients": None}, "n_clients: got None; allowed is the number of clients"),
+        ({"rounds": -1}, "rounds: got -1; allowed is 0 or more"),
+        ({"start_steps": 0}, "start_steps: got 0; allowed is 1 or more"),
+        ({"origin": ()}, r"origin: got \(\); allowed is one number, or one for each view"),
+        ({"hkc": "absmean"}, "hkc: got 'absmean'; allowed is 'bandwidth'"),
+    ],
+)
+def test_private_settings_out_of_range_are_refused(values, said):
+    with pytest.raises(ValueError, match=said):
+        private(**values)

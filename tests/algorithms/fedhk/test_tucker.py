@@ -10,7 +10,8 @@ import pytest
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fedhk.method import best, centres, e_fkmvc
-from jaxfedmvc.algorithms.fedhk.model import FedHKConfig, FedHKHyperparams, whole
+from jaxfedmvc.algorithms.fedhk.model import whole
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, TuckerConfig
 from jaxfedmvc.algorithms.fedhk.tucker import (
     feature_basis,
     fedhk_tucker,
@@ -23,8 +24,8 @@ from jaxfedmvc.tensor import tucker as tk
 
 C, WIDTHS, RESTARTS, ROUNDS = 3, (5, 4, 3), 2, 12
 FULL, FEATURES, ALL = (3, 5, 3), (3, 3, 3), (2, 3, 2)
-CONFIG = FedHKConfig(C, n_restarts=RESTARTS)
-AVERAGE = FedHKConfig(C, aggregation="average", n_restarts=RESTARTS)
+CONFIG = TuckerConfig(C, n_restarts=RESTARTS)
+AVERAGE = TuckerConfig(C, aggregation="average", n_restarts=RESTARTS)
 ALPHAS = jnp.array([jnp.inf, 5.0] * 3)
 # log J is of the order of 1 to 3, in float32.
 ROUNDING = 3e-6
@@ -42,6 +43,10 @@ def federation(seed, partial=True):
     if partial:
         parts.append(Part((0, 2), np.arange(36, 48)[None], np.array([3])))
     return Federation.from_arrays(views, partition=parts)
+
+
+def codec_of(config, ranks, alignment="shared_basis"):
+    return tucker_codec(dataclasses.replace(config, ranks=ranks, alignment=alignment))
 
 
 @functools.cache
@@ -95,7 +100,7 @@ def runs(ranks, config=CONFIG, alignment="shared_basis"):
     """All of `feds`: states after the rounds, log J [runs, rounds, starts], and of each run's first
     start the centres and labels. Without ranks E-FKMVC.
     """
-    codec = whole() if ranks is None else tucker_codec(config, ranks, alignment)
+    codec = whole() if ranks is None else codec_of(config, ranks, alignment)
 
     def one(fed, alpha):
         algorithm = e_fkmvc(config, FedHKHyperparams(alpha=alpha), codec)
@@ -148,7 +153,7 @@ def test_fewer_ranks_cost_objective():
 
 def test_centres_have_the_ranks_asked_for():
     state, *_ = runs(ALL)
-    codec = tucker_codec(CONFIG, ALL)
+    codec = codec_of(CONFIG, ALL)
     fit, basis = of_start(of_start(state.server.models.fit)), of_start(state.server.basis)
     tensor = stacked_in_basis(codec, fit, basis)
     assert [np.linalg.matrix_rank(tk.unfold(tensor, n), tol=1e-4) for n in range(3)] == list(ALL)
@@ -173,7 +178,7 @@ def sums(seed):
 @functools.cache
 def one_update(ranks):
     """The start from rows and centres, and one update from sums over all clients."""
-    codec = tucker_codec(CONFIG, ranks)
+    codec = codec_of(CONFIG, ranks)
 
     def update(rows, numerators, weights, old, relevance):
         widths = dict(enumerate(WIDTHS))
@@ -244,7 +249,7 @@ def test_a_basis_of_features_is_of_the_rows_as_j_weighs_them():
 
 def test_rotated_factors_are_the_same_model():
     state, _, found, labels = runs(ALL)
-    algorithm = fedhk_tucker(CONFIG, ranks=ALL)
+    algorithm = fedhk_tucker(dataclasses.replace(CONFIG, ranks=ALL))
     (core, (clusters, views)), basis = state.server.models.fit, state.server.basis
     turns = [rotation(r, seed) for seed, r in enumerate(ALL)]
     turned = core
@@ -259,7 +264,7 @@ def test_rotated_factors_are_the_same_model():
     )
     again = jax.jit(jax.vmap(lambda fed, state: assigned(algorithm, fed, state)))(*at_infinity)
     np.testing.assert_array_equal(again, labels[::2])
-    again = jax.vmap(lambda server: centres(server, tucker_codec(CONFIG, ALL))[0])(server)
+    again = jax.vmap(lambda server: centres(server, codec_of(CONFIG, ALL))[0])(server)
     for v in found:
         np.testing.assert_allclose(again[v], found[v], atol=1e-5)
 
@@ -300,7 +305,7 @@ def test_gauges_must_agree_before_averages():
 @functools.cache
 def averaging(alignment):
     """Two clients' centres, weights 1 and 3: their average as the server decodes it."""
-    codec = tucker_codec(AVERAGE, ALL, alignment)
+    codec = codec_of(AVERAGE, ALL, alignment)
     widths = dict(enumerate(WIDTHS))
 
     def average(rows, start, both):
@@ -378,7 +383,7 @@ def test_averages_of_cores_learn():
 
 @functools.cache
 def traffic(config, ranks, alignment="shared_basis", partial=False):
-    codec = None if ranks is None else tucker_codec(config, ranks, alignment)
+    codec = None if ranks is None else codec_of(config, ranks, alignment)
     return engine.traffic(e_fkmvc(config, codec=codec), federation(0, partial))
 
 
@@ -411,7 +416,7 @@ def test_the_basis_is_sent_once():
 
 
 def test_default_ranks_compress_features_alone_and_always_fit():
-    algorithm = fedhk_tucker(FedHKConfig(2))
+    algorithm = fedhk_tucker(TuckerConfig(2))
     server, _ = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), federation(0)))
     core, factors = server.models.fit
     assert core.shape == (1, 2, 4, 3) and factors == ((), ())
@@ -428,24 +433,26 @@ def test_default_ranks_compress_features_alone_and_always_fit():
 )
 @pytest.mark.parametrize("config", [CONFIG, AVERAGE])
 def test_refuses_ranks_that_the_tensor_cannot_have(ranks, config):
-    algorithm = fedhk_tucker(config, ranks=ranks)
+    algorithm = fedhk_tucker(dataclasses.replace(config, ranks=ranks))
     with pytest.raises(ValueError, match=r"ranks: got .* features and views \(3, 5, 3\)"):
         algorithm.init(jax.random.key(0), federation(0))
 
 
 def test_refuses_settings_that_make_no_sense():
-    with pytest.raises(ValueError, match="alignment: got 'procrustes' with aggregation 'stat"):
-        fedhk_tucker(CONFIG, alignment="procrustes")
-    with pytest.raises(ValueError, match="alignment: got 'other'; allowed are shared_basis"):
-        fedhk_tucker(CONFIG, alignment="other")
+    with pytest.raises(ValueError, match=r"alignment: got 'procrustes'; .* aggregation 'stat"):
+        TuckerConfig(C, alignment="procrustes")
+    with pytest.raises(ValueError, match="alignment: got 'other'; allowed is 'shared_basis'"):
+        TuckerConfig(C, alignment="other")
+    with pytest.raises(ValueError, match=r"ranks: got \(3, 2\); allowed is three"):
+        TuckerConfig(C, ranks=(3, 2))
     for coefficients in ("minmax", "absmean"):
-        with pytest.raises(ValueError, match=f"hkc: got '{coefficients}' with compressed"):
-            fedhk_tucker(FedHKConfig(C, hkc=coefficients))
-        fedhk_tucker(FedHKConfig(C, hkc=coefficients, aggregation="average"))
+        with pytest.raises(ValueError, match=f"hkc: got '{coefficients}'; .* with compressed sums"):
+            TuckerConfig(C, hkc=coefficients)
+        fedhk_tucker(TuckerConfig(C, hkc=coefficients, aggregation="average"))
 
 
 def test_a_whole_run_of_aligned_averages_from_the_clients_summaries():
-    algorithm = fedhk_tucker(AVERAGE, ranks=ALL, alignment="procrustes")
+    algorithm = fedhk_tucker(dataclasses.replace(AVERAGE, ranks=ALL, alignment="procrustes"))
     fed = federation(0)
     result = jax.jit(lambda fed, key: engine.run(algorithm, fed, key, 10))(fed, jax.random.key(0))
     values = result.info["rounds"][0]["server"]["log_objective"][: int(result.n_rounds)]

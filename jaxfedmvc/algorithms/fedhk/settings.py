@@ -1,0 +1,279 @@
+"""FedHK's settings: what shapes the programs, and the numbers that may be swept."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import numpy as np
+from flax import struct
+from jax import Array
+
+from jaxfedmvc import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class FedHKConfig:
+    """Static settings of E-FKMVC, and of the methods that compress its centres.
+
+    Attributes:
+      n_clusters: Number of clusters, c.
+      hkc: Heat-kernel coefficients delta. "bandwidth": one for each view. "minmax", "absmean": one
+        for each sample and feature, by (23) or the absolute value of (24), divided by the view's
+        number of features.
+      centre_rule: "stationary": centres that never raise the objective. "printed": (30) to the
+        letter. The two differ for coefficients of each sample only.
+      aggregation: "statistics": clients send sums, and the server computes what one place with all
+        data would. "average": clients send centres, which are averaged by (60) and (61).
+      local_steps: Steps of a client in a round; of use with aggregation "average" only.
+      personal: How clients make the model their own in the end. "none": not at all. "proximal":
+        steps that are pulled to the global centres. "mix": (102) after as many local steps.
+        "gradient": (62) and (63) as often.
+      personal_steps: Number of steps by which clients make the model their own.
+      n_restarts: Number of starts; they share the rounds and multiply their bytes, and the one of
+        least objective is kept.
+    """
+
+    n_clusters: int
+    hkc: Literal["bandwidth", "minmax", "absmean"] = "bandwidth"
+    centre_rule: Literal["stationary", "printed"] = "stationary"
+    aggregation: Literal["statistics", "average"] = "statistics"
+    local_steps: int = 1
+    personal: Literal["none", "proximal", "mix", "gradient"] = "none"
+    personal_steps: int = 20
+    n_restarts: int = 1
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        checks.at_least(self, 1, "n_clusters", "local_steps", "personal_steps", "n_restarts")
+        checks.choices(self)
+
+
+@struct.dataclass
+class FedHKHyperparams:
+    """Numbers of E-FKMVC that may be traced.
+
+    Attributes:
+      fuzzifier: Exponent m of the memberships, above 1. With many features larger values let
+        clusters collapse.
+      alpha: Exponent of the view weights, above 1; inf: views of equal weight. The weights favour
+        compact views, that is those of few features, whether they are informative or not.
+      beta: Scale of the bandwidth coefficient, positive.
+      tolerance: Rounds end when log J changes by no more than this.
+      tau: Pull of proximal steps towards the global centres, relative to the client's mean weight.
+      mix: Share of the global centres in personal ones by (102), from 0 to 1.
+      view_mix: Share of the global view weights in personal ones, from 0 to 1.
+      step_size: Step eta of (62) and (63), positive.
+      quality: kappa of the clients' weights n_l exp(-kappa J_l / n_l); of use with aggregation
+        "average" only.
+    """
+
+    fuzzifier: Array | float = 1.05
+    alpha: Array | float = math.inf
+    beta: Array | float = 1.0
+    tolerance: Array | float = 1e-6
+    tau: Array | float = 10.0
+    mix: Array | float = 0.7
+    view_mix: Array | float = 1.0
+    step_size: Array | float = 0.01
+    quality: Array | float = 0.0
+
+
+def check_hyperparams(hyper: FedHKHyperparams) -> None:
+    """Checks the hyper-parameters that are concrete.
+
+    Raises:
+      ValueError: Names the first one that is out of range, and says why.
+    """
+    checks.numbers(
+        hyper,
+        {
+            "fuzzifier": (
+                lambda m: (m > 1) & (m < np.inf),
+                "more than 1: the exponent -1/(m-1) of the memberships has no value at 1, and"
+                " below it samples would go to the farthest centre",
+            ),
+            "alpha": (
+                lambda a: a > 1,
+                "more than 1, infinity included: J is linear in the view weights at 1 and concave"
+                " below, so that its minimum lies at one single view",
+            ),
+            "beta": (lambda b: (b > 0) & (b < np.inf), "positive"),
+            "tolerance": (lambda t: t >= 0, "0 or more"),
+            "tau": (lambda t: t >= 0, "0 or more, infinity included"),
+            "mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
+            "view_mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
+            "step_size": (lambda s: (s > 0) & (s < np.inf), "positive"),
+            "quality": (lambda q: (q >= 0) & (q < np.inf), "0 or more"),
+        },
+    )
+
+
+# --- Compressed centres ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TuckerConfig(FedHKConfig):
+    """Static settings of FedHK-Tucker: those of E-FKMVC, and of the Tucker form.
+
+    Attributes:
+      ranks: R1,R2,R3 of the modes of clusters, features and views, each no more than the size of
+        its mode and than the product of the others; empty: n_clusters, 2 n_clusters and all views,
+        or what the sizes allow, which compresses features alone.
+      alignment: How cores of different clients are made comparable. "shared_basis": all share
+        factors that are made before the rounds. "procrustes": clients rotate their own factors
+        towards those they were sent; goes with aggregation "average" only.
+    """
+
+    ranks: tuple[int, ...] = ()
+    alignment: Literal["shared_basis", "procrustes"] = "shared_basis"
+
+    def __post_init__(self) -> None:
+        """Checks the settings; whether the tensor can have the ranks, `init` finds out.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        super().__post_init__()
+        if len(self.ranks) not in (0, 3):
+            raise checks.wrong("ranks", self.ranks, "three, of clusters, features and views")
+        if self.aggregation == "average":
+            return
+        _check_bandwidth(self)
+        if self.alignment == "procrustes":
+            raise checks.wrong(
+                "alignment",
+                self.alignment,
+                "'shared_basis', since the sums of aggregation 'statistics' need no alignment",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Parafac2Config(FedHKConfig):
+    """Static settings of FedHK-PARAFAC2: those of E-FKMVC, and of the PARAFAC2 form.
+
+    Attributes:
+      rank: Number of components R; none: the largest that the slices allow, which for slices of
+        centres is the number of clusters, or of features if less (with placement "views" those of
+        the narrowest view), and for samples the number of clusters.
+      placement: What the slices are. "clients": the centres of every client. "views": the centres
+        of every view, the same for all clients. "samples": the clients' samples, whose scores are
+        clustered.
+    """
+
+    rank: int | None = None
+    placement: Literal["clients", "views", "samples"] = "clients"
+
+    def __post_init__(self) -> None:
+        """Checks the settings; whether the slices can have the rank, `init` finds out.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        super().__post_init__()
+        if self.aggregation != "statistics":
+            raise checks.wrong(
+                "aggregation", self.aggregation, "'statistics', since PARAFAC2 is fitted to sums"
+            )
+        if self.placement == "views":
+            _check_bandwidth(self)
+
+
+def _check_bandwidth(config: FedHKConfig) -> None:
+    """Checks that a centre is a linear function of the sums, so that they can be compressed."""
+    if config.hkc != "bandwidth":
+        raise checks.wrong(
+            "hkc",
+            config.hkc,
+            "'bandwidth' with compressed sums: with a weight for each feature a centre is no linear"
+            " function of them",
+        )
+
+
+# --- Differential privacy -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateConfig(FedHKConfig):
+    """Static settings of private E-FKMVC: those of E-FKMVC, the budget, and what is public.
+
+    `origin` and `radius` must not be measured on the data: features in [0, 1] have 0.5 and 0.5.
+
+    Attributes:
+      dp_epsilon: Privacy budget epsilon of the whole run, above 0; inf: no noise.
+      dp_delta: Probability delta with which dp_epsilon may be broken, between 0 and 1.
+      noise: "central": the clients' noises add up to the one that is needed, which protects no more
+        than their sum, for secure aggregation. "local": every client adds all of it, and its
+        messages may be read one by one.
+      origin: Centre of the features, a number for all views or one for each.
+      radius: Moments are taken of samples scaled to within radius * sqrt(features) of the origin, a
+        number for all views or one for each.
+      start_steps: Releases of k-means sums before the rounds.
+      rounds: Number of rounds, fixed beforehand, that the noise is calibrated for.
+      n_clients: Number of clients that take part, whose noises add up if noise is "central".
+    """
+
+    dp_epsilon: float = 8.0
+    dp_delta: float = 1e-5
+    noise: Literal["central", "local"] = "central"
+    origin: tuple[float, ...] = (0.5,)
+    radius: tuple[float, ...] = (0.5,)
+    start_steps: int = 2
+    rounds: int = dataclasses.field(kw_only=True)
+    n_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        super().__post_init__()
+        check_accountable(self)
+        checks.at_least(self, 0, "rounds")
+        checks.at_least(self, 1, "n_clients", "start_steps")
+        if not self.dp_epsilon > 0:
+            raise checks.wrong("dp_epsilon", self.dp_epsilon, "more than 0, or inf")
+        if not 0 < self.dp_delta < 1:
+            raise checks.wrong("dp_delta", self.dp_delta, "a number between 0 and 1")
+        for name in ("origin", "radius"):
+            if not getattr(self, name):
+                raise checks.wrong(name, getattr(self, name), "one number, or one for each view")
+        if self.noise == "central" and self.n_clients is None:
+            raise checks.wrong("n_clients", None, "the number of clients whose noises add up")
+
+
+@struct.dataclass
+class PrivateHyperparams(FedHKHyperparams):
+    """Numbers of private E-FKMVC that may be traced; `tolerance` has no effect.
+
+    Attributes:
+      clip: Largest norm of samples after the first release, in released standard deviations of
+        their view: 1 is the norm of a typical sample. The noise follows it.
+      noise_multiplier: Deviation of the noise of every release over its sensitivity; a number
+        overrides dp_epsilon and dp_delta; none: the least that keeps the run within them.
+    """
+
+    clip: Array | float = 1.0
+    noise_multiplier: Array | float | None = None
+
+
+def check_accountable(config: FedHKConfig) -> None:
+    """Checks that the sensitivity of every release is known for these settings.
+
+    Raises:
+      ValueError: Names the setting that cannot be accounted, and says why.
+    """
+    for name, allowed, why in (
+        ("hkc", "bandwidth", "the others are ranges and means of the samples"),
+        ("aggregation", "statistics", "averages of centres have no bounded sensitivity"),
+        ("personal", "none", "personal centres know of no clipping"),
+        ("n_restarts", 1, "each start would be a release of its own in every round"),
+    ):
+        if (got := getattr(config, name)) != allowed:
+            raise checks.wrong(name, got, f"{allowed!r} with differential privacy: {why}")
