@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import base
+from experiments.lib import folder as folders
+from jaxfedmvc.files import write_text
 
 
 class Ledger:
@@ -32,22 +31,19 @@ class Ledger:
         self._done: dict[int, int] = {}
         if folder is None:
             return
-        rows, batches = _whole_lines(folder / "runs.csv"), []
-        for batch in _whole_lines(folder / "batches.csv"):
+        rows, n_batches = _whole_rows(folder / "runs.csv"), 0
+        for batch in _whole_rows(folder / "batches.csv"):
             if sum(self._done.values()) + int(batch["runs"]) > len(rows):
                 break
-            batches.append(batch)
+            n_batches += 1
             self.keep(int(batch["group"]), int(batch["size"]), int(batch["runs"]))
             self.seconds += float(batch["seconds"])
         self.rows = rows[: sum(self._done.values())]
-        for name, kept in (("batches.csv", batches), ("runs.csv", self.rows)):
-            if kept:
-                base.write(folder / name, csv_text(kept))
-            else:
-                (folder / name).unlink(missing_ok=True)
+        _cut(folder / "batches.csv", n_batches)
+        _cut(folder / "runs.csv", len(self.rows))
 
     def done(self, group: int) -> int:
-        """Finished runs of a group."""
+        """Returns the number of finished runs of a group."""
         return self._done.get(group, 0)
 
     def add(self, group: int, size: int, rows: list[dict[str, Any]], seconds: float) -> None:
@@ -55,8 +51,8 @@ class Ledger:
         batch = {"group": group, "size": size, "runs": len(rows), "seconds": round(seconds, 3)}
         if self.folder is not None:
             if rows:
-                base.append_rows(self.folder / "runs.csv", rows)
-            base.append_rows(self.folder / "batches.csv", [batch])
+                folders.append_rows(self.folder / "runs.csv", rows)
+            folders.append_rows(self.folder / "batches.csv", [batch])
         self.rows += [{name: str(value) for name, value in row.items()} for row in rows]
         self.seconds += seconds
         self.keep(group, size, len(rows))
@@ -67,18 +63,21 @@ class Ledger:
         self._done[group] = self.done(group) + n
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a .csv, without a last line that was not written to its end."""
+def _whole_lines(path: Path) -> list[str]:
+    """Returns the lines of a file, without a last one that was not written to its end."""
     if not path.exists():
         return []
-    text = path.read_text()
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    with path.open(newline="") as file:
+        return [line for line in file if line.endswith("\n")]
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of the same columns as .csv, with a header."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]))
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
+def _whole_rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(_whole_lines(path)))
+
+
+def _cut(path: Path, n_rows: int) -> None:
+    """Leaves the header and the first rows; a file without rows goes."""
+    if n_rows:
+        write_text(path, "".join(_whole_lines(path)[: 1 + n_rows]))
+    else:
+        path.unlink(missing_ok=True)

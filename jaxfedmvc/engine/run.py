@@ -22,7 +22,7 @@ from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import Progress, RunState, over_clients, run_phases
 from jaxfedmvc.federation import Cohort, Federation
-from jaxfedmvc.metrics.federation import score
+from jaxfedmvc.metrics.federation import tables
 
 PyTree = Any
 
@@ -35,15 +35,19 @@ class RunResult(NamedTuple):
       labels: For each cohort the cluster of every row, int32 [clients, rows].
       info: `{"setup", "rounds", "finish"}`, each a list with what the clients and the server
         reported in each phase; leaves of "rounds" have a leading axis [rounds].
-      scores: Per round, `scoring.score` with leaves [rounds]; None when not asked for.
+      tables: After each round, as if it were the last, every client's contingency table, float32
+        [rounds, clients, n_classes, n_clusters]; None when not asked for. They are scored by
+        `metrics.scores_from_contingency`, or on the host by `metrics.host.group_scores`.
+      participants: With `tables`, for each cohort the places of those that took part, [rounds, n].
       n_rounds: Rounds made, int32; fewer than asked for where the method found its own end, and
-        then the further entries of "rounds" and of `scores` are zero.
+        then the further entries of "rounds", `tables` and `participants` are zero.
     """
 
     state: RunState
     labels: tuple[jax.Array, ...]
     info: dict[str, Any]
-    scores: dict[str, Any] | None
+    tables: jax.Array | None
+    participants: tuple[jax.Array, ...] | None
     n_rounds: jax.Array
 
 
@@ -209,15 +213,16 @@ def run(
         not taken part yet then starts from its initial state.
       client_chunk: Static number of clients that are computed at once; None means all of a cohort.
         Bounds memory; changes results by rounding at most.
-      n_clusters: If given, every round is scored against the labels, as if it were the last.
+      n_clusters: If given, clusters are counted against the labels after every round, as if it were
+        the last; static.
 
     Raises:
-      ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to score with.
+      ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to count.
     """
     if rounds < 0:
         raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
     if n_clusters is not None and federation.labels is None:
-        raise ValueError("n_clusters: asks for scores; the federation has no labels to score with")
+        raise ValueError("n_clusters: asks for tables; the federation has no labels to count")
     state = start(algorithm, federation, key, participation=participation)
     state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
 
@@ -227,19 +232,18 @@ def run(
         state, info = one_round(
             algorithm, federation, key, state, r, resample=anew, client_chunk=client_chunk
         )
-        scores = None
-        if n_clusters is not None:
-            finished, _ = finish(algorithm, federation, key, state, r, client_chunk=client_chunk)
-            labels = assign(algorithm, federation, finished, client_chunk=client_chunk)
-            scores = score(federation, labels, n_clusters, state.participants)
-        return state, (info, scores)
+        if n_clusters is None:
+            return state, (info, None, None)
+        finished, _ = finish(algorithm, federation, key, state, r, client_chunk=client_chunk)
+        labels = assign(algorithm, federation, finished, client_chunk=client_chunk)
+        return state, (info, tables(federation, labels, n_clusters), state.participants)
 
-    state, (round_info, scores), n_rounds = _rounds(algorithm, body, state, rounds)
+    state, (round_info, *counted), n_rounds = _rounds(algorithm, body, state, rounds)
     last = jnp.maximum(n_rounds - 1, 0)
     state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
     labels = assign(algorithm, federation, state, client_chunk=client_chunk)
     info = {"setup": setup_info, "rounds": round_info, "finish": finish_info}
-    return RunResult(state, labels, info, scores, n_rounds)
+    return RunResult(state, labels, info, *counted, n_rounds)
 
 
 def _rounds(

@@ -19,6 +19,33 @@ from jaxfedmvc.federation import Federation
 GROUPS = ("all", "multi_view", "partial_view", "participating", "non_participating")
 
 
+def tables(federation: Federation, predicted: Sequence[jax.Array], n_clusters: int) -> jax.Array:
+    """Counts rows by class and cluster for each client, cohort after cohort; jit-able.
+
+    Args:
+      federation: With labels.
+      predicted: For each cohort int32 [clients, rows].
+      n_clusters: Static number of clusters.
+
+    Returns:
+      float32 [clients, n_classes, n_clusters], exact up to 2^24 rows of a client.
+
+    Raises:
+      ValueError: The federation has no labels.
+    """
+    if federation.labels is None or federation.n_classes is None:
+        raise ValueError("labels: the federation has none to score against")
+    n_classes = federation.n_classes
+
+    def table(labels: jax.Array, predicted: jax.Array, where: jax.Array) -> jax.Array:
+        return metrics.contingency(labels, predicted, n_classes, n_clusters, where=where)
+
+    masks = [cohort.mask for cohort in federation.cohorts]
+    return jnp.concatenate(
+        [jax.vmap(table)(*c) for c in zip(federation.labels, predicted, masks, strict=True)]
+    )
+
+
 def score(
     federation: Federation,
     predicted: Sequence[jax.Array],
@@ -40,17 +67,7 @@ def score(
     Raises:
       ValueError: The federation has no labels.
     """
-    if federation.labels is None or federation.n_classes is None:
-        raise ValueError("score: the federation has no labels to score against")
-    n_classes = federation.n_classes
-
-    def table(labels: jax.Array, predicted: jax.Array, where: jax.Array) -> jax.Array:
-        return metrics.contingency(labels, predicted, n_classes, n_clusters, where=where)
-
-    real = [cohort.mask for cohort in federation.cohorts]
-    by_client = jnp.concatenate(
-        [jax.vmap(table)(*c) for c in zip(federation.labels, predicted, real, strict=True)]
-    )
+    by_client = tables(federation, predicted, n_clusters)
     n_clients = by_client.shape[0]
     members = jnp.stack(
         [jnp.concatenate(chosen) for chosen in _groups(federation, participants).values()]
@@ -60,7 +77,7 @@ def score(
     pooled = jnp.sum(jnp.where(members[:, :, None, None], by_client, 0.0), axis=1)
     scores = jax.vmap(metrics.scores_from_contingency)(jnp.concatenate([by_client, pooled]))
 
-    has_rows = jnp.concatenate([jnp.any(m, axis=1) for m in real])
+    has_rows = jnp.concatenate([jnp.any(c.mask, axis=1) for c in federation.cohorts])
     result = {}
     for g, group in enumerate(GROUPS):
         chosen = members[g] & has_rows

@@ -1,0 +1,139 @@
+"""From commands to groups of runs: commands that differ in traced numbers alone share a program.
+
+commands = [parse([*arguments, f"--tau_m={t}"], algorithm="fmcsc") for t in (0.3, 0.5)]
+groups = groups_of(commands, [{"tau_m": "0.3"}, {"tau_m": "0.5"}])
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.lib import runner, settings
+from experiments.lib.batches import Group, outline
+from experiments.lib.command import Command, FolderSettings
+from experiments.lib.data import count_classes, partitioned
+from experiments.lib.references import internal_scores
+from jaxfedmvc import data
+from jaxfedmvc.engine import batching, mesh
+from jaxfedmvc.metrics import host
+
+# The same set is asked for once for every program.
+_load = functools.lru_cache(maxsize=4)(data.load)
+
+
+def flags_of(dataclass: type) -> list[str]:
+    """Returns the names of a dataclass' flags."""
+    return [setting.flag for setting in settings.settings_of(dataclass)]
+
+
+def groups_of(
+    commands: Sequence[Command], columns: Sequence[dict[str, str]], *, every_round: bool = False
+) -> list[Group]:
+    """Groups commands by program: alike in method, data, job and the method's static settings.
+
+    A number that is switched off (None) is another program than a number.
+
+    Args:
+      commands: Any methods, on any data.
+      columns: What names each command's runs in runs.csv.
+      every_round: Whether every round is scored, see `Group`.
+
+    Raises:
+      ValueError, OSError: What is wrong with a setting, or with the data.
+    """
+    together: dict[Any, list[int]] = {}
+    hyperparams = [command.hyperparams() for command in commands]
+    for i, (command, hyper) in enumerate(zip(commands, hyperparams, strict=True)):
+        traced = {"algorithm", *flags_of(command.method.hyperparams), *flags_of(FolderSettings)}
+        static = [(name, command.flags[name].value) for name in command.flags if name not in traced]
+        key = (command.name, tuple(sorted(static)), jax.tree.structure(hyper))
+        together.setdefault(key, []).append(i)
+    return [
+        _group(
+            commands[members[0]],
+            [columns[i] for i in members],
+            [hyperparams[i] for i in members],
+            every_round,
+        )
+        for members in together.values()
+    ]
+
+
+def _group(
+    command: Command, columns: list[dict[str, str]], hyperparams: list[Any], every_round: bool
+) -> Group:
+    if command.data.dataset is None:
+        raise ValueError("dataset: none is given; allowed is a named set or a path")
+    vertical = command.method.topology == "vertical"
+    group = (_of_agents if vertical else _of_clients)(command)
+    group = group._replace(columns=columns, hyperparams=hyperparams, every_round=every_round)
+    # Whatever the algorithm itself refuses is found here, from shapes.
+    for hyper in hyperparams:
+        algorithm = group.make(hyper)
+    jax.eval_shape(lambda key: algorithm.init(key, group.federation), jax.random.key(0))
+    return group
+
+
+def _of_clients(command: Command) -> Group:
+    """Returns a group without settings; the device holds the samples of all seeds once."""
+    job = command.job
+    dataset, parts = partitioned(command.data, command.split, job.all_seeds, _load)
+    federation = outline(dataset.views, parts[0])
+    n_clusters = count_classes(command.data, dataset.labels)
+    config = command.config(n_clusters, federation.n_clients)
+    if n_clusters is None:
+        raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
+    over_clients = (mesh.parse_mesh(job.mesh) if job.mesh else {}).get("clients", 1) > 1
+    return Group(
+        [],
+        [],
+        runner.maker(command, config, federation),
+        batching.pooled(dataset.views, dataset.labels, parts, dealt=over_clients),
+        federation,
+        job.all_seeds,
+        command.rounds,
+        n_clusters,
+        runner.participation_shares(federation, job),
+        job.resample_participants,
+        runner.client_chunk(job, over_clients or None),
+    )
+
+
+def _of_agents(command: Command) -> Group:
+    """Returns a group without settings; agents find the number of clusters themselves."""
+    job = runner.prepare(command)
+    hidden = [problem.federation.without_labels() for problem in job.problems]
+    try:
+        source = batching.stacked(hidden)
+    except ValueError as error:
+        raise ValueError(
+            "seeds: agents of different seeds hold different numbers of features or samples, as"
+            " --overlap makes them; sweep with one seed, or without it"
+        ) from error
+
+    def rate(place: int, labels: list[np.ndarray]) -> dict[str, float]:
+        federation = job.problems[place].federation
+        found = internal_scores(federation, labels)
+        if federation.labels is not None:
+            found |= host.score(federation, labels)["all"]["per_client"]
+        return found
+
+    return Group(
+        [],
+        [],
+        job.make,
+        source,
+        hidden[0],
+        command.job.all_seeds,
+        command.rounds,
+        None,
+        job.shares,
+        command.job.resample_participants,
+        command.job.client_chunk,
+        rate,
+    )
