@@ -14,7 +14,7 @@ PRELOAD = [
     "pytest",
     "jax",
     "jaxfedmvc.algorithms",
-    "experiments.charts",
+    "experiments.lib.charts",
     "sklearn.datasets",
     "sklearn.manifold",
     "matplotlib.pyplot",

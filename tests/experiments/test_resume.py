@@ -8,28 +8,24 @@ import sys
 import jax
 import numpy as np
 import pytest
-from absl import app
-from absl.testing import flagsaver
 
-from experiments import base, fmcsc
+from experiments import run
 from jaxfedmvc import data
+from jaxfedmvc.engine import checkpoint
 from tests.helpers import binaries, kills
 
-app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
-N_KILLS, ROUNDS, SEEDS = 20, 3, 2
-TINY = (
+N_KILLS, ROUNDS, SEEDS = 12, 3, 2
+HORIZONTAL = ("--n_clients=2", "--ratio=1:0")
+TINY = (f"--rounds={ROUNDS}", f"--seeds={SEEDS}", "--n_clusters=3", "--noprogress")
+NETWORKS = (
     "--hidden=",
     "--latent_dim=3",
     "--head_hidden=4",
     "--pretrain_epochs=2",
     "--local_epochs=2",
+    "--distill_epochs=1",
     "--n_init=2",
-    "--n_clients=2",
-    "--ratio=1:0",
     "--components=A",
-    f"--rounds={ROUNDS}",
-    f"--seeds={SEEDS}",
-    "--noprogress",
 )
 
 
@@ -37,25 +33,31 @@ def job(folder, *arguments):
     """Begins the job of the folder or goes on with it: what runs in processes that are killed."""
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    begun = (folder / "flags.txt").exists()
-    sys.argv = ["experiments.fmcsc", *arguments, f"--output_dir={folder}"]
-    sys.argv += ["--resume"] * begun
+    resume = ["--resume"] * (folder / "flags.txt").exists()
     with open(os.devnull, "w") as sys.stdout:
-        base.launch(fmcsc.main)
+        run.main([*arguments, f"--output_dir={folder}", *resume])
 
 
 @pytest.fixture(scope="module")
-def arguments(tmp_path_factory):
-    """Flags of a job: forty digits in two views."""
+def digits(tmp_path_factory):
+    """A file with forty digits in two views."""
     folder = tmp_path_factory.mktemp("data")
-    digits = data.load("digits")
-    views = {f"view_{v}": np.asarray(x[:40]) for v, x in enumerate(digits.views[1:])}
-    np.savez(folder / "digits.npz", labels=np.asarray(digits.labels[:40]), **views)
+    views = {f"view_{v}": x[:40] for v, x in enumerate(data.load("digits").views[1:])}
+    np.savez(folder / "digits.npz", labels=data.load("digits").labels[:40], **views)
+    return folder / "digits.npz"
+
+
+@pytest.fixture(scope="module")
+def arguments(digits):
+    """Flags of the job that is killed at random moments."""
+    cache = f"--compilation_cache={digits.parent / 'cache'}"
     return (
+        "--algorithm=e_fkmvc",
+        "--tolerance=0",
+        *HORIZONTAL,
         *TINY,
-        "--n_clusters=3",
-        f"--dataset={folder / 'digits.npz'}",
-        f"--compilation_cache={folder / 'cache'}",
+        f"--dataset={digits}",
+        cache,
     )
 
 
@@ -75,7 +77,7 @@ def contents(folder):
     summary = json.loads((folder / "summary.json").read_text())
     assert min(summary.pop("seconds").values()) > 0
     names = sorted(path.name for path in folder.iterdir())
-    texts = [(folder / name).read_bytes() for name in ("rounds.csv", "flags.txt")]
+    texts = [(folder / name).read_bytes() for name in ("rounds.csv", "labels.csv", "flags.txt")]
     return names, json.dumps(summary), texts
 
 
@@ -103,7 +105,7 @@ def broken_off(undisturbed, tmp_path):
 def refusal(folder, *arguments):
     """The one line of a job that will not go on; the folder stays as it is."""
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    code, out, err = binaries.launch(fmcsc, *arguments, "--resume")
+    code, out, err = binaries.launch(run.main, *arguments, "--resume")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1
     return err
@@ -113,16 +115,15 @@ def test_other_flags_are_refused_by_name(arguments, broken_off):
     err = refusal(
         broken_off,
         *arguments,
-        "--latent_dim=2",
-        "--components=AC",
-        "--n_init=2",
+        "--hkc=absmean",
+        "--fuzzifier=1.5",
         "--resample_participants",
         "--samples_per_client=9",
         f"--output_dir={broken_off}",
     )
     assert (
-        "was begun with other flags: components (A then, AC now), latent_dim (3 then, 2 now),"
-        " resample_participants (false then, true now), samples_per_client (none then, 9 now);"
+        "was begun with other flags: fuzzifier (1.05 then, 1.5 now), hkc (bandwidth then, absmean"
+        " now), resample_participants (false then, true now), samples_per_client (none then, 9 now);"
     ) in err
 
 
@@ -152,7 +153,9 @@ def test_a_finished_job_is_left_alone(arguments, undisturbed):
     """Also where it was killed before it could remove its checkpoint."""
     before = contents(undisturbed)
     (undisturbed / "checkpoint.npz").write_bytes(b"")
-    code, out, err = binaries.launch(fmcsc, *arguments, f"--output_dir={undisturbed}", "--resume")
+    code, out, err = binaries.launch(
+        run.main, *arguments, f"--output_dir={undisturbed}", "--resume"
+    )
     assert (code, err) == (0, "")
     assert out == f"finished already, nothing is left to do: {undisturbed}/\n"
     assert contents(undisturbed) == before
@@ -163,8 +166,43 @@ def test_flags_txt_says_nothing_of_resuming(undisturbed):
     assert "resume" not in text and "output_dir" not in text and "--checkpoint_every=1" in text
 
 
-def test_a_job_without_checkpoints_refuses_to_resume(tmp_path):
-    with flagsaver.flagsaver(resume=True, output_dir=str(tmp_path)):
-        with pytest.raises(ValueError, match="resume: this job keeps no checkpoints"):
-            base.make_folder("other")
-    assert not list(tmp_path.iterdir())
+class Broken(BaseException):
+    """Stands for a SIGKILL right after a checkpoint."""
+
+
+# Command lines; those of compacting jobs save arrays that have shrunk meanwhile.
+JOBS = {
+    "fmcsc": ("--algorithm=fmcsc", *HORIZONTAL, *NETWORKS),
+    "drawn anew": ("--algorithm=e_fkmvc", *HORIZONTAL, "--tolerance=0", "--resample_participants"),
+    "secure": (
+        "--algorithm=e_fkmvc",
+        *HORIZONTAL,
+        "--tolerance=0",
+        "--secure_aggregation",
+        "--in_clear=setup[2]",
+    ),
+    "mgcd": ("--algorithm=mgcd", "--n_neighbours=4", "--latent_dim=4", "--n_init=2"),
+    "vertcohirf, compacting": ("--algorithm=vertcohirf", "--feature_share=0.3"),
+    "vertcohirf, masked": ("--algorithm=vertcohirf", "--feature_share=0.3", "--nocompact"),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
+    arguments = (*JOBS[name], *TINY, f"--dataset={digits}", "--compilation_cache=")
+    whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
+    assert binaries.launch(run.main, *arguments, whole)[0] == 0
+    save, n_saves = checkpoint.save, []
+
+    def save_and_break(*saved):
+        save(*saved)
+        n_saves.append(saved)
+        if len(n_saves) in (2, 6):  # within the first seed, and within the second
+            raise Broken
+
+    monkeypatch.setattr(checkpoint, "save", save_and_break)
+    for resume in ((), ("--resume",)):
+        with pytest.raises(Broken):
+            binaries.launch(run.main, *arguments, again, *resume)
+    assert binaries.launch(run.main, *arguments, again, "--resume")[0] == 0
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
