@@ -7,14 +7,13 @@ sums. Only the clients that take part in a round are read. While the device comp
 host gathers the next and sends it off; no more than these two are on the device at a time. A host
 federation is a `Federation` whose arrays are numpy's, in memory or mapped from files:
 
-    arrays = open_mapped("folder")  # or an .npz that was written by numpy.savez
+    arrays = open_mapped("folder")  # of view0.npy, view1.npy, mask.npy, ... by numpy.save
     cohort = Cohort((arrays["view0"], arrays["view1"]), arrays["mask"], ..., view_ids=(0, 1))
     federation = Federation((cohort,), None, view_dims=(784, 784), n_classes=None)
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.engine.phases import (
     RunState,
@@ -244,7 +243,7 @@ def run_streaming(
 
     Returns:
       As `engine.run`, on the host but for the server state; "rounds" and its info have entries of
-      the rounds made alone, no scores, and no labels, (), without `assign`.
+      the rounds made alone, no tables, and no labels, (), without `assign`.
 
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`.
@@ -281,7 +280,7 @@ def run_streaming(
     labels: tuple = _stream_assign(algorithm, host, state, client_chunk) if assign else ()
     stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
     info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
-    return RunResult(state, labels, info, None, jnp.int32(len(infos)))
+    return RunResult(state, labels, info, None, None, jnp.int32(len(infos)))
 
 
 def _reduced(federation: Federation, change: Callable[[Any], Cohort]) -> Federation:
@@ -314,51 +313,32 @@ def _start(
 
 
 def open_mapped(path: str | Path) -> dict[str, np.ndarray]:
-    """Arrays of a folder of .npy files, or of an uncompressed .npz, read from disk when used.
+    """Opens the .npy files of a folder, or a single one, without reading them.
 
     Args:
-      path: The folder or the file.
+      path: The folder, or the file.
 
     Returns:
       `{name without .npy: read-only memory-mapped array}`.
 
     Raises:
-      ValueError: There are no arrays there, or an array is compressed or holds Python objects.
+      ValueError: There is no .npy file, or one holds Python objects.
     """
     path = Path(path)
-    if path.is_dir():
-        arrays = {p.stem: np.load(p, mmap_mode="r") for p in sorted(path.glob("*.npy"))}
-    elif zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            arrays = {
-                member.filename.removesuffix(".npy"): _mapped_member(path, file, member)
-                for member in archive.infolist()
-            }
-    else:
-        arrays = {}
-    if not arrays:
-        raise ValueError(f"path: got {path}; allowed is a folder with .npy files, or an .npz file")
-    return arrays
-
-
-def _mapped_member(path: Path, file: Any, member: zipfile.ZipInfo) -> np.ndarray:
-    """An array in a zip file: a local header, with a name and an extra field, then an .npy file."""
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise ValueError(
-            f"path: {member.filename} in {path} is compressed and cannot be mapped; write the file"
-            " with numpy.savez, not numpy.savez_compressed, or each array with numpy.save to a"
-            " folder"
+    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    if not files or any(file.suffix != ".npy" or not file.is_file() for file in files):
+        raise checks.wrong(
+            "path",
+            str(path),
+            "a folder of .npy files, or one such file. Members of an .npz cannot be mapped: write"
+            " each of its arrays with numpy.save(f'folder/{name}.npy', array)",
         )
-    file.seek(member.header_offset)
-    header = file.read(30)
-    lengths = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-    file.seek(member.header_offset + 30 + lengths)
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0
-    if version != (1, 0):
-        read = np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError(f"path: {member.filename} in {path} holds Python objects, not numbers")
-    order = "F" if is_fortran else "C"
-    return np.memmap(path, dtype, "r", file.tell(), shape, order)  # type: ignore[call-overload]
+    return {file.stem: _mapped(file) for file in files}
+
+
+def _mapped(file: Path) -> np.ndarray:
+    """Opens an .npy file without reading it."""
+    try:
+        return np.load(file, mmap_mode="r")
+    except ValueError as error:
+        raise ValueError(f"path: {file} cannot be mapped: {error}") from error

@@ -8,11 +8,10 @@ import pytest
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms import FedHKConfig
-from jaxfedmvc.algorithms.fedhk import e_fkmvc
+from jaxfedmvc.algorithms.fedhk import FedHKConfig, e_fkmvc
 from jaxfedmvc.engine.streaming import _one_behind, open_mapped, run_streaming
 from tests.algorithms import test_common as common
-from tests.helpers import test_engine as toys
+from tests.engine import test_run as toys
 
 KEY = jax.random.key(7)
 ANEW = {"participation": 0.6, "resample_participants": True}
@@ -171,7 +170,6 @@ def test_bad_arguments_are_named(name, bad):
 
 @pytest.fixture
 def arrays():
-    # Of odd sizes, so that members of an archive lie at odd offsets.
     rng = np.random.default_rng(0)
     return {
         "b": np.arange(7, dtype=np.int8),
@@ -180,17 +178,16 @@ def arrays():
     }
 
 
-@pytest.mark.parametrize("form", ["folder", "npz"])
-def test_files_are_mapped_and_not_read(tmp_path, arrays, form):
-    path = tmp_path
-    if form == "npz":
-        path = tmp_path / "data.npz"
-        np.savez(path, **arrays)
-    else:
-        for name, x in arrays.items():
-            np.save(path / f"{name}.npy", x)
-    found = open_mapped(path)
+def save(folder, arrays):
+    for name, x in arrays.items():
+        np.save(folder / f"{name}.npy", x)
+
+
+def test_files_are_mapped_and_not_read(tmp_path, arrays):
+    save(tmp_path, arrays)
+    found = open_mapped(tmp_path)
     assert set(found) == set(arrays)
+    assert set(open_mapped(tmp_path / "x.npy")) == {"x"}
     for name, x in arrays.items():
         assert isinstance(found[name], np.memmap) and not found[name].flags.writeable
         assert found[name].dtype == x.dtype
@@ -199,9 +196,9 @@ def test_files_are_mapped_and_not_read(tmp_path, arrays, form):
 
 def test_a_run_from_mapped_files_is_one_from_memory(tmp_path):
     leaves, structure = jax.tree.flatten(HOST.without_labels())
-    np.savez(tmp_path / "data.npz", *leaves)
-    found = open_mapped(tmp_path / "data.npz")
-    mapped = structure.unflatten([found[f"arr_{i}"] for i in range(len(leaves))])
+    save(tmp_path, {str(i): leaf for i, leaf in enumerate(leaves)})
+    found = open_mapped(tmp_path)
+    mapped = structure.unflatten([found[str(i)] for i in range(len(leaves))])
     options = {"client_chunk": 2, "participation": 0.5}
     assert_same(
         run_streaming(toys.TOY, mapped, KEY, 1, **options),
@@ -211,13 +208,13 @@ def test_a_run_from_mapped_files_is_one_from_memory(tmp_path):
     )
 
 
-def test_what_cannot_be_mapped_is_said(tmp_path, arrays):
-    np.savez_compressed(tmp_path / "small.npz", **arrays)
-    with pytest.raises(ValueError, match=r"compressed.*numpy\.savez, not"):
-        open_mapped(tmp_path / "small.npz")
-    np.savez(tmp_path / "objects.npz", x=np.array([{}], object))
-    with pytest.raises(ValueError, match="objects"):
-        open_mapped(tmp_path / "objects.npz")
-    for path in (tmp_path, tmp_path / "nowhere"):
+def test_what_cannot_be_mapped_is_refused(tmp_path, arrays):
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(ValueError, match=r"data.npz'; allowed is a folder .* numpy\.save\("):
+        open_mapped(tmp_path / "data.npz")
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere.npy"):
         with pytest.raises(ValueError, match="allowed is a folder"):
             open_mapped(path)
+    np.save(tmp_path / "objects.npy", np.array([{}], object))
+    with pytest.raises(ValueError, match=r"objects\.npy cannot be mapped: .*Python objects"):
+        open_mapped(tmp_path)
