@@ -1,159 +1,193 @@
-"""What FedHK's methods reach, and at what price: `python -m experiments.fedhk_study`.
+"""What FedHK's methods reach, and at what price: `python -m experiments.fedhk.study`.
 
 Four parts. "methods": every method, and the printed forms, beside k-means on pooled samples and on
 those of every client; clients alike and skewed. "bytes": accuracy against what travels, for ranks
 of the compressed methods. "personal": global against personal centres, on a real set and on one
 whose clients differ by construction. "privacy": accuracy against epsilon. Labels score, and nothing
-else.
+else. A study that was killed goes on with --resume.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import functools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from absl import flags
+import pandas as pd
+from sklearn.metrics.cluster import contingency_matrix
 
-from experiments import base, charts
-from experiments.base import checked, seeds
-from experiments.lib import plots
-from experiments.progress import ProgressBar, require_tqdm
-from jaxfedmvc import data, engine
-from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms import (
-    FedHKConfig,
-    FedHKHyperparams,
-    e_fkmvc,
-    fedhk_parafac2,
-    fedhk_tucker,
-    local_kmeans,
-)
-from jaxfedmvc.algorithms.fedhk.private import PrivacySettings, private_e_fkmvc, releases
-from jaxfedmvc.clustering import kmeans
+from experiments.lib import charts
+from experiments.lib.batches import Group, execute
+from experiments.lib.command import JobSettings, checked, parse
+from experiments.lib.data import DataSettings
+from experiments.lib.groups import groups_of
+from experiments.lib.ledger import Ledger
+from experiments.lib.progress import Progress
+from experiments.lib.references import k_means
+from experiments.lib.study import parse_or_exit
+from jaxfedmvc import data
+from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc, releases
 from jaxfedmvc.data.dataset import Dataset
+from jaxfedmvc.engine import batching
 from jaxfedmvc.federation import Federation
-from jaxfedmvc.metrics import scores as scores_of
-from jaxfedmvc.metrics.federation import score
+from jaxfedmvc.files import write_text
+from jaxfedmvc.metrics import host
 from jaxfedmvc.privacy import gaussian_noise_multiplier
 
-FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(base)
-
 PARTS = ("methods", "bytes", "personal", "privacy")
-METRICS = ("acc", "nmi", "ari")
-
-flags.DEFINE_list("study_parts", list(PARTS), f"Which of {', '.join(PARTS)}.")
-flags.DEFINE_list(
-    "study_sets", ["digits", "mfeat", "scene15", "bdgp", "mnist_usps"], "Sets of methods."
-)
-flags.DEFINE_list("rank_sets", ["digits", "mfeat"], "Sets of bytes.")
-flags.DEFINE_list("private_sets", ["digits", "mnist_usps"], "Sets of privacy; in [0, 1].")
-flags.DEFINE_list("rows", [], "Rows of methods that are run; empty: all.")
-flags.DEFINE_integer("study_clients", 8, "Clients, all with all views.", lower_bound=1)
-flags.DEFINE_float("skew", 0.3, "Dirichlet concentration of the skewed clients' classes.")
-flags.DEFINE_integer("max_rounds", 50, "Most rounds of a run.", lower_bound=1)
-
-Make = Callable[[], FederatedAlgorithm]
-
-
-def methods(k: int) -> dict[str, Make]:
-    """The rows of "methods" for k clusters."""
-    plain = FedHKConfig(k)
-    average = dataclasses.replace(plain, aggregation="average")
-    printed = dataclasses.replace(average, hkc="minmax", centre_rule="printed")
-    personal = dataclasses.replace(plain, personal="proximal")
-    return {
-        "E-FKMVC": lambda: e_fkmvc(plain),
-        "E-FKMVC, 8 starts": lambda: e_fkmvc(dataclasses.replace(plain, n_restarts=8)),
-        "Tucker": lambda: fedhk_tucker(plain),
-        "PARAFAC2, views": lambda: fedhk_parafac2(plain, placement="views"),
-        "PARAFAC2, clients": lambda: fedhk_parafac2(plain),
-        "PARAFAC2, samples": lambda: fedhk_parafac2(plain, placement="samples"),
-        "person, Tucker": lambda: fedhk_tucker(personal),
-        "person, PARAFAC2 views": lambda: fedhk_parafac2(personal, placement="views"),
-        "average (60), E=1": lambda: e_fkmvc(average),
-        "average (60), E=5": lambda: e_fkmvc(dataclasses.replace(average, local_steps=5)),
-        "as printed: (23), (30), (60)": lambda: e_fkmvc(printed, FedHKHyperparams(alpha=5.0)),
-        "Tucker, procrustes": lambda: fedhk_tucker(average, alignment="procrustes"),
-        "k-means of each client": lambda: local_kmeans(k),
-    }
+POOLED = "k-means of pooled samples"
+# The rows of "methods", as flags of `experiments.run`.
+ROWS = {
+    "E-FKMVC": "--algorithm=e_fkmvc",
+    "E-FKMVC with 8 starts": "--algorithm=e_fkmvc --n_restarts=8",
+    "Tucker": "--algorithm=fedhk_tucker",
+    "PARAFAC2 of views": "--algorithm=fedhk_parafac2 --placement=views",
+    "PARAFAC2 of clients": "--algorithm=fedhk_parafac2",
+    "PARAFAC2 of samples": "--algorithm=fedhk_parafac2 --placement=samples",
+    "personal Tucker": "--algorithm=fedhk_tucker --personal=proximal",
+    "personal PARAFAC2 of views": (
+        "--algorithm=fedhk_parafac2 --placement=views --personal=proximal"
+    ),
+    "average (60) E=1": "--algorithm=e_fkmvc --aggregation=average",
+    "average (60) E=5": "--algorithm=e_fkmvc --aggregation=average --local_steps=5",
+    "as printed (23) (30) (60)": (
+        "--algorithm=e_fkmvc --aggregation=average --hkc=minmax --centre_rule=printed --alpha=5"
+    ),
+    "Tucker by procrustes": "--algorithm=fedhk_tucker --aggregation=average --alignment=procrustes",
+    "k-means of each client": "--algorithm=local_kmeans",
+}
+_DRIFTS = (0.0, 2.0, 3.0, 4.0)
+_DRIFTING_CLUSTERS = 4
+_TAUS = (0.0, 0.1, 1.0, 10.0, 100.0, float("inf"))
+_EPSILONS = (float("inf"), 100.0, 20.0, 8.0, 4.0, 2.0, 1.0)
+_DELTA, _PRIVATE_ROUNDS, _START_STEPS = 1e-5, 5, 2
 
 
-def ranks(k: int, dataset: Dataset) -> dict[str, dict[str, Make]]:
-    """The series of "bytes"."""
-    plain = FedHKConfig(k)
-    widths = [view.shape[1] for view in dataset.views]
-    return {
-        "E-FKMVC": {"whole": lambda: e_fkmvc(plain)},
-        "Tucker, R2": {
-            str(r): functools.partial(fedhk_tucker, plain, None, (None, r, None))
-            for r in (k // 2, k, 2 * k, 4 * k)
-            if r <= min(max(widths), k * len(widths))
-        },
-        "Tucker, (c-2, R2, s-1)": {
-            str(r): functools.partial(fedhk_tucker, plain, None, (k - 2, r, len(widths) - 1))
-            for r in (k, 2 * k)
-            if r <= min(max(widths), (k - 2) * (len(widths) - 1))
-        },
-        "PARAFAC2 of views, R": {
-            str(r): functools.partial(fedhk_parafac2, plain, None, r, "views")
-            for r in sorted({2, min(4, *widths), min(6, *widths), min(k, *widths)})
-        },
-        "PARAFAC2 of clients, R": {
-            str(r): functools.partial(fedhk_parafac2, plain, None, r, "clients")
-            for r in (k // 2, k)
-        },
-        "PARAFAC2 of samples, R": {
-            str(r): functools.partial(fedhk_parafac2, plain, None, r, "samples")
-            for r in (k // 2, k, 3 * k // 2)
-        },
-    }
+@dataclasses.dataclass(frozen=True)
+class StudySettings:
+    """What is studied.
 
-
-def load(name: str) -> Dataset:
-    """A named set with labels.
-
-    Raises:
-      ValueError: It has none; or as `data.load`.
+    Attributes:
+      study_parts: Which of methods, bytes, personal, privacy.
+      study_sets: Sets of the part methods.
+      rank_sets: Sets of the part bytes.
+      private_sets: Sets of the part privacy, with features in [0, 1].
+      rows: Rows of the part methods that are run; empty: all.
+      study_clients: Clients, all with all views.
+      skew: Dirichlet concentration of the skewed clients' classes.
+      max_rounds: Most rounds of a run; private runs make 5.
+      batch: Runs that go together; none: 1 on a CPU, else as memory allows.
     """
-    dataset = data.load(name, FLAGS.data_dir, FLAGS.scale)
-    if dataset.labels is None:
-        raise ValueError(f"study_sets: {name} has no labels to score against")
-    return dataset
+
+    study_parts: tuple[str, ...] = PARTS
+    study_sets: tuple[str, ...] = ("digits", "mfeat", "scene15", "bdgp", "mnist_usps")
+    rank_sets: tuple[str, ...] = ("digits", "mfeat")
+    private_sets: tuple[str, ...] = ("digits", "mnist_usps")
+    rows: tuple[str, ...] = ()
+    study_clients: int = 8
+    skew: float = 0.3
+    max_rounds: int = 50
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the setting."""
+        for name, allowed in (("study_parts", PARTS), ("rows", tuple(ROWS))):
+            if unknown := [item for item in getattr(self, name) if item not in allowed]:
+                raise ValueError(f"{name}: got {unknown}; allowed are {', '.join(allowed)}")
+        if not self.study_parts:
+            raise ValueError(f"study_parts: got none; allowed are {', '.join(PARTS)}")
+        for name in ("study_clients", "max_rounds", "batch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}: got {value}; allowed is 1 or more")
 
 
-def federation(dataset: Dataset, seed: int, skew: float | None) -> Federation:
-    """The set dealt out to clients with all views, all federations of a set in the same shapes."""
-    return Federation.from_arrays(
-        dataset.views,
-        dataset.labels,
-        partition=data.hybrid_partition(
-            seed,
-            n_samples=len(dataset.labels),
-            n_views=len(dataset.views),
-            n_clients=FLAGS.study_clients,
-            ratio=(1, 0),
-            dirichlet=skew,
-            labels=dataset.labels,
-        ),
-    )
+_FLAGS = {StudySettings: None, DataSettings: ("data_dir", "scale"), JobSettings: ("seed", "seeds")}
+
+
+# --- What is run ----------------------------------------------------------------------------------
+
+# What names a run, and the flags that it is made with.
+Cell = tuple[dict[str, str], list[str]]
+
+
+def _cell(part: str, dataset: str, clients: str, method: str, x: Any, *flags: str) -> Cell:
+    names = {"part": part, "set": dataset, "clients": clients, "method": method, "x": str(x)}
+    return names, [f"--dataset={dataset}", *flags]
+
+
+def cells(settings: StudySettings, sets: Mapping[str, Dataset]) -> Iterator[Cell]:
+    """Yields the runs on sets, of all parts; later flags go before earlier ones.
+
+    Args:
+      settings: Of the study.
+      sets: All sets that it needs, by name.
+    """
+    skewed = f"--dirichlet={settings.skew}"
+    for name in settings.study_sets if "methods" in settings.study_parts else ():
+        for method in settings.rows or ROWS:
+            flags = ROWS[method].split()
+            yield _cell("methods", name, "alike", method, "", *flags)
+            yield _cell("methods", name, "skewed", method, "", *flags, skewed)
+    for name in settings.rank_sets if "bytes" in settings.study_parts else ():
+        for method, x, flags in ranks(sets[name]):
+            yield _cell("bytes", name, "skewed", method, x, *flags.split(), skewed)
+    for tau in _TAUS if "personal" in settings.study_parts else ():
+        flags = ("--algorithm=e_fkmvc", "--personal=proximal", f"--tau={tau}", skewed)
+        yield _cell("personal", "digits", "skewed", "proximal", tau, *flags)
+    for name in settings.private_sets if "privacy" in settings.study_parts else ():
+        for noise in ("central", "local"):
+            for epsilon in _EPSILONS:
+                flags = _private_flags(noise, epsilon)
+                yield _cell("privacy", name, "alike", f"{noise} noise", epsilon, *flags)
+
+
+def _private_flags(noise: str, epsilon: float) -> list[str]:
+    """Returns the flags of a private run; noise is a traced number, so that all share a program."""
+    z = 0.0
+    if np.isfinite(epsilon):
+        z = gaussian_noise_multiplier(epsilon, _DELTA, releases(_START_STEPS, _PRIVATE_ROUNDS))
+    return [
+        "--algorithm=private_e_fkmvc",
+        f"--noise={noise}",
+        f"--noise_multiplier={z}",
+        f"--start_steps={_START_STEPS}",
+        f"--rounds={_PRIVATE_ROUNDS}",
+    ]
+
+
+def ranks(dataset: Dataset) -> Iterator[tuple[str, str, str]]:
+    """Yields the series of "bytes": method, rank, flags."""
+    k, s = len(np.unique(dataset.labels)), len(dataset.views)
+    widths = [view.shape[1] for view in dataset.views]
+    yield "E-FKMVC", "whole", "--algorithm=e_fkmvc"
+    tucker, parafac2 = "--algorithm=fedhk_tucker", "--algorithm=fedhk_parafac2"
+    for r in (k // 2, k, 2 * k, 4 * k):
+        if r <= min(max(widths), k * s):
+            yield "Tucker, R2", str(r), f"{tucker} --ranks={k},{r},{s}"
+    for r in (k, 2 * k):
+        if r <= min(max(widths), (k - 2) * (s - 1)):
+            yield "Tucker, (c-2, R2, s-1)", str(r), f"{tucker} --ranks={k - 2},{r},{s - 1}"
+    for placement, values in (
+        ("views", sorted({2, *(min(r, *widths) for r in (4, 6, k))})),
+        ("clients", (k // 2, k)),
+        ("samples", (k // 2, k, 3 * k // 2)),
+    ):
+        for r in values:
+            flags = f"{parafac2} --placement={placement} --rank={r}"
+            yield f"PARAFAC2 of {placement}, R", str(r), flags
 
 
 def drifting(seed: int, drift: float, n_clients: int, rows: int = 60) -> Federation:
-    """Four clusters in two views whose centres lie elsewhere on every client, `drift` apart."""
+    """Returns four clusters in two views whose centres every client has moved by `drift`."""
     rng = np.random.default_rng(seed)
-    base_centres = [4 * rng.normal(size=(4, d)) for d in (5, 3)]
+    base_centres = [4 * rng.normal(size=(_DRIFTING_CLUSTERS, d)) for d in (5, 3)]
     clients, labels = [], []
     for _ in range(n_clients):
-        truth = rng.permutation(np.arange(rows) % 4)
+        truth = rng.permutation(np.arange(rows) % _DRIFTING_CLUSTERS)
         views = {}
         for v, centres in enumerate(base_centres):
             moved = centres + drift * rng.normal(size=centres.shape)
@@ -163,402 +197,215 @@ def drifting(seed: int, drift: float, n_clients: int, rows: int = 60) -> Federat
     return Federation.from_clients(clients, labels)
 
 
-@functools.partial(jax.jit, static_argnames=("make", "k", "rounds"))
-def run(
-    make: Callable[[Any], FederatedAlgorithm],
-    hyper: Any,
-    federation: Federation,
-    key: jax.Array,
-    k: int,
-    rounds: int,
-) -> dict[str, Any]:
-    """Scores of a run, and its number of rounds."""
-    result = engine.run(make(hyper), federation, key, rounds)
-    found = score(federation, result.labels, k)["all"]
-    return {"rounds": result.n_rounds} | {
-        f"{way}/{name}": found[way][name] for way in found for name in METRICS
+def drifting_group(settings: StudySettings, seeds: list[int], drift: float) -> Group:
+    """Returns the runs of "personal" on clients that differ by construction."""
+    federations = [drifting(seed, drift, settings.study_clients) for seed in seeds]
+    config = FedHKConfig(_DRIFTING_CLUSTERS, personal="proximal")
+    return Group(
+        [_cell("personal", f"drift {drift:g}", "drifting", "proximal", t)[0] for t in _TAUS],
+        [FedHKHyperparams(tau=tau) for tau in _TAUS],
+        partial(e_fkmvc, config),
+        batching.stacked(federations),
+        federations[0],
+        seeds,
+        settings.max_rounds,
+        _DRIFTING_CLUSTERS,
+        [1.0] * len(federations[0].cohorts),
+    )
+
+
+def load_sets(settings: StudySettings, source: DataSettings) -> dict[str, Dataset]:
+    """Returns the sets of the parts that are asked for, by name.
+
+    Raises:
+      ValueError, OSError: One cannot be read, or has no labels.
+    """
+    of_part = {
+        "methods": settings.study_sets,
+        "bytes": settings.rank_sets,
+        "personal": ("digits",),
+        "privacy": settings.private_sets,
     }
-
-
-@functools.partial(jax.jit, static_argnames="k")
-def pooled(key: jax.Array, rows: jax.Array, truth: jax.Array, k: int) -> dict[str, jax.Array]:
-    """k-means on all samples in one place, best of 10 by inertia."""
-    labels = kmeans(key, rows, k, n_init=10).labels
-    return scores_of(truth, labels, k, k)
-
-
-def of_equal_weight(dataset: Dataset) -> np.ndarray:
-    """All views side by side, each divided by its total standard deviation."""
-    return np.concatenate([x / np.sqrt(x.var(axis=0).sum()) for x in dataset.views], axis=1)
-
-
-def kilobytes(algorithm: FederatedAlgorithm, federation: Federation, rounds: float) -> float:
-    """What a client sends and receives in a run of so many rounds, in 1000 bytes."""
-    counted = engine.traffic(algorithm, federation)
-    times = {"setup": 1.0, "round": rounds, "finish": 1.0}
-    return sum(n * sum(counted[s]) for s, n in times.items()) / federation.n_clients / 1e3
-
-
-class Study:
-    """Rows of results, written as they come."""
-
-    def __init__(self, folder: Path, bar: ProgressBar) -> None:
-        self.folder, self.bar = folder, bar
-        self.rows: list[dict[str, Any]] = []
-
-    def cell(
-        self,
-        part: str,
-        name: str,
-        make: Callable[[Any], FederatedAlgorithm],
-        hyper: Any,
-        federations: list[Federation],
-        k: int,
-        *,
-        rounds: int | None = None,
-        **about: Any,
-    ) -> None:
-        """Runs one setting on a federation of each seed, and keeps and prints what it gave."""
-        began, rows = time.perf_counter(), []
-        for seed, one in zip(seeds(), federations, strict=True):
-            key = jax.random.key(seed)
-            found = jax.device_get(run(make, hyper, one, key, k, rounds or FLAGS.max_rounds))
-            made = int(found.pop("rounds"))
-            rows.append(
-                {"part": part, "method": name, **about, "seed": seed, "rounds": made}
-                | {key: float(value) for key, value in found.items()}
-            )
-        algorithm = make(hyper)
-        for row in rows:
-            row["kilobytes"] = kilobytes(algorithm, federations[0], row["rounds"])
-        self.keep(part, rows, time.perf_counter() - began)
-
-    def keep(self, part: str, rows: list[dict[str, Any]], seconds: float) -> None:
-        """Appends rows of one setting, one for each seed."""
-        base.append_rows(self.folder / f"{part}.csv", rows)
-        self.rows += rows
-        means = {name: np.mean([row[name] for row in rows]) for name in rows[0] if name in _SHOWN}
-        spread = np.std([row["pooled/ari"] for row in rows])
-        about = " ".join(str(rows[0].get(name, "")) for name in ("set", "clients", "x"))
-        self.bar.write(
-            f"{about:22s} {rows[0]['method']:30s} ARI {means['pooled/ari']:.3f} +- {spread:.3f}"
-            f"  NMI {means['pooled/nmi']:.3f}  ACC {means['pooled/acc']:.3f}  per client"
-            f" {means['per_client/ari']:.3f}  {means['rounds']:4.0f} rounds"
-            f" {means['kilobytes']:8.1f} kB  {seconds:5.1f} s"
-        )
-        self.bar.advance(1)
-
-    def of(self, part: str, **about: Any) -> Iterator[dict[str, Any]]:
-        """The rows of a part that agree with what is given."""
-        for row in self.rows:
-            if row["part"] == part and all(row.get(name) == v for name, v in about.items()):
-                yield row
-
-
-_SHOWN = ("pooled/ari", "pooled/nmi", "pooled/acc", "per_client/ari", "rounds", "kilobytes")
-
-
-def mean_std(rows: Iterator[dict[str, Any]], name: str) -> tuple[float, float]:
-    """Mean and deviation over seeds (population form)."""
-    values = [row[name] for row in rows]
-    return float(np.mean(values)), float(np.std(values))
-
-
-def study_methods(study: Study, sets: dict[str, Dataset]) -> None:
-    """Every method on every set, clients alike and skewed."""
+    names = {name for part in settings.study_parts for name in of_part[part]}
+    sets = {name: data.load(name, source.data_dir, source.scale) for name in sorted(names)}
     for name, dataset in sets.items():
-        k = len(np.unique(dataset.labels))
-        rows, truth = jnp.asarray(of_equal_weight(dataset)), jnp.asarray(dataset.labels)
-        truth = jnp.unique(truth, return_inverse=True)[1]
-        began = time.perf_counter()
-        together = [jax.device_get(pooled(jax.random.key(s), rows, truth, k)) for s in seeds()]
-        study.keep(
-            "methods",
-            [
-                {
-                    "part": "methods",
-                    "method": _POOLED,
-                    "set": name,
-                    "clients": "pooled",
-                    "seed": seed,
-                    "rounds": 0,
-                }
-                | {
-                    f"{way}/{m}": float(found[m])
-                    for way in ("pooled", "per_client")
-                    for m in METRICS
-                }
-                | {"kilobytes": float("nan")}
-                for seed, found in zip(seeds(), together, strict=True)
-            ],
-            time.perf_counter() - began,
-        )
-        for method, make in methods(k).items():
-            if FLAGS.rows and method not in FLAGS.rows:
-                continue
-            build = _plain(make)  # one program serves both kinds of clients
-            for clients, skew in (("alike", None), ("skewed", FLAGS.skew)):
-                dealt = [federation(dataset, seed, skew) for seed in seeds()]
-                study.cell("methods", method, build, None, dealt, k, set=name, clients=clients)
-            forget_programs()
+        if dataset.labels is None:
+            raise ValueError(f"study_sets: {name} has no labels to score against")
+    return sets
 
 
-_POOLED = "k-means, pooled"
+def plan(
+    settings: StudySettings, source: DataSettings, job: JobSettings, sets: Mapping[str, Dataset]
+) -> list[Group]:
+    """Returns all runs, by programs.
 
-
-def forget_programs() -> None:
-    """Lets go of compiled programs: hundreds of them use up a process's memory maps."""
-    jax.clear_caches()
-
-
-def _plain(make: Make) -> Callable[[Any], FederatedAlgorithm]:
-    return lambda _: make()
-
-
-def draw_methods(study: Study, sets: dict[str, Dataset]) -> None:
-    """methods.png."""
-    panels: dict[str, Any] = {}
-    for clients in ("alike", "skewed"):
-        panels[f"clients {clients}, {FLAGS.study_clients} of them"] = {
-            name: {
-                row["method"]: mean_std(
-                    study.of("methods", set=name, method=row["method"], clients=row["clients"]),
-                    "pooled/ari",
-                )
-                for row in study.of("methods", set=name)
-                if row["clients"] in (clients, "pooled")
-            }
-            for name in sets
-        }
-    charts.bars(
-        study.folder / "methods.png",
-        panels,
-        "ARI of pooled labels",
-        f"FedHK, mean and deviation over {FLAGS.seeds} seeds",
-    )
-
-
-def study_bytes(study: Study, sets: dict[str, Dataset]) -> None:
-    """Ranks of the compressed methods, clients skewed."""
-    for name, dataset in sets.items():
-        k = len(np.unique(dataset.labels))
-        dealt = [federation(dataset, seed, FLAGS.skew) for seed in seeds()]
-        for method, makes in ranks(k, dataset).items():
-            for rank, make in makes.items():
-                study.cell("bytes", method, _plain(make), None, dealt, k, set=name, x=rank)
-                forget_programs()
-
-
-def draw_bytes(study: Study, sets: dict[str, Dataset]) -> None:
-    """bytes.png."""
-    panels = {}
-    for name in sets:
-        series: dict[str, list] = {}
-        for row in study.of("bytes", set=name, seed=seeds()[0]):
-            rows = list(study.of("bytes", set=name, method=row["method"], x=row["x"]))
-            sent = float(np.mean([r["kilobytes"] for r in rows]))
-            point = (sent, *mean_std(iter(rows), "pooled/ari"))
-            series.setdefault(row["method"], []).append(point)
-        panels[name] = series
-    charts.lines(
-        study.folder / "bytes.png",
-        panels,
-        "sent and received by a client in the run, kB",
-        "ARI of pooled labels",
-        f"Accuracy against bytes, skewed clients, {FLAGS.seeds} seeds",
-        log_x=True,
-    )
-
-
-_DRIFTS = (0.0, 2.0, 3.0, 4.0)
-_TAUS = (0.0, 0.1, 1.0, 10.0, 100.0, float("inf"))
-
-
-def study_personal(study: Study) -> None:
-    """Personal centres for every tau, scored within each client; infinite tau is the global."""
-    dataset = load("digits")
-    worlds: dict[str, tuple[list[Federation], int]] = {
-        "digits, skewed": (
-            [federation(dataset, seed, FLAGS.skew) for seed in seeds()],
-            len(np.unique(dataset.labels)),
-        )
-    }
-    for drift in _DRIFTS:
-        worlds[f"drift {drift:g}"] = (
-            [drifting(seed, drift, FLAGS.study_clients) for seed in seeds()],
-            4,
-        )
-    makes = {k: _personal(k) for k in {k for _, k in worlds.values()}}
-    for name, (dealt, k) in worlds.items():
-        for tau in _TAUS:
-            hyper = FedHKHyperparams(tau=jnp.float32(tau))
-            study.cell("personal", "proximal", makes[k], hyper, dealt, k, set=name, x=tau)
-
-
-def _personal(k: int) -> Callable[[Any], FederatedAlgorithm]:
-    return lambda hyper: e_fkmvc(FedHKConfig(k, personal="proximal"), hyper)
-
-
-def draw_personal(study: Study) -> None:
-    """personal.png."""
-    names = list(dict.fromkeys(row["set"] for row in study.of("personal")))
-    series = {
-        name: [
-            (max(tau, 0.03), *mean_std(study.of("personal", set=name, x=tau), "per_client/ari"))
-            for tau in _TAUS
-        ]
-        for name in names
-    }
-    charts.lines(
-        study.folder / "personal.png",
-        {f"{FLAGS.study_clients} clients": series},
-        "tau, pull towards the global centres (leftmost: 0; dashed: infinite)",
-        "mean over clients of ARI, each matched",
-        f"Personal against global centres, {FLAGS.seeds} seeds",
-        log_x=True,
-    )
-
-
-_EPSILONS = (float("inf"), 100.0, 20.0, 8.0, 4.0, 2.0, 1.0)
-_DELTA, _ROUNDS = 1e-5, 5
-
-
-def study_privacy(study: Study, sets: dict[str, Dataset]) -> None:
-    """Five private rounds for every epsilon, noise in the sum and noise of every client."""
-    for name, dataset in sets.items():
-        k = len(np.unique(dataset.labels))
-        dealt = [federation(dataset, seed, None) for seed in seeds()]
-        for noise, shared_by in (("central", FLAGS.study_clients), ("local", 1)):
-            shape = PrivacySettings(0.0, shared_by=shared_by)
-            make = _private(k)
-            for epsilon in _EPSILONS:
-                n = releases(shape, _ROUNDS)
-                z = 0.0
-                if np.isfinite(epsilon):
-                    z = checked(functools.partial(gaussian_noise_multiplier, epsilon, _DELTA, n))
-                hyper = shape.replace(noise_multiplier=jnp.float32(z))
-                study.cell(
-                    "privacy",
-                    f"{noise} noise",
-                    make,
-                    hyper,
-                    dealt,
-                    k,
-                    rounds=_ROUNDS,
-                    set=name,
-                    x=epsilon,
-                )
-
-
-def _private(k: int) -> Callable[[Any], FederatedAlgorithm]:
-    return lambda settings: private_e_fkmvc(FedHKConfig(k), None, settings)
-
-
-def draw_privacy(study: Study, sets: dict[str, Dataset]) -> None:
-    """privacy.png."""
-    panels = {
-        name: {
-            noise: [
-                (
-                    epsilon,
-                    *mean_std(study.of("privacy", set=name, method=noise, x=epsilon), "pooled/ari"),
-                )
-                for epsilon in _EPSILONS
-            ]
-            for noise in ("central noise", "local noise")
-        }
-        for name in sets
-    }
-    charts.lines(
-        study.folder / "privacy.png",
-        panels,
-        f"epsilon of the run at delta {_DELTA:g} (dashed: no noise)",
-        "ARI of pooled labels",
-        f"E-FKMVC, {_ROUNDS} private rounds, {FLAGS.study_clients} clients, {FLAGS.seeds} seeds",
-        log_x=True,
-    )
-
-
-def summarise(study: Study) -> list[str]:
-    """Writes summary.csv; returns the table of "methods" for the terminal, as Markdown."""
-    keys = ("part", "set", "clients", "method", "x")
-    groups: dict[tuple, list[dict[str, Any]]] = {}
-    for row in study.rows:
-        groups.setdefault(tuple(row.get(key, "") for key in keys), []).append(row)
-    lines = []
-    for group, rows in groups.items():
-        line: dict[str, Any] = dict(zip(keys, group, strict=True)) | {"seeds": len(rows)}
-        for name in (f"{way}/{m}" for way in ("pooled", "per_client") for m in METRICS):
-            line[f"{name}/mean"], line[f"{name}/std"] = mean_std(iter(rows), name)
-        for name in ("rounds", "kilobytes"):
-            line[name] = float(np.mean([row[name] for row in rows]))
-        lines.append(line)
-    with (study.folder / "summary.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, list(lines[0]))
-        table.writeheader()
-        table.writerows(lines)
-    sets = list(dict.fromkeys(line["set"] for line in lines if line["part"] == "methods"))
-    if not sets:
-        return []
-    text = [
-        "",
-        f"| ARI of pooled labels | clients | {' | '.join(sets)} |",
-        "|---|---|" + "---|" * len(sets),
+    Raises:
+      ValueError, OSError, ImportError: Says what is wrong.
+    """
+    shared = [
+        f"--n_clients={settings.study_clients}",
+        "--ratio=1:0",
+        f"--rounds={settings.max_rounds}",
+        f"--client_chunk={settings.study_clients}",
+        f"--seed={job.seed}",
+        f"--seeds={job.seeds}",
+        f"--scale={source.scale}",
+        *([f"--data_dir={source.data_dir}"] if source.data_dir else []),
     ]
-    shown: dict[tuple[str, str], dict[str, str]] = {}
-    for line in (line for line in lines if line["part"] == "methods"):
-        cell = f"{line['pooled/ari/mean']:.3f} +- {line['pooled/ari/std']:.3f}"
-        shown.setdefault((line["method"], line["clients"]), {})[line["set"]] = cell
-    for (method, clients), cells in shown.items():
-        values = " | ".join(cells.get(name, "-") for name in sets)
-        text.append(f"| {method} | {clients} | {values} |")
-    base.write(study.folder / "methods.md", "\n".join(text[1:]) + "\n")
-    return text
+    chosen = list(cells(settings, sets))
+    commands = [parse([*shared, *flags]) for _, flags in chosen]
+    groups = groups_of(commands, [names for names, _ in chosen])
+    for drift in _DRIFTS if "personal" in settings.study_parts else ():
+        groups.append(drifting_group(settings, job.all_seeds, drift))
+    return groups
 
 
-def main() -> None:
-    """Runs the parts that the flags ask for."""
-    base.use_compilation_cache()
-    checked(require_tqdm)
-    checked(plots.require_matplotlib)
-    unknown = [part for part in FLAGS.study_parts if part not in PARTS]
-    if unknown or not FLAGS.study_parts:
-        base.fail(
-            ValueError(f"study_parts: got {FLAGS.study_parts}; allowed are {', '.join(PARTS)}")
-        )
-    odd = [row for row in FLAGS.rows if row not in methods(2)]
-    if odd:
-        base.fail(ValueError(f"rows: got {odd}; allowed are {', '.join(methods(2))}"))
-    sets = checked(lambda: {n: load(n) for n in FLAGS.study_sets if "methods" in FLAGS.study_parts})
-    rank_sets = checked(
-        lambda: {n: load(n) for n in FLAGS.rank_sets if "bytes" in FLAGS.study_parts}
+# --- What comes of it -----------------------------------------------------------------------------
+
+_CELL = ["part", "set", "clients", "method", "x"]
+_SCORES = [f"{way}/{metric}" for way in host.WAYS for metric in ("acc", "nmi", "ari")]
+
+
+def finished_runs(rows: Sequence[Mapping[str, Any]], n_clients: int) -> pd.DataFrame:
+    """Returns the runs of a ledger that are ok, a line each."""
+    runs = pd.DataFrame(rows)
+    runs = runs[runs["status"] == "ok"]
+    sent = runs[["bytes_up", "bytes_down"]].astype(float).sum(axis=1)
+    numbers = {name: runs[f"all/{name}"].astype(float) for name in _SCORES}
+    numbers |= {"rounds": runs["rounds_made"].astype(float), "kilobytes": sent / n_clients / 1e3}
+    return runs[[*_CELL, "seed"]].assign(**numbers)
+
+
+def pooled_runs(settings: StudySettings, sets: Mapping[str, Dataset], seeds: list[int]) -> Any:
+    """Returns k-means on all samples in one place, views scaled to equal weight, as such lines."""
+    rows = []
+    for name in settings.study_sets if "methods" in settings.study_parts else ():
+        dataset = sets[name]
+        scaled = [x / np.sqrt(x.var(axis=0).sum()) for x in dataset.views]
+        for seed in seeds:
+            n_clusters = len(np.unique(dataset.labels))
+            found = k_means(np.concatenate(scaled, axis=1), n_clusters, seed)
+            scores = host.table_scores(contingency_matrix(dataset.labels, found))
+            names, _ = _cell("methods", name, "pooled", POOLED, "")
+            # One place is one client.
+            scores = {column: scores[column.split("/")[1]] for column in _SCORES}
+            rows.append(names | {"seed": seed, "rounds": 0, "kilobytes": np.nan} | scores)
+    return pd.DataFrame(rows)
+
+
+def summarised(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns mean and deviation over seeds (population form) of every cell, a line each."""
+    of_cell = runs.groupby(_CELL, sort=False)
+    table = {"seeds": of_cell.size()}
+    for name in _SCORES:
+        table[f"{name}/mean"] = of_cell[name].mean()
+        table[f"{name}/std"] = of_cell[name].std(ddof=0)
+    table |= {name: of_cell[name].mean() for name in ("rounds", "kilobytes")}
+    return pd.DataFrame(table).reset_index()
+
+
+def markdown(summary: pd.DataFrame) -> str:
+    """Returns the part "methods" as a table with a column for each set."""
+    part = summary[summary["part"] == "methods"]
+    means, deviations = part["pooled/ari/mean"], part["pooled/ari/std"]
+    text = [f"{m:.3f} +- {d:.3f}" for m, d in zip(means, deviations, strict=True)]
+    table = part.assign(text=text).pivot_table(
+        "text", ["method", "clients"], "set", aggfunc="first", sort=False, fill_value="-"
     )
-    private_sets = checked(
-        lambda: {n: load(n) for n in FLAGS.private_sets if "privacy" in FLAGS.study_parts}
-    )
-    folder = checked(lambda: base.make_folder("fedhk-study"))
-    cells = sum(1 + 2 * len(FLAGS.rows or methods(2)) for _ in sets)
-    cells += sum(len(m) for d in rank_sets.values() for m in ranks(10, d).values())
-    cells += 2 * len(_EPSILONS) * len(private_sets)
-    cells += (1 + len(_DRIFTS)) * len(_TAUS) * ("personal" in FLAGS.study_parts)
-    with ProgressBar(cells) as bar:
-        study = Study(folder, bar)
-        if sets:
-            study_methods(study, sets)
-            draw_methods(study, sets)
-        if rank_sets:
-            study_bytes(study, rank_sets)
-            draw_bytes(study, rank_sets)
-        if "personal" in FLAGS.study_parts:
-            study_personal(study)
-            draw_personal(study)
-        if private_sets:
-            study_privacy(study, private_sets)
-            draw_privacy(study, private_sets)
-    for line in summarise(study):
-        print(line)
-    print(f"written: {folder}/ (summary.csv, *.csv, flags.txt, *.png)")
+    lines = [
+        ["ARI of pooled labels", "clients", *table.columns],
+        ["---"] * (2 + len(table.columns)),
+        *([*names, *values] for names, values in zip(table.index, table.to_numpy(), strict=True)),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def draw(path: Path, summary: pd.DataFrame, settings: StudySettings, n_seeds: int) -> None:
+    """Draws a picture of each part: methods.png, bytes.png, personal.png, privacy.png."""
+    parts = dict(list(summary.groupby("part")))
+    ari, clients = "ARI of pooled labels", f"{settings.study_clients} clients"
+    if "methods" in parts:
+        panels = {
+            f"clients {kind}, {settings.study_clients} of them": {
+                name: _points(rows[rows["clients"].isin([kind, "pooled"])])
+                for name, rows in parts["methods"].groupby("set", sort=False)
+            }
+            for kind in ("alike", "skewed")
+        }
+        title = f"FedHK, mean and deviation over {n_seeds} seeds"
+        charts.bars(path / "methods.png", panels, ari, title)
+    if "bytes" in parts:
+        xlabel = "sent and received by a client in the run, kB"
+        title = f"Accuracy against bytes, skewed clients, {n_seeds} seeds"
+        panels = _by_set(parts["bytes"].assign(x=parts["bytes"]["kilobytes"]))
+        charts.lines(path / "bytes.png", panels, xlabel, ari, title, log_x=True)
+    if "personal" in parts:
+        xlabel = "tau, pull towards the global centres (leftmost: 0; dashed: infinite)"
+        part = parts["personal"].assign(x=parts["personal"]["x"].astype(float).clip(lower=0.03))
+        panels = {clients: _lines(part, "set", "per_client/ari")}
+        ylabel = "mean over clients of ARI, each matched"
+        title = f"Personal against global centres, {n_seeds} seeds"
+        charts.lines(path / "personal.png", panels, xlabel, ylabel, title, log_x=True)
+    if "privacy" in parts:
+        xlabel = f"epsilon of the run at delta {_DELTA:g} (dashed: no noise)"
+        title = f"E-FKMVC, {_PRIVATE_ROUNDS} private rounds, {clients}, {n_seeds} seeds"
+        panels = _by_set(parts["privacy"])
+        charts.lines(path / "privacy.png", panels, xlabel, ari, title, log_x=True)
+
+
+def _points(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    columns = (rows["method"], rows["pooled/ari/mean"], rows["pooled/ari/std"])
+    return {method: (mean, std) for method, mean, std in zip(*columns, strict=True)}
+
+
+def _by_set(part: pd.DataFrame) -> dict[str, dict[str, list]]:
+    return {name: _lines(rows, "method") for name, rows in part.groupby("set", sort=False)}
+
+
+def _lines(rows: pd.DataFrame, by: str, score: str = "pooled/ari") -> dict[str, list]:
+    columns = ["x", f"{score}/mean", f"{score}/std"]
+    return {
+        name: [tuple(point) for point in line[columns].astype(float).to_numpy()]
+        for name, line in rows.groupby(by, sort=False)
+    }
+
+
+# --- The program ----------------------------------------------------------------------------------
+
+
+def report(path: Path, runs: pd.DataFrame, settings: StudySettings, n_seeds: int) -> None:
+    """Writes and prints the tables, and draws the pictures."""
+    summary = summarised(runs)
+    write_text(path / "summary.csv", summary.to_csv(index=False))
+    shown = {f"{name}/mean": name for name in _SCORES} | {"rounds": "rounds", "kilobytes": "kB"}
+    for part, rows in summary.groupby("part", sort=False):
+        columns = ["set", "clients", "method", "x", *shown]
+        print(f"\n{part}, means over {n_seeds} seeds")
+        print(rows[columns].rename(columns=shown).round(3).to_string(index=False))
+    if (summary["part"] == "methods").any():
+        write_text(path / "methods.md", markdown(summary))
+        print(f"\n{markdown(summary)}")
+    draw(path, summary, settings, n_seeds)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the parts that the command line asks for; that of this process if it is None."""
+    study = parse_or_exit(arguments, __doc__, _FLAGS, resumes=True)
+    settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
+    sets = checked(lambda: load_sets(settings, source))
+    groups = checked(lambda: plan(settings, source, job, sets))
+    path = checked(lambda: study.open("fedhk-study"))
+    ledger = Ledger(path)
+    batch = 1 if settings.batch is None and jax.default_backend() == "cpu" else settings.batch
+    with Progress(study.folder.progress) as progress:
+        execute(groups, ledger, batch=batch, progress=progress)
+    runs = finished_runs(ledger.rows, settings.study_clients)
+    pooled = pooled_runs(settings, sets, job.all_seeds)
+    report(path, pd.concat([pooled, runs]), settings, job.seeds)
+    if failed := len(ledger.rows) - len(runs):
+        print(f"{failed} runs failed; runs.csv says why")
+    print(f"written: {path}/ (summary.csv, runs.csv, flags.txt, *.png)")
 
 
 if __name__ == "__main__":
-    base.launch(main)
+    main()

@@ -271,8 +271,13 @@ def _heading(group: type) -> str:
 def _unknown(error: flags.UnrecognizedFlagError, name: str, hooks: Hooks) -> str:
     if error.flagname in hooks.replaced:
         return f"{error.flagname}: is no flag any more; {hooks.replaced[error.flagname]}"
-    guess = f"; did you mean --{error.suggestions[0]}?" if error.suggestions else ""
-    return f"{error.flagname}: is no flag of {name}{guess} (--help shows all)"
+    return f"{error.flagname}: is no flag of {name}{did_you_mean(error)} (--help shows all)"
+
+
+def did_you_mean(error: flags.UnrecognizedFlagError) -> str:
+    """Returns absl's guess which flag was meant, as a part of a sentence; empty without one."""
+    _, _, names = str(error).partition("Did you mean: ")  # absl keeps them nowhere else
+    return f"; did you mean --{names.split()[0].strip(',')}?" if names else ""
 
 
 # --- Programs -------------------------------------------------------------------------------------

@@ -11,13 +11,29 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import pandas as pd
+from absl import flags
 
-from experiments.lib.command import FREE_FLAGS, Command
+from experiments.lib.command import FREE_FLAGS, FolderSettings
 from jaxfedmvc.files import write_text
+
+
+class Parsed(Protocol):
+    """A parsed command line, of a job (`Command`) or of a study (`Study`)."""
+
+    @property
+    def folder(self) -> FolderSettings:
+        """Settings of the result folder."""
+
+    @property
+    def flags(self) -> flags.FlagValues:
+        """All parsed flags."""
+
+    def flag_lines(self) -> list[str]:
+        """Returns the flags as a --flagfile takes them."""
 
 
 def versions() -> dict[str, str]:
@@ -31,18 +47,18 @@ def device() -> str:
     return f"{jax.devices()[0].device_kind} ({jax.default_backend()})"
 
 
-def use_compilation_cache(command: Command) -> None:
+def use_compilation_cache(command: Parsed) -> None:
     """Keeps compiled programs where the flag says."""
     if command.folder.compilation_cache:
         folder = os.path.expanduser(command.folder.compilation_cache)
         jax.config.update("jax_compilation_cache_dir", folder)
 
 
-def open_folder(command: Command, name: str) -> Path:
+def open_folder(command: Parsed, name: str) -> Path:
     """Makes the result folder with flags.txt in it, or opens that of a job that goes on.
 
     Args:
-      command: The job; its flags are what flags.txt starts it again with.
+      command: The job or the study; its flags are what flags.txt starts it again with.
       name: For a folder of its own under results/, where --output_dir is not given.
 
     Raises:
@@ -68,13 +84,11 @@ def open_folder(command: Command, name: str) -> Path:
         ) from error
     if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
-    from jaxfedmvc.files import write_text
-
     write_text(folder / "flags.txt", "\n".join(command.flag_lines()) + "\n")
     return folder
 
 
-def _reopened(command: Command) -> Path:
+def _reopened(command: Parsed) -> Path:
     if command.folder.output_dir is None:
         raise ValueError("resume: needs --output_dir, the folder of the job that is to go on")
     folder = Path(command.folder.output_dir)

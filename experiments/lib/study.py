@@ -1,0 +1,140 @@
+"""Programs that run no single method, such as tables, figures and studies: flags and folders.
+
+    study = parse_or_exit(arguments, __doc__, {AttackSettings: None, JobSettings: ("seed",)})
+    settings = study.read(AttackSettings)
+    path = study.open("attack")
+
+Flags are fields of documented dataclasses, as everywhere, in a `FlagValues` of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags, logging
+
+from experiments.lib import folder as folders
+from experiments.lib import plots, settings
+from experiments.lib.command import FolderSettings, checked, did_you_mean
+from experiments.lib.progress import require_tqdm
+from jaxfedmvc.files import write_text
+
+# A dataclass of flags -> the fields that are flags here; None: all.
+Groups = Mapping[type, Sequence[str] | None]
+_OF_THE_FOLDER = ("output_dir", "compilation_cache", "progress")
+
+
+class Study(NamedTuple):
+    """A parsed command line of a program with flags of its own.
+
+    Attributes:
+      flags: All parsed flags.
+      folder: Settings of the result folder.
+    """
+
+    flags: flags.FlagValues
+    folder: FolderSettings
+
+    def read(self, dataclass: type) -> Any:
+        """Returns an instance of a dataclass, made of its flags.
+
+        Raises:
+          ValueError: The dataclass refuses a value.
+        """
+        return settings.read(self.flags, dataclass)
+
+    def flag_lines(self) -> list[str]:
+        """Returns the flags as a --flagfile takes them."""
+        return list(settings.flag_lines(self.flags, {"output_dir", "help", "resume"}))
+
+    def open(self, name: str) -> Path:
+        """Makes the result folder and turns on the cache of compiled programs.
+
+        Args:
+          name: For a folder of its own under results/, where --output_dir is not given.
+
+        Raises:
+          OSError, ValueError, ImportError: Says what is wrong with the folder, or which extra
+            the program lacks.
+        """
+        require_tqdm()
+        plots.require_matplotlib()
+        folders.use_compilation_cache(self)
+        return folders.open_folder(self, name)
+
+
+def parse(
+    arguments: Sequence[str],
+    groups: Groups,
+    defaults: Mapping[str, str] = {},
+    *,
+    resumes: bool = False,
+) -> Study:
+    """Parses a command line without the program's name.
+
+    Args:
+      arguments: Such as ["--trials=5"].
+      groups: Dataclasses of the flags; those of the result folder come with them.
+      defaults: Flag -> text, where the default differs from the dataclass'.
+      resumes: Whether the program can go on with a job that was killed, and so has --resume.
+
+    Raises:
+      ValueError: Says what is wrong, in one line.
+    """
+    values = flags.FlagValues()
+    flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
+    of_the_folder = (*_OF_THE_FOLDER, *["resume"] * resumes)
+    for group, names in {**groups, FolderSettings: of_the_folder}.items():
+        every = [setting.name for setting in settings.settings_of(group)]
+        skip = tuple(name for name in every if names is not None and name not in names)
+        settings.define(values, group, group.__name__.removesuffix("Settings").lower(), skip)
+    for flag, text in defaults.items():
+        values.set_default(flag, text)
+    try:
+        rest = values(["", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        guess = did_you_mean(error)
+        raise ValueError(f"{error.flagname}: is no flag here{guess} (--help shows all)") from error
+    except (flags.Error, OSError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if rest:
+        raise ValueError(f"unexpected arguments {rest}; everything is a flag")
+    return Study(values, settings.read(values, FolderSettings))
+
+
+def parse_or_exit(
+    arguments: Sequence[str] | None,
+    description: str | None,
+    groups: Groups,
+    defaults: Mapping[str, str] = {},
+    *,
+    resumes: bool = False,
+) -> Study:
+    """As `parse`; shows help or one line about what is wrong, and leaves.
+
+    Args:
+      arguments: Those of this process if None.
+      description: What --help begins with.
+      groups: See `parse`.
+      defaults: See `parse`.
+      resumes: See `parse`.
+    """
+    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
+    arguments = sys.argv[1:] if arguments is None else arguments
+    asks = {"--help", "-help", "-h"}
+    rest = [argument for argument in arguments if argument not in asks]
+    study = checked(lambda: parse(rest, groups, defaults, resumes=resumes))
+    if asks & set(arguments):
+        print(f"{description or ''}\n\n{study.flags.get_help()}")
+        sys.exit(0)
+    return study
+
+
+def write_summary(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes summary.json: the content, and what results depend on."""
+    summary = {**content, "device": folders.device(), "versions": folders.versions()}
+    write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
