@@ -1,154 +1,225 @@
-"""VertCoHiRF with one Byzantine agent, after the paper's appendix A.4.
+"""VertCoHiRF with one Byzantine agent: `python -m experiments.vertcohirf.attack` (appendix A.4).
 
-`python -m experiments.vertcohirf_attack`: four Gaussian clusters at the corners of a simplex, three
-agents with one informative and one noise feature each; the named attacker sends false rankings. For
-every spread sigma the mean ARI over seeds with its 95 % confidence band, and the mean of the paired
-differences to the run without attack. All seeds of a curve's point are one batched program.
+Four Gaussian clusters at the corners of a simplex, three agents with one informative and one noise
+feature each; the named attacker sends false rankings. For every spread sigma the mean ARI over
+seeds with its 95 % confidence band, and the mean of the paired differences to the run without
+attack. All seeds of a curve's point are one batched program.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import flags
+import pandas as pd
 from scipy import stats
 
-from experiments import base, vertical
-from experiments.base import checked, seeds
-from experiments.lib import plots
-from experiments.progress import ProgressBar, require_tqdm
-from jaxfedmvc import engine, metrics
-from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
+from experiments.lib import plots, study
+from experiments.lib.command import JobSettings, checked
+from experiments.lib.folder import append_rows
+from experiments.lib.progress import Progress
+from experiments.lib.study import Study, write_summary
+from jaxfedmvc import checks, engine
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf_of_steps
 from jaxfedmvc.attacks.byzantine import attacked
 from jaxfedmvc.clustering.local import kmeans_method
 from jaxfedmvc.data import synthetic
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.metrics import host
 
-FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(base)
-
-flags.DEFINE_list("sigmas", ["0.1", "0.2", "0.4", "1.0"], "Standard deviations of the clusters.")
-flags.DEFINE_list("attacks", ["random_ranking", "inverse_ranking"], "What the attacker sends.")
-flags.DEFINE_integer("attacker", 2, "The one Byzantine agent, 0 to 2.", 0, 2)
-flags.DEFINE_integer("samples", 1000, "Samples.", lower_bound=8)
-flags.DEFINE_integer("attack_clusters", 4, "C of every agent's k-means.", lower_bound=2)
-flags.DEFINE_float("attack_share", 0.5, "q of every agent: at 0.5 one of its two features.")
-flags.DEFINE_integer("attack_repetitions", 1, "R of every agent.", lower_bound=1)
-flags.DEFINE_integer("attack_max_iter", 30, "Most iterations.", lower_bound=1)
-flags.DEFINE_integer("trials", 50, "Seeds of data and run for each point.", lower_bound=2)
-flags.DEFINE_integer("batch", 25, "Seeds computed at once; bounds memory.", lower_bound=1)
+HONEST = "no attack"
+_CORNERS = 4
 
 
-def sigmas() -> list[float]:
-    """The spreads, from the flag.
+@dataclasses.dataclass(frozen=True)
+class AttackSettings:
+    """Settings of the attack study.
+
+    Attributes:
+      sigmas: Standard deviations of the clusters.
+      attacks: What the attacker sends: random_ranking, inverse_ranking, random_labels or
+        all_one_cluster; each is a curve.
+      attacker: The one Byzantine agent, 0 to 2.
+      samples: Samples of a seed.
+      attack_clusters: C of every agent's k-means.
+      attack_share: q of every agent; at 0.5 it sees one of its two features.
+      attack_repetitions: R of every agent.
+      attack_max_iter: Most iterations of a run.
+      trials: Seeds of data and run for each point.
+      batch: Seeds computed at once, which bounds memory.
+    """
+
+    sigmas: tuple[float, ...] = (0.1, 0.2, 0.4, 1.0)
+    attacks: tuple[str, ...] = ("random_ranking", "inverse_ranking")
+    attacker: int = 2
+    samples: int = 1000
+    attack_clusters: int = 4
+    attack_share: float = 0.5
+    attack_repetitions: int = 1
+    attack_max_iter: int = 30
+    trials: int = 50
+    batch: int = 25
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the setting."""
+        if not self.sigmas or not all(0 < sigma < np.inf for sigma in self.sigmas):
+            raise checks.wrong("sigmas", self.sigmas, "a list of finite numbers above 0")
+        if not 0 <= self.attacker <= 2:
+            raise checks.wrong("attacker", self.attacker, "0, 1 or 2")
+        checks.at_least(self, 8, "samples")
+        checks.at_least(self, 2, "attack_clusters", "trials")
+        checks.at_least(self, 1, "attack_repetitions", "attack_max_iter", "batch")
+
+
+# What else is a flag here.
+SEED = {JobSettings: ("seed",)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the study that the command line describes."""
+    run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None} | SEED))
+
+
+def run(asked: Study) -> None:
+    """Runs the study; prints, draws and writes what it finds."""
+    settings: AttackSettings = checked(partial(asked.read, AttackSettings))
+    job: JobSettings = checked(partial(asked.read, JobSettings))
+    variants = checked(partial(algorithms, settings))
+    seeds = list(range(job.seed, job.seed + settings.trials))
+    path = checked(partial(asked.open, "vertcohirf_attack-simplex"))
+    with Progress(asked.folder.progress) as progress:
+        scores = measured(settings, variants, seeds, path, progress)
+    title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {len(seeds)} seeds"
+    plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
+    summary = {name: interval(values) for name, values in scores.items()}
+    differences = {
+        name: interval(values - scores[HONEST]) for name, values in scores.items() if name != HONEST
+    }
+    n = len(seeds)
+    print(f"mean ARI over {n} seeds, +- half the 95 % confidence interval of the mean")
+    print(_text(summary, settings.sigmas, ".4f"))
+    print("\nattack minus no attack, paired by seed")
+    print(_text(differences, settings.sigmas, "+.4f"))
+    found = _by_sigma(settings.sigmas, summary, differences)
+    write_summary(path, {"seeds": seeds, "sigmas": settings.sigmas, "ari": found})
+    print(f"\nwritten: {path}/ (trials.csv, summary.json, flags.txt, attack.png)")
+
+
+def algorithms(settings: AttackSettings) -> dict[str, FederatedAlgorithm]:
+    """Returns the protocol without an attack, and with each of them.
 
     Raises:
-      ValueError: Not numbers above 0.
+      ValueError: A setting is out of range, or an attack is unknown.
     """
-    try:
-        values = [float(text) for text in FLAGS.sigmas]
-    except ValueError:
-        values = []
-    if not values or not all(0 < value < np.inf for value in values):
-        raise ValueError(f"sigmas: got {','.join(FLAGS.sigmas)!r}; allowed are numbers above 0")
-    return values
+    method = kmeans_method(settings.attack_clusters)
+    step = LocalStep(method, settings.attack_share, settings.attack_repetitions)
+    honest = vertcohirf_of_steps(step)
+    attacks = {name: attacked(honest, name, [settings.attacker]) for name in settings.attacks}
+    return {HONEST: honest} | attacks
 
 
-def stacked(sigma: float, trials: list[int]) -> Federation:
-    """The federations of these seeds on a leading axis."""
+def measured(
+    settings: AttackSettings,
+    variants: dict[str, FederatedAlgorithm],
+    seeds: Sequence[int],
+    path: Path,
+    progress: Progress,
+) -> dict[str, np.ndarray]:
+    """Runs all trials and appends them to trials.csv; returns the ARI [seeds, sigmas] by variant.
+
+    Every batch is of the same size: the last one begins earlier, and what overlaps is the same.
+    """
+    size = min(settings.batch, len(seeds))
+    starts = [min(start, len(seeds) - size) for start in range(0, len(seeds), size)]
+    programs = {name: _program(a, settings.attack_max_iter) for name, a in variants.items()}
+    scores = {name: np.zeros((len(seeds), len(settings.sigmas))) for name in variants}
+    progress.expect(dict.fromkeys(variants, len(settings.sigmas) * len(starts)))
+    for s, sigma in enumerate(settings.sigmas):
+        for start, name in itertools.product(starts, variants):
+            batch = seeds[start : start + size]
+            federations = _stacked(sigma, batch, settings.samples)
+            labels = programs[name](federations, jax.vmap(jax.random.key)(jnp.array(batch)))
+            scores[name][start : start + size, s] = _ari(federations, labels)
+            progress.done(name)
+        for name, values in scores.items():
+            rows = [
+                {"sigma": sigma, "variant": name, "seed": seed, "ari": values[i, s]}
+                for i, seed in enumerate(seeds)
+            ]
+            append_rows(path / "trials.csv", rows)
+    return scores
+
+
+def _stacked(sigma: float, seeds: Sequence[int], n_samples: int) -> Federation:
+    """Returns the federations of these seeds on a leading axis."""
     federations = []
-    for trial in trials:
-        dataset = synthetic.simplex(trial, sigma, FLAGS.samples)
-        parts = vertical_partition(FLAGS.samples, len(dataset.views))
+    for seed in seeds:
+        dataset = synthetic.simplex(seed, sigma, n_samples)
+        parts = vertical_partition(n_samples, len(dataset.views))
         federations.append(Federation.from_arrays(dataset.views, dataset.labels, partition=parts))
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *federations)
 
 
-def main() -> None:
-    """Runs the study that the flags describe."""
-    base.use_compilation_cache()
-    spreads = checked(sigmas)
-    method = kmeans_method(FLAGS.attack_clusters)
-    honest = checked(
-        lambda: vertcohirf(LocalStep(method, FLAGS.attack_share, FLAGS.attack_repetitions))
-    )
-    variants = {"no attack": honest} | checked(
-        lambda: {name: attacked(honest, name, [FLAGS.attacker]) for name in FLAGS.attacks}
-    )
-    checked(require_tqdm)
-    checked(plots.require_matplotlib)
-    checked(lambda: synthetic.simplex(0, spreads[0], FLAGS.samples))
-    folder = checked(lambda: base.make_folder("vertcohirf_attack-simplex"))
-    first = seeds()[0]
-    trials = list(range(first, first + FLAGS.trials))
-    chunks = [trials[i : i + FLAGS.batch] for i in range(0, len(trials), FLAGS.batch)]
-    # Every chunk of the same size: the last one begins earlier and its overlap is dropped.
-    size = min(FLAGS.batch, len(trials))
+def _program(algorithm: FederatedAlgorithm, rounds: int) -> Any:
+    """Compiles `(federations, keys) -> the first agent's clusters [seeds, samples]`."""
 
-    def program(name: str):
-        def one(federation: Federation, key: jax.Array) -> jax.Array:
-            labels = engine.run(variants[name], federation, key, FLAGS.attack_max_iter).labels[0][0]
-            truth = federation.labels[0][0]  # type: ignore[index]
-            return metrics.ari(truth, labels, 4, FLAGS.samples)
+    def one(federation: Federation, key: jax.Array) -> jax.Array:
+        hidden = federation.without_labels()
+        return engine.run(algorithm, hidden, key, rounds).labels[0][0]
 
-        return jax.jit(jax.vmap(one))
-
-    programs = {name: program(name) for name in variants}
-    scores = {name: np.zeros((len(trials), len(spreads))) for name in variants}
-    with ProgressBar(len(spreads) * len(chunks) * len(variants)) as bar:
-        for s, sigma in enumerate(spreads):
-            for chunk in chunks:
-                block = trials[-size:] if len(chunk) < size else chunk
-                federation = stacked(sigma, block)
-                keys = jax.vmap(jax.random.key)(jnp.array(block))
-                for name, run in programs.items():
-                    values = np.asarray(run(federation, keys))
-                    places = [trial - first for trial in block]
-                    scores[name][places, s] = values
-                    bar.advance(1)
-            for name, values in scores.items():
-                rows = [
-                    {"sigma": sigma, "variant": name, "seed": trial, "ari": values[i, s]}
-                    for i, trial in enumerate(trials)
-                ]
-                base.append_rows(folder / "trials.csv", rows)
-    plots.attack_bands(
-        folder / "attack.png",
-        spreads,
-        scores,
-        "sigma",
-        "ARI",
-        f"VertCoHiRF(k-means), attacker is agent {FLAGS.attacker}, {len(trials)} seeds",
-    )
-    summary = {}
-    print(f"mean ARI over {len(trials)} seeds, +- half the 95 % confidence interval of the mean")
-    print(f"{'sigma':>7s}" + "".join(f"{name:>24s}" for name in variants))
-    for s, sigma in enumerate(spreads):
-        cells = [_interval(values[:, s]) for values in scores.values()]
-        print(f"{sigma:7.2f}" + "".join(f"{f'{m:.4f} +- {h:.4f}':>24s}" for m, h in cells))
-        summary[str(sigma)] = {
-            name: {"mean": m, "half_width_95": h}
-            for name, (m, h) in zip(scores, cells, strict=True)
-        }
-    print("\nattack minus no attack, paired by seed")
-    for s, sigma in enumerate(spreads):
-        cells = []
-        for name in list(variants)[1:]:
-            m, h = _interval(scores[name][:, s] - scores["no attack"][:, s])
-            summary[str(sigma)][name] |= {"difference": m, "difference_half_width_95": h}
-            cells.append(f"{f'{m:+.4f} +- {h:.4f}':>24s}")
-        print(f"{sigma:7.2f}{'':24s}" + "".join(cells))
-    vertical.write_summary(folder, {"seeds": trials, "sigmas": spreads, "ari": summary})
-    print(f"\nwritten: {folder}/ (trials.csv, summary.json, flags.txt, attack.png)")
+    return jax.jit(jax.vmap(one))
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % confidence interval by Student's t."""
-    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    return float(np.mean(values)), float(half)
+def _ari(federations: Federation, labels: jax.Array) -> list[float]:
+    """Scores the clusters [seeds, samples] of each seed."""
+    assert federations.labels is not None
+    truth = np.asarray(federations.labels[0])[:, 0]
+    tables = host.client_tables(truth, labels, truth >= 0, (_CORNERS, labels.shape[1]))
+    return [host.table_scores(table)["ari"] for table in tables]
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Computes means [sigmas] and half the widths of their 95 % confidence intervals.
+
+    Args:
+      values: [seeds, sigmas]; Student's t.
+    """
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values, axis=0)
+    return np.mean(values, axis=0), half
+
+
+def _text(found: dict[str, Any], sigmas: Sequence[float], form: str) -> str:
+    cells = {
+        name: [f"{m:{form}} +- {h:.4f}" for m, h in zip(*pair, strict=True)]
+        for name, pair in found.items()
+    }
+    return pd.DataFrame(cells, index=pd.Index(sigmas, name="sigma")).to_string()
+
+
+def _by_sigma(
+    sigmas: Sequence[float], summary: dict[str, Any], differences: dict[str, Any]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns `{sigma: {variant: numbers}}`, as summary.json holds them."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for s, sigma in enumerate(sigmas):
+        found[str(sigma)] = {}
+        for name, (mean, half) in summary.items():
+            row = {"mean": float(mean[s]), "half_width_95": float(half[s])}
+            if name in differences:
+                mean, half = differences[name]
+                row |= {"difference": float(mean[s]), "difference_half_width_95": float(half[s])}
+            found[str(sigma)][name] = row
+    return found
 
 
 if __name__ == "__main__":
-    base.launch(main)
+    main()
