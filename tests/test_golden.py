@@ -15,28 +15,24 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import Federation, data, engine
-from jaxfedmvc.algorithms import (
+from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.algorithms.coreset_kmeans import CoresetKMeansConfig, coreset_kmeans
+from jaxfedmvc.algorithms.distr_kmeans import DistrKMeansConfig, distr_kmeans
+from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, P2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.fedhk import (
     FedHKConfig,
     FedHKHyperparams,
-    FMCSCConfig,
-    FMCSCHyperparams,
-    MGCDConfig,
-    coreset_kmeans,
-    distr_kmeans,
-    dpfmps,
-    dpfmps_p2est,
+    Parafac2Config,
+    PrivacySettings,
+    TuckerConfig,
     e_fkmvc,
+    e_fkmvc_with_noise,
     fedhk_parafac2,
     fedhk_tucker,
-    fmcsc,
-    local_kmeans,
-    mgcd,
 )
-from jaxfedmvc.algorithms.coreset_kmeans import CoresetKMeansConfig
-from jaxfedmvc.algorithms.distr_kmeans import DistrKMeansConfig
-from jaxfedmvc.algorithms.fedhk.private import PrivacySettings, private_e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import local_fmcsc
-from jaxfedmvc.algorithms.local_kmeans import LocalKMeansConfig
+from jaxfedmvc.algorithms.local_kmeans import LocalKMeansConfig, local_kmeans
+from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.vertcohirf import (
     LocalStep,
     VertCoHiRFConfig,
@@ -71,8 +67,8 @@ GRAPHS = {
 RUNS = {
     "coreset_kmeans": ("vertical", 0, lambda: coreset_kmeans(CoresetKMeansConfig(K))),
     "distr_kmeans": ("vertical", 0, lambda: distr_kmeans(DistrKMeansConfig(K))),
-    "dpfmps": ("vertical", 0, lambda: dpfmps(K, epsilon=4.0)),
-    "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(K, epsilon=4.0)),
+    "dpfmps": ("vertical", 0, lambda: dpfmps(DPFMPSConfig(K, epsilon=4.0))),
+    "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(P2EstConfig(K, epsilon=4.0))),
     "e_fkmvc": ("partial", 3, lambda: e_fkmvc(FedHKConfig(K, n_restarts=2))),
     "e_fkmvc_personal": (
         "partial",
@@ -81,12 +77,12 @@ RUNS = {
             FedHKConfig(K, personal="proximal", personal_steps=2), FedHKHyperparams(tau=3.0)
         ),
     ),
-    "fedhk_parafac2": ("partial", 3, lambda: fedhk_parafac2(FedHKConfig(K))),
-    "fedhk_tucker": ("partial", 3, lambda: fedhk_tucker(FedHKConfig(K), None, (2, 3, 2))),
+    "fedhk_parafac2": ("partial", 3, lambda: fedhk_parafac2(Parafac2Config(K))),
+    "fedhk_tucker": ("partial", 3, lambda: fedhk_tucker(TuckerConfig(K, ranks=(2, 3, 2)))),
     "private_e_fkmvc": (
         "full",
         2,
-        lambda: private_e_fkmvc(FedHKConfig(K), None, PrivacySettings(0.5)),
+        lambda: e_fkmvc_with_noise(FedHKConfig(K), None, PrivacySettings(0.5)),
     ),
     "fmcsc": (
         "partial",
@@ -138,7 +134,8 @@ RUNS = {
                 pretrain_epochs=2,
                 local_epochs=1,
                 **GRAPHS,
-            )
+            ),
+            MGCDHyperparams(lam=1.0),
         ),
     ),
     "vertcohirf": (
