@@ -4,6 +4,6 @@ Read `client.py` and `server.py` beside the paper, equation by equation, then `m
 """
 
 from jaxfedmvc.algorithms.mgcd.method import mgcd
-from jaxfedmvc.algorithms.mgcd.model import MGCDConfig, MGCDHyperparams
+from jaxfedmvc.algorithms.mgcd.settings import MGCDConfig, MGCDHyperparams
 
 __all__ = ["MGCDConfig", "MGCDHyperparams", "mgcd"]

@@ -11,7 +11,8 @@ from jax import Array
 
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd.graph import Graph
-from jaxfedmvc.algorithms.mgcd.model import Clusters, MGCDConfig
+from jaxfedmvc.algorithms.mgcd.model import Clusters
+from jaxfedmvc.algorithms.mgcd.settings import ResolvedConfig
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours, heaviest_edges, sparse_embedding
 from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.losses import l2_normalize
@@ -21,9 +22,9 @@ _EPS = 1e-6
 
 
 def clusters(
-    key: Array, refined: Sequence[Graph], mean: Graph, where: Array, config: MGCDConfig
+    key: Array, refined: Sequence[Graph], mean: Graph, where: Array, config: ResolvedConfig
 ) -> Clusters:
-    """Spectral clustering (Ng, Jordan & Weiss, 2001) on an affinity made of consistency graphs.
+    """Clusters an affinity made of consistency graphs spectrally (Ng, Jordan & Weiss, 2001).
 
     Two affinities are sound for different data. Where views agree on which samples are alike, the
     largest entries of the views' MEAN graph are those that all support. Where each view links a
@@ -34,7 +35,7 @@ def clusters(
     Zanetti, 2017, there with the K-way expansion for 1 - e_K). No label is needed for it.
 
     Args:
-      key: Of k-means.
+      key: Key of the starts of k-means.
       refined: The views' refined consistency graphs G_{c_v}.
       mean: Their mean G_c.
       where: Real samples, bool [N].
@@ -55,19 +56,19 @@ def clusters(
 
 
 def better(first: Clusters, second: Clusters) -> Clusters:
-    """The clusters of the larger separation, the first ones where they are equal."""
+    """Returns the clusters of the larger separation, the first ones where they are equal."""
     chosen = second.separation > first.separation
     return jax.tree.map(lambda a, b: jnp.where(chosen, b, a), first, second)
 
 
-def of_each_view(refined: Sequence[Graph], where: Array, config: MGCDConfig) -> Neighbours:
-    """The mean of the views' own affinities, which has up to V k edges a row."""
+def of_each_view(refined: Sequence[Graph], where: Array, config: ResolvedConfig) -> Neighbours:
+    """Returns the mean of the views' own affinities, which has up to V k edges a row."""
     strongest = [_strongest(graph, where, config) for graph in refined]
     index = jnp.concatenate([s.index for s in strongest], axis=1)
     return Neighbours(index, jnp.concatenate([s.weight for s in strongest], axis=1) / len(refined))
 
 
-def _strongest(graph: Graph, where: Array, config: MGCDConfig) -> Neighbours:
+def _strongest(graph: Graph, where: Array, config: ResolvedConfig) -> Neighbours:
     return heaviest_edges(
         lambda index: graphs_lib.rows(graph, index),
         graphs_lib.n_samples(graph),
@@ -77,12 +78,12 @@ def _strongest(graph: Graph, where: Array, config: MGCDConfig) -> Neighbours:
     )
 
 
-def _k(graph: Graph, config: MGCDConfig) -> int:
+def _k(graph: Graph, config: ResolvedConfig) -> int:
     return min(config.n_neighbours, graphs_lib.n_samples(graph) - 1)
 
 
 def _widened(affinity: Neighbours, width: int) -> Neighbours:
-    """The same edges with room for `width` a row."""
+    """Returns the same edges with room for `width` a row."""
     n, k = affinity.index.shape
     own = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None], (n, width - k))
     return Neighbours(
@@ -91,7 +92,9 @@ def _widened(affinity: Neighbours, width: int) -> Neighbours:
     )
 
 
-def _cut(key: Array, affinity: Any, where: Array, config: MGCDConfig, *, of_each: bool) -> Clusters:
+def _cut(
+    key: Array, affinity: Any, where: Array, config: ResolvedConfig, *, of_each: bool
+) -> Clusters:
     k = config.n_clusters
     found = sparse_embedding(affinity, k + 1, where=where)
     rows = l2_normalize(found.vectors[:, :k])

@@ -13,8 +13,6 @@ from jax import Array
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, rows, times
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
-    MGCDConfig,
-    MGCDHyperparams,
     PyTree,
     decode,
     encode,
@@ -22,17 +20,18 @@ from jaxfedmvc.algorithms.mgcd.model import (
     last,
     uniform_by_row,
 )
+from jaxfedmvc.algorithms.mgcd.settings import MGCDHyperparams, ResolvedConfig
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.nn import fit, fit_on
 
 
 def reconstruction_loss(x: Array, x_decoded: Array, mask: Array) -> Array:
-    """Eq. (1): mean over samples of ||x - D(E_c(x) + E_d(x))||^2."""
+    """Computes eq. (1): mean over samples of ||x - D(E_c(x) + E_d(x))||^2."""
     return masked_mean(jnp.sum((x - x_decoded) ** 2, axis=-1), mask)
 
 
 def self_representation_loss(z: Array, graph_rows: Array, z_all: Array, mask: Array) -> Array:
-    """Eq. (2): mean over samples of ||z_i - sum_j G_ij z_j||^2, G = G_c + G_d.
+    """Computes eq. (2): mean over samples of ||z_i - sum_j G_ij z_j||^2, G = G_c + G_d.
 
     Args:
       z: [b, d], of the samples whose rows these are.
@@ -44,7 +43,7 @@ def self_representation_loss(z: Array, graph_rows: Array, z_all: Array, mask: Ar
 
 
 def pretrain(
-    key: Array, params: PyTree, x: Array, mask: Array, config: MGCDConfig, hp: MGCDHyperparams
+    key: Array, params: PyTree, x: Array, mask: Array, config: ResolvedConfig, hp: MGCDHyperparams
 ) -> tuple[PyTree, Array]:
     """Minimises eq. (1); returns the parameters and the last epoch's loss.
 
@@ -79,12 +78,12 @@ def local_training(
     consistency: Graph,
     x: Array,
     mask: Array,
-    config: MGCDConfig,
+    config: ResolvedConfig,
     hp: MGCDHyperparams,
 ) -> tuple[ClientState, Array]:
-    """Epochs of L_r + gamma L_s; returns the state and the loss of each epoch.
+    """Minimises L_r + gamma L_s; returns the state and the loss of each epoch.
 
-    The paper says nothing of how minibatches go with a graph of all samples. The rows of the batch
+    The paper does not say how minibatches go with a graph of all samples. Here the rows of a batch
     meet ALL latent vectors, which are computed at the start of an epoch and held fixed in it;
     gradients flow through the batch's own vectors and its rows of the diversity graph.
     """
@@ -126,8 +125,8 @@ def local_training(
     return state._replace(params=params, opt_state=opt_state), losses
 
 
-def diversity_graph(params: PyTree, x: Array, mask: Array, config: MGCDConfig) -> Factored:
-    """G_d = f_d(E_d(X)) with f_d one linear layer, so of rank d: the factors Z_d and W."""
+def diversity_graph(params: PyTree, x: Array, mask: Array, config: ResolvedConfig) -> Factored:
+    """Returns G_d = f_d(E_d(X)); f_d is one linear layer, so its factors are Z_d and W."""
     _, z_d = encode(params, config, x)
     return Factored(jnp.where(mask[:, None], z_d, 0.0), jnp.where(mask[None], params["graph"], 0.0))
 
@@ -140,10 +139,10 @@ def latent(
     x: Array,
     mask: Array,
     width: int,
-    config: MGCDConfig,
+    config: ResolvedConfig,
     hp: MGCDHyperparams,
 ) -> tuple[Array, Array]:
-    """Z [N, width] on the sphere, and the reconstruction loss.
+    """Returns Z [N, width] on the sphere, and the reconstruction loss.
 
     Without that loss the encoder is a random one.
     """
@@ -162,7 +161,7 @@ def latent(
 
 
 def principal_axes(x: Array, width: int) -> Array:
-    """The encoder of the best linear autoencoder, [D_v, width]: eq. (1) in closed form.
+    """Returns the encoder of the best linear autoencoder, [D_v, width]: eq. (1) in closed form.
 
     The leading eigenvectors of the covariance (Baldi & Hornik, 1989) of centred x [N, D_v].
     """
@@ -170,15 +169,15 @@ def principal_axes(x: Array, width: int) -> Array:
 
 
 def centred(x: Array, mask: Array) -> Array:
-    """[N, D] less its mean over the real rows; zero in the others."""
+    """Subtracts from x [N, D] its mean over the real rows; the others become zero."""
     mean = jnp.sum(jnp.where(mask[:, None], x, 0.0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
     return jnp.where(mask[:, None], x - mean[None], 0.0)
 
 
 def on_sphere(z: Array, mask: Array) -> Array:
-    """Centred latent vectors scaled to length sqrt(d), so that columns have unit size on average.
+    """Centres latent vectors and scales them to length sqrt(d).
 
-    Without it long vectors dominate every row of the graph.
+    Columns then have unit size on average, and no long vector dominates the rows of the graph.
     """
     z = centred(z, mask)
     norm = jnp.sqrt(jnp.sum(z * z, axis=1, keepdims=True))
@@ -188,7 +187,7 @@ def on_sphere(z: Array, mask: Array) -> Array:
 def ridge_graph(
     z: Array, consistency: Graph, n_real: Array, ridge: Array | float, *, solve: bool
 ) -> Factored:
-    """The diversity graph that solves eq. (2) with a penalty, `Factored`.
+    """Returns the diversity graph that solves eq. (2) with a penalty.
 
     min over G of ||(I - G_c) Z - G Z||_F^2 + ridge N ||G||_F^2, which is
     G_d = (I - G_c) Z (Z^T Z + ridge N I)^-1 Z^T: ridge regression, on Z, of the part of Z that G_c
@@ -200,7 +199,8 @@ def ridge_graph(
       consistency: G_c.
       n_real: Number of samples.
       ridge: lambda_g, relative to the number of samples.
-      solve: Without, the limit of a large penalty, but for its scale: (I - G_c) Z Z^T / N.
+      solve: Whether to solve it; False: the limit of a large penalty, up to its scale,
+        (I - G_c) Z Z^T / N.
     """
     unexplained = z - times(consistency, z)
     if not solve:

@@ -1,8 +1,8 @@
-"""Graphs over N samples, whole or as two factors: what vertical graph methods exchange.
+"""Graphs over N samples, whole or as two factors: what clients and server exchange.
 
 A graph G is a real [N, N] matrix with a zero diagonal, signed and not symmetric: row i says how
 sample i is made up of the others. It is held as an array [N, N], or as `Factored`, whose 2 N r
-numbers stand for N^2. Every function takes either, and gives the same for both but for rounding.
+numbers stand for N^2. Every function takes either, and returns the same for both up to rounding.
 Products run in full float32: `precision` matters on accelerators whose default is less.
 """
 
@@ -34,22 +34,22 @@ Graph = Array | Factored
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """`a @ b` in full float32."""
+    """Returns `a @ b` in full float32."""
     return jnp.matmul(a, b, precision=_EXACT)
 
 
 def n_samples(graph: Graph) -> int:
-    """N."""
+    """Returns N."""
     return graph.left.shape[0] if isinstance(graph, Factored) else graph.shape[0]
 
 
 def without_diagonal(matrix: Array) -> Array:
-    """[N, N] with zeros on the diagonal."""
+    """Returns [N, N] with zeros on the diagonal."""
     return jnp.where(jnp.eye(matrix.shape[0], dtype=bool), 0.0, matrix)
 
 
 def rows(graph: Graph, index: Array) -> Array:
-    """The rows `index` [b] of the graph, [b, N]."""
+    """Returns the rows `index` [b] of the graph, [b, N]."""
     if not isinstance(graph, Factored):
         return graph[index]
     block = matmul(graph.left[index], graph.right)
@@ -57,12 +57,12 @@ def rows(graph: Graph, index: Array) -> Array:
 
 
 def diagonal(graph: Factored) -> Array:
-    """What is left out of the product of the factors, [N]."""
+    """Returns the diagonal of the product of the factors, which the graph leaves out, [N]."""
     return jnp.sum(graph.left * graph.right.T, axis=1)
 
 
 def times(graph: Graph, x: Array) -> Array:
-    """`G @ x` for x [N, m], without ever forming a factored G."""
+    """Returns `G @ x` for x [N, m], without ever forming a factored G."""
     if not isinstance(graph, Factored):
         return matmul(graph, x)
     through = matmul(graph.left, matmul(graph.right, x))
@@ -70,21 +70,21 @@ def times(graph: Graph, x: Array) -> Array:
 
 
 def dense(graph: Graph) -> Array:
-    """The graph as an array [N, N]."""
+    """Returns the graph as an array [N, N]."""
     if not isinstance(graph, Factored):
         return graph
     return without_diagonal(matmul(graph.left, graph.right))
 
 
 def scaled(graph: Graph, factor: Array | float) -> Graph:
-    """`factor * G`."""
+    """Returns `factor * G`."""
     if not isinstance(graph, Factored):
         return factor * graph
     return Factored(factor * graph.left, graph.right)
 
 
 def side_by_side(graphs: Sequence[Factored]) -> Factored:
-    """The sum of factored graphs, of which the factors lie side by side: ranks add up."""
+    """Returns the sum of factored graphs, with their factors side by side: ranks add up."""
     return Factored(
         jnp.concatenate([g.left for g in graphs], axis=1),
         jnp.concatenate([g.right for g in graphs]),
@@ -92,7 +92,7 @@ def side_by_side(graphs: Sequence[Factored]) -> Factored:
 
 
 def total(graphs: Sequence[Graph]) -> Graph:
-    """The sum of graphs, factored where all are; one whole graph makes the sum whole."""
+    """Returns the sum of graphs, factored where all are; one whole graph makes the sum whole."""
     factored = [g for g in graphs if isinstance(g, Factored)]
     if len(factored) == len(graphs):
         return side_by_side(factored)
@@ -100,19 +100,19 @@ def total(graphs: Sequence[Graph]) -> Graph:
 
 
 def squared_norm(graph: Graph) -> Array:
-    """||G||_F^2."""
+    """Returns ||G||_F^2."""
     if not isinstance(graph, Factored):
         return jnp.sum(graph * graph)
     grams = matmul(graph.left.T, graph.left) * matmul(graph.right, graph.right.T)
-    # Of two near sums; rounding must not make it negative.
+    # The difference of two close sums: rounding must not make it negative.
     return jnp.maximum(jnp.sum(grams) - jnp.sum(diagonal(graph) ** 2), 0.0)
 
 
 def of_rank(graph: Graph, rank: int) -> Graph:
-    """A factored graph in factors of exactly this rank; a whole graph as it is.
+    """Returns a factored graph in factors of exactly this rank; a whole graph as it is.
 
-    Of a higher rank the best approximation of `left @ right` in the Frobenius norm is kept (the
-    truncated singular value decomposition; Eckart & Young, 1936), of a lower one nothing is lost.
+    Of a higher rank, the best approximation of `left @ right` in the Frobenius norm is kept (the
+    truncated singular value decomposition; Eckart & Young, 1936); of a lower one, nothing is lost.
     O(N r^2).
     """
     if not isinstance(graph, Factored):
@@ -132,14 +132,14 @@ def of_rank(graph: Graph, rank: int) -> Graph:
 
 
 def zeros(n: int, rank: int | None) -> Graph:
-    """The graph without edges: [n, n], or factors of this rank."""
+    """Returns the graph without edges: [n, n], or factors of this rank."""
     if rank is None:
         return jnp.zeros((n, n))
     return Factored(jnp.zeros((n, rank)), jnp.zeros((rank, n)))
 
 
 def choose(condition: Array, first: Graph, second: Graph) -> Graph:
-    """The first graph where the condition holds, else the second; ranks may differ."""
+    """Returns the first graph where the condition holds, else the second; ranks may differ."""
     if isinstance(first, Factored) and isinstance(second, Factored):
         rank = max(first.left.shape[1], second.left.shape[1])
         first, second = of_rank(first, rank), of_rank(second, rank)

@@ -6,8 +6,8 @@
         eq. (4) to (6), and clusters it
     finish: the server sends the clusters
 
-What leaves a client is a graph over the samples. It is no secret keeper: the graph of a linear
-layer spans the latent space that it is made of, and its factors are that space.
+What leaves a client is a graph over the samples. It keeps no secrets: the graph of a linear layer
+spans the latent space that it is made of, and its factors are that space.
 
 Source: Sun et al., "Graph consistency and diversity measurement for federated multi-view
 clustering", AAAI 2025. What its text leaves open or misprints is named where it is decided.
@@ -15,6 +15,7 @@ clustering", AAAI 2025. What its text leaves open or misprints is named where it
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,28 +33,33 @@ from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
     Clusters,
-    MGCDConfig,
-    MGCDHyperparams,
     ServerState,
-    graph_rank,
     init_autoencoder,
     last,
-    latent_dims,
-    predicted_bytes,
     uniform_by_row,
+)
+from jaxfedmvc.algorithms.mgcd.settings import (
+    MGCDConfig,
+    MGCDHyperparams,
+    ResolvedConfig,
+    check_hyperparams,
+)
+from jaxfedmvc.algorithms.mgcd.sizes import (
+    check_federation,
+    graph_rank,
+    latent_dims,
+    view_dims,
 )
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
 
-# What graphs a round is reported for; see `mgcd`.
+# Names of the graphs that `report_graphs` reports.
 REPORTED = ("consistency", "diversity", "average")
 
 
-def mgcd(
-    config: MGCDConfig, hyperparams: MGCDHyperparams | None = None, *, report: bool = False
-) -> FederatedAlgorithm:
-    """The method for a vertical federation, one client for each view.
+def mgcd(config: MGCDConfig, hyperparams: MGCDHyperparams | None = None) -> FederatedAlgorithm:
+    """Makes the method for a vertical federation, one client for each view.
 
     The robust mode keeps the clusters of the round whose affinity separates them best, and is
     `done` after a round that separates them no better; a trained server falls back on the average
@@ -62,77 +68,121 @@ def mgcd(
     Args:
       config: Static settings.
       hyperparams: Traced settings; the defaults if None.
-      report: Whether the server's info of a round holds the clusters of each of `REPORTED`: of the
-        new consistency graph, of the mean diversity graph, and of the old consistency graph plus
-        the mean diversity graph. For simulations; costs two more spectral clusterings a round.
 
     Returns:
-      The algorithm. Its `init` raises ValueError as `Federation.check_vertical` does, for a single
-      view, no more samples than clusters, and more memory on the server's side than the
-      configuration allows.
-    """
-    hp = MGCDHyperparams() if hyperparams is None else hyperparams
-    robust = config.mode == "robust"
+      The algorithm. Its `init` raises ValueError as `sizes.check_federation` does.
 
+    Raises:
+      ValueError: A hyper-parameter is out of range.
+    """
+    settings, hp = config.resolved(), MGCDHyperparams() if hyperparams is None else hyperparams
+    check_hyperparams(hp)
+    return FederatedAlgorithm(
+        init=_build_init(settings, hp),
+        setup=(Phase(_send_nothing, _build_prepare(settings, hp), _keep),),
+        round=(
+            Phase(_send_graph, _build_find_diversity(settings, hp), _build_refine(settings, hp)),
+        ),
+        finish=(Phase(_send_labels, _receive, _keep),),
+        assign=_assign,
+        embed=_embed,
+        done=(lambda state: state.finished) if settings.mode == "robust" else None,
+    )
+
+
+def _build_init(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., Any]:
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
-        _check(federation, config)
-        where = federation.cohorts[0].mask[0]
-        n = where.shape[0]
-        dims = [sum(view.shape[-1] for view in c.views) for c in federation.cohorts]
-        networks: Any = ()
-        if config.server_trains:
-            of_server = jax.random.fold_in(key, keys.SERVER)
-            n_real = jnp.maximum(jnp.sum(where), 1)
-            networks = server_lib.init_networks(of_server, config, n, n_real)
-        rank = None if config.dense else graph_rank(config, n, dims)
-        n_edges = len(dims) * min(config.n_neighbours, n - 1)
-        none_yet = Clusters(
-            jnp.full(n, -1, jnp.int32),
-            jnp.zeros((n, config.n_clusters)),
-            jnp.float32(0),
-            jnp.bool_(False),
-            Neighbours(jnp.zeros((n, n_edges), jnp.int32), jnp.zeros((n, n_edges))),
-        )
-        server = ServerState(
-            networks,
-            optax.adam(hp.server_rate).init(networks),
-            where,
-            graphs_lib.zeros(n, rank),
-            none_yet,
-            jnp.bool_(False),
-        )
+        check_federation(federation, config)
+        where, dims = federation.cohorts[0].mask[0], view_dims(federation)
         states = []
         for cohort, dim, d in zip(federation.cohorts, dims, latent_dims(config, dims), strict=True):
             of_client = jax.random.fold_in(key, cohort.client_ids[0])
-            state = _init_client(of_client, config, hp, n, dim, d)
+            state = _init_client(of_client, config, hp, len(where), dim, d)
             states.append(jax.tree.map(lambda x: jnp.asarray(x)[None], state))
-        return server, tuple(states)
+        of_server = jax.random.fold_in(key, keys.SERVER)
+        return _init_server(of_server, config, hp, where, dims), tuple(states)
 
-    # Setup: pre-training.
+    return init
 
-    def send_nothing(state: ServerState, view_ids: tuple[int, ...]) -> tuple[()]:
-        return ()
 
+def _init_server(
+    key: Array,
+    config: ResolvedConfig,
+    hp: MGCDHyperparams,
+    where: Array,
+    dims: Sequence[int],
+) -> ServerState:
+    n = where.shape[0]
+    networks: Any = ()
+    if config.server_trains:
+        networks = server_lib.init_networks(key, config, n, jnp.maximum(jnp.sum(where), 1))
+    rank = None if config.dense else graph_rank(config, n, dims)
+    n_edges = len(dims) * min(config.n_neighbours, n - 1)
+    none_yet = Clusters(
+        jnp.full(n, -1, jnp.int32),
+        jnp.zeros((n, config.n_clusters)),
+        jnp.float32(0),
+        jnp.bool_(False),
+        Neighbours(jnp.zeros((n, n_edges), jnp.int32), jnp.zeros((n, n_edges))),
+    )
+    return ServerState(
+        networks,
+        optax.adam(hp.server_rate).init(networks),
+        where,
+        graphs_lib.zeros(n, rank),
+        none_yet,
+        jnp.bool_(False),
+    )
+
+
+def _init_client(
+    key: Array, config: ResolvedConfig, hp: MGCDHyperparams, n: int, n_features: int, d: int
+) -> ClientState:
+    labels = jnp.full(n, -1, jnp.int32)
+    if config.mode == "robust":
+        return ClientState((), (), jnp.zeros((n, d)), labels)
+    network_key, graph_key = jax.random.split(key)
+    params = init_autoencoder(network_key, config, n_features)
+    # f_d has no bias: it would add one and the same row to every sample's.
+    params["graph"] = uniform_by_row(graph_key, n, d, d**-0.5).T
+    return ClientState(params, optax.adam(hp.local_rate).init(params), (), labels)
+
+
+# Setup: pre-training.
+
+
+def _send_nothing(state: ServerState, view_ids: tuple[int, ...]) -> tuple[()]:
+    return ()
+
+
+def _build_prepare(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., Any]:
     def prepare(key: Array, _: tuple[()], state: ClientState, client: Cohort) -> Any:
         x, mask = _features(client), client.mask
-        if robust:
+        if config.mode == "robust":
             latent, loss = client_lib.latent(key, x, mask, state.latent.shape[1], config, hp)
             return state._replace(latent=latent), (), {"loss": loss}
         networks = {name: p for name, p in state.params.items() if name != "graph"}
         networks, loss = client_lib.pretrain(key, networks, x, mask, config, hp)
         return state._replace(params=state.params | networks), (), {"loss": loss}
 
-    def keep(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
-        return state, {}
+    return prepare
 
-    # Round.
 
-    def send_graph(state: ServerState, view_ids: tuple[int, ...]) -> Graph:
-        return state.graph
+def _keep(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
+    return state, {}
 
+
+# Round: eq. (2) and (3) at the clients, eq. (4) to (6) at the server.
+
+
+def _send_graph(state: ServerState, view_ids: tuple[int, ...]) -> Graph:
+    return state.graph
+
+
+def _build_find_diversity(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., Any]:
     def find_diversity(key: Array, graph: Graph, state: ClientState, client: Cohort) -> Any:
         mask, n_real = client.mask, jnp.maximum(jnp.sum(client.mask), 1)
-        if robust:
+        if config.mode == "robust":
             found = client_lib.ridge_graph(
                 state.latent, graph, n_real, hp.ridge, solve="s" in config.losses
             )
@@ -147,6 +197,12 @@ def mgcd(
             loss = last(losses)
         message = graphs_lib.dense(found) if config.dense else found
         return state, message, {"loss": loss}
+
+    return find_diversity
+
+
+def _build_refine(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., Any]:
+    robust = config.mode == "robust"
 
     def refine(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
         where, old = state.where, state.graph
@@ -178,7 +234,7 @@ def mgcd(
             "of_each": found.of_each,
             "norm": jnp.sqrt(graphs_lib.squared_norm(new)),
         }
-        if report:
+        if config.report_graphs:
             reported = (found, cut(uploads, diversity), of_average)
             info["labels"] = {name: c.labels for name, c in zip(REPORTED, reported, strict=True)}
         if isinstance(old, Factored):
@@ -187,64 +243,26 @@ def mgcd(
         finished = jnp.bool_(robust) & (found.separation <= state.clusters.separation)
         return ServerState(networks, opt_state, where, new, best, finished), info
 
-    # Finish.
-
-    def send_labels(state: ServerState, view_ids: tuple[int, ...]) -> Array:
-        return state.clusters.labels
-
-    def receive(key: Array, labels: Array, state: ClientState, client: Cohort) -> Any:
-        return state._replace(labels=labels), (), {}
-
-    def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
-        return jnp.where(client.mask, state.labels, -1)
-
-    def embed(server: ServerState, state: ClientState, client: Cohort) -> Array:
-        return server.clusters.embedding
-
-    return FederatedAlgorithm(
-        init=init,
-        setup=(Phase(send_nothing, prepare, keep),),
-        round=(Phase(send_graph, find_diversity, refine),),
-        finish=(Phase(send_labels, receive, keep),),
-        assign=assign,
-        embed=embed,
-        done=(lambda state: state.finished) if robust else None,
-    )
+    return refine
 
 
-def _check(federation: Federation, config: MGCDConfig) -> None:
-    """Raises ValueError as `mgcd` says."""
-    federation.check_vertical()
-    if len(federation.cohorts) < 2:
-        raise ValueError("federation: got one view; MGCD needs two clients or more, a view each")
-    federation.check_rows(config.n_clusters + 1, f"more than the {config.n_clusters} clusters")
-    n = federation.cohorts[0].mask.shape[1]
-    dims = [sum(view.shape[-1] for view in c.views) for c in federation.cohorts]
-    needed = predicted_bytes(config, n, dims)
-    if needed > config.memory_limit:
-        if config.dense:
-            way_out = "dense=False, which keeps graphs as factors,"
-        elif config.affinity == "absolute":
-            way_out = "another affinity, which needs no N x N numbers,"
-        else:
-            way_out = "server='average', a smaller batch_size, latent_dim or server_hidden"
-        raise ValueError(
-            f"memory_limit: {n} samples in {len(dims)} views need about {needed / 1e9:.3g} GB;"
-            f" allowed is {config.memory_limit / 1e9:.3g} GB: take {way_out} or a higher limit"
-        )
+# Finish: the clusters go to the clients.
 
 
-def _init_client(
-    key: Array, config: MGCDConfig, hp: MGCDHyperparams, n: int, n_features: int, d: int
-) -> ClientState:
-    labels = jnp.full(n, -1, jnp.int32)
-    if config.mode == "robust":
-        return ClientState((), (), jnp.zeros((n, d)), labels)
-    network_key, graph_key = jax.random.split(key)
-    params = init_autoencoder(network_key, config, n_features)
-    # f_d has no bias: it would add one and the same row to every sample's.
-    params["graph"] = uniform_by_row(graph_key, n, d, d**-0.5).T
-    return ClientState(params, optax.adam(hp.local_rate).init(params), (), labels)
+def _send_labels(state: ServerState, view_ids: tuple[int, ...]) -> Array:
+    return state.clusters.labels
+
+
+def _receive(key: Array, labels: Array, state: ClientState, client: Cohort) -> Any:
+    return state._replace(labels=labels), (), {}
+
+
+def _assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
+    return jnp.where(client.mask, state.labels, -1)
+
+
+def _embed(server: ServerState, state: ClientState, client: Cohort) -> Array:
+    return server.clusters.embedding
 
 
 def _features(client: Cohort) -> Array:

@@ -18,10 +18,13 @@ from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, rows, times
 from jaxfedmvc.algorithms.mgcd.model import (
     Layer,
-    MGCDConfig,
-    MGCDHyperparams,
     PyTree,
     init_layer,
+)
+from jaxfedmvc.algorithms.mgcd.settings import (
+    MGCDHyperparams,
+    ResolvedConfig,
+    diversity_weight,
 )
 from jaxfedmvc.losses import l2_normalize, log_sum_exp, masked_mean
 from jaxfedmvc.nn import fit_on
@@ -30,11 +33,11 @@ from jaxfedmvc.nn import fit_on
 def graph_contrast(
     refined: Array, mask: Array, tau: Array | float, *, infonce: bool = False
 ) -> Array:
-    """Eq. (4): rows of one sample are alike in all views, and unlike those of other samples.
+    """Computes eq. (4): a sample's rows are alike in all views, and unlike other samples' rows.
 
-    As printed it leaves out the first and the last view, and re-uses the index of its anchor; read
-    here: pairs of views v < q of all V, each of the two the anchor for a half, and for anchor
-    (i, v) a denominator over the other samples of the batch in all views, its own included:
+    As printed it leaves out the first and the last view, and re-uses the index of its anchor. Here
+    it runs over pairs of views v < q of all V, each of the two the anchor for a half, and for
+    anchor (i, v) the denominator is over the other samples of the batch in all views, v included:
 
         -1/b sum_i sum_{v<q} 1/2 [ l(i, v, q) + l(i, q, v) ],
         l(i, v, q) = s(g_i^v, g_i^q) / tau - log sum_{j != i, p} exp(s(g_i^v, g_j^p) / tau)
@@ -45,7 +48,7 @@ def graph_contrast(
       refined: Rows of the refined consistency graphs, [V, b, N].
       mask: bool [b].
       tau: Temperature.
-      infonce: Puts the positive into the denominator.
+      infonce: Whether the positive is in the denominator, too.
     """
     v, b, n = refined.shape
     unit = l2_normalize(refined).reshape(v * b, n)
@@ -63,8 +66,9 @@ def graph_contrast(
 
 
 def diversity_loss(diversity: Array, mask: Array) -> Array:
-    """Eq. (5) for a row: sum_{v,q} Tr(G_{d_v} G_{d_q}^T) = ||sum_v G_{d_v}||_F^2, mean over rows.
+    """Computes eq. (5) as a mean over rows.
 
+    For all rows it is sum_{v,q} Tr(G_{d_v} G_{d_q}^T) = ||sum_v G_{d_v}||_F^2.
     With G_{d_v} = G_c^{t-1} + G_d^v - G_{c_v} it is V^2 times the squared distance of the new
     consistency graph from the old one plus the mean of the diversity graphs.
 
@@ -82,8 +86,8 @@ class Networks(NamedTuple):
     post: Layer
 
 
-def init_networks(key: Array, config: MGCDConfig, n: int, n_real: Array) -> Networks:
-    """Fresh f_pre and f_post; in the robust mode their outputs are zero to begin with."""
+def init_networks(key: Array, config: ResolvedConfig, n: int, n_real: Array) -> Networks:
+    """Draws f_pre and f_post; in the robust mode their outputs are zero to begin with."""
     pre_key, post_key = jax.random.split(key)
     residual = config.mode == "robust"
     width = config.server_hidden
@@ -97,9 +101,9 @@ def _apply(layer: Layer, x: Array) -> Array:
 
 
 def refined_rows(
-    networks: Networks, config: MGCDConfig, diversity: Array, consistency: Array, where: Array
+    networks: Networks, config: ResolvedConfig, diversity: Array, consistency: Array, where: Array
 ) -> Array:
-    """Rows of the refined consistency graphs G_{c_v}, [V, b, N].
+    """Returns rows of the refined consistency graphs G_{c_v}, [V, b, N].
 
     Literal: f_post(f_pre(G_d^v) + G_c). Robust: H + f_post(H), H = G_d^v + f_pre(G_d^v) + G_c,
     which starts at G_d^v + G_c, whose mean is the minimum of the diversity loss.
@@ -123,16 +127,16 @@ def refined_rows(
 
 def learned_parts(
     networks: Networks,
-    config: MGCDConfig,
+    config: ResolvedConfig,
     diversity: Sequence[Graph],
     consistency: Graph,
     where: Array,
 ) -> list[Factored]:
-    """What the networks contribute to each view's refined consistency graph, as factors.
+    """Returns what the networks contribute to each view's refined graph, as factors.
 
     Literal: f_post(f_pre(G_d^v) + G_c), all of it. Robust: f_pre(G_d^v) + f_post(H). The right
     factors, made of the last layers' weights, are the same for all views. No graph of N x N entries
-    is formed unless it was given.
+    is formed unless the graphs are such.
     """
     pre, post = networks
     consistency_at_post = times(consistency, post.a)
@@ -153,16 +157,16 @@ def learned_parts(
 
 def refined_graphs(
     networks: Networks,
-    config: MGCDConfig,
+    config: ResolvedConfig,
     diversity: Sequence[Graph],
     consistency: Graph,
     average: Graph,
     where: Array,
 ) -> tuple[list[Graph], Graph]:
-    """Each view's refined consistency graph G_{c_v}, and their mean, the new G_c.
+    """Returns each view's refined consistency graph G_{c_v}, and their mean, the new G_c.
 
     The mean's diagonal is zero. In the robust mode it is scaled to the Frobenius norm of the
-    average, for it would else grow from round to round until it outweighs all that clients send.
+    average; otherwise it would grow from round to round until it outweighs all that clients send.
 
     Args:
       networks: f_pre and f_post.
@@ -187,7 +191,7 @@ def refined_graphs(
 
 
 def _output(hidden: Array, layer: Layer, where: Array) -> Factored:
-    """`hidden c + d` as factors."""
+    """Returns `hidden c + d` as factors."""
     left = jnp.concatenate([hidden, jnp.ones((hidden.shape[0], 1))], axis=1)
     right = jnp.concatenate([layer.c, layer.d[None]])
     return Factored(jnp.where(where[:, None], left, 0.0), jnp.where(where[None], right, 0.0))
@@ -200,10 +204,10 @@ def server_training(
     diversity: Sequence[Graph],
     consistency: Graph,
     where: Array,
-    config: MGCDConfig,
+    config: ResolvedConfig,
     hp: MGCDHyperparams,
 ) -> tuple[Networks, PyTree, Array]:
-    """Epochs of eq. (6) over blocks of rows; returns networks, Adam's state and epoch losses."""
+    """Minimises eq. (6) over blocks of rows; returns networks, Adam's state and epoch losses."""
 
     def loss(networks: Networks, index: Array, mask: Array) -> Array:
         contrast, spread = server_losses(
@@ -233,10 +237,10 @@ def server_losses(
     diversity: Sequence[Graph],
     consistency: Graph,
     where: Array,
-    config: MGCDConfig,
+    config: ResolvedConfig,
     hp: MGCDHyperparams,
 ) -> tuple[Array, Array]:
-    """Eq. (4) and the mean over rows of eq. (5), on the rows `index`."""
+    """Computes eq. (4) and the mean over rows of eq. (5), on the rows `index`."""
     of_views = jnp.stack([rows(graph, index) for graph in diversity])
     of_all = rows(consistency, index)
     refined = refined_rows(networks, config, of_views, of_all, where)
@@ -245,18 +249,17 @@ def server_losses(
 
 
 def weighted(
-    contrast: Array, spread: Array, where: Array, config: MGCDConfig, hp: MGCDHyperparams
+    contrast: Array, spread: Array, where: Array, config: ResolvedConfig, hp: MGCDHyperparams
 ) -> Array:
-    """Eq. (6), L_cl + lambda L_dd.
+    """Computes eq. (6), L_cl + lambda L_dd.
 
-    Eq. (5) sums over all rows of the graphs and eq. (4) is a mean over samples: the literal mode
-    takes that at its word, so that lambda means another thing at every N; the robust one takes the
-    mean over rows.
+    Eq. (5) sums over all rows of the graphs and eq. (4) is a mean over samples. The literal mode
+    keeps that, so that the weight of lambda depends on N; the robust one takes the mean over rows.
     """
     value = jnp.float32(0)
     if "cl" in config.losses:
         value += contrast
     if "dd" in config.losses:
         n_rows = jnp.sum(where) if config.mode == "literal" else 1.0
-        value += hp.lam * n_rows * spread
+        value += diversity_weight(config, hp) * n_rows * spread
     return value

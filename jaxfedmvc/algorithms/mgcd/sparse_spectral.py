@@ -1,4 +1,4 @@
-"""Spectral clustering of large graphs that are kept as the strongest edges of each vertex.
+"""Spectral embedding of large graphs that are kept as the strongest edges of each vertex.
 
 Ng, Jordan & Weiss, "On spectral clustering: analysis and an algorithm", NIPS 2001, on a graph of k
 edges a vertex, so that n = 50 000 vertices need no [n, n] array. Rows outside `where` are padding:
@@ -18,8 +18,8 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
+from jaxfedmvc.checks import wrong
 from jaxfedmvc.clustering.host import on_host
-from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.clustering.spectral import _fix_signs
 
 # Up to here a dense eigendecomposition is the quicker one.
@@ -66,7 +66,7 @@ def heaviest_edges(
     where: ArrayLike | None = None,
     block: int = 256,
 ) -> Neighbours:
-    """The k heaviest edges of every vertex of a graph whose rows are made as they are needed.
+    """Returns the k heaviest edges of every vertex of a graph whose rows are made when needed.
 
     An edge weighs max(g, 0) for an entry g of the graph, which may be signed and asymmetric. Of
     equal entries those of lowest index are taken. Memory is O(block * n + n * k).
@@ -90,19 +90,19 @@ def heaviest_edges(
             `rows` has the wrong shape.
     """
     if not 1 <= k <= n - 1:
-        raise ValueError(f"k must be in [1, n - 1] = [1, {n - 1}], got {k}")
+        raise wrong("k", k, f"1 to n - 1 = {n - 1}")
     if block < 1:
-        raise ValueError(f"block must be at least 1, got {block}")
+        raise wrong("block", block, "1 or more")
     where, block = _check_where(where, n), min(block, n)
 
     def strongest(ids: Array) -> Neighbours:
         values = jnp.asarray(rows(ids), jnp.float32)
         if values.shape != (block, n):
-            raise ValueError(f"rows must return shape {(block, n)}, got {values.shape}")
+            raise wrong("rows", values.shape, f"a function that returns shape {(block, n)}")
         values = jnp.abs(values) if absolute else values
         edges = where[ids][:, None] & where[None] & (ids[:, None] != jnp.arange(n)[None])
         weight, index = lax.top_k(jnp.where(edges, values, 0.0), k)
-        # A NaN counts as largest and stays an edge, for whoever uses the graph to refuse it.
+        # A NaN counts as largest and stays an edge, so that `to_sparse` finds it.
         return Neighbours(jnp.where(weight <= 0, ids[:, None], index), jnp.maximum(weight, 0.0))
 
     # The last block is filled up with the last row, made again and cut off.
@@ -112,7 +112,7 @@ def heaviest_edges(
 
 
 def to_sparse(affinity: Neighbours) -> sparse.csr_array:
-    """The symmetric affinity A = (S + S^T) / 2 of a directed graph S, on the host.
+    """Returns the symmetric affinity A = (S + S^T) / 2 of a directed graph S, on the host.
 
     Args:
         affinity: The graph S, as arrays that are not traced. Edges of a vertex to itself are left
@@ -138,14 +138,14 @@ def to_sparse(affinity: Neighbours) -> sparse.csr_array:
 def sparse_embedding(
     affinity: Neighbours | ArrayLike, n_components: int, *, where: ArrayLike | None = None
 ) -> Embedding:
-    """Eigenvectors of the largest eigenvalues of D^-1/2 A D^-1/2 (Ng, Jordan & Weiss, 2001).
+    """Computes leading eigenvectors of D^-1/2 A D^-1/2 (Ng, Jordan & Weiss, 2001).
 
-    A = (S + S^T) / 2 without its diagonal for the given graph S, and D holds the degrees of A.
+    A = (S + S^T) / 2 without its diagonal for the graph S, and D holds the degrees of A.
     Found on the host, in float64, by ARPACK (Lehoucq, Sorensen & Yang, 1998) from a fixed start:
-    same graph, same bits. May be jitted and vmapped; a batch is worked off one after the other.
+    same graph, same bits. May be jitted and vmapped; a batch runs one after the other.
 
     The eigenvalue 1 comes once for each connected component that has edges, with a vector that is
-    zero on all others. With more of these than `n_components`, the largest ones are given; the
+    zero on all others. With more of these than `n_components`, the largest ones have vectors; the
     rows of the others are zero. A vertex without edges is a component of eigenvalue 0.
 
     Args:
@@ -169,7 +169,7 @@ def sparse_embedding(
     neighbours, where = _check_graph(affinity, where)
     n = len(where)
     if not 1 <= n_components <= n:
-        raise ValueError(f"n_components must be in [1, {n}], got {n_components}")
+        raise wrong("n_components", n_components, f"1 to n = {n}")
 
     def solve(index: Array, weight: Array, where: Array) -> tuple[np.ndarray, np.ndarray]:
         selected = np.asarray(where)
@@ -188,88 +188,12 @@ def sparse_embedding(
     return Embedding(_fix_signs(vectors), values)
 
 
-def sparse_spectral(
-    key: Array,
-    affinity: Neighbours | ArrayLike,
-    n_clusters: int,
-    *,
-    where: ArrayLike | None = None,
-    n_init: int = 20,
-) -> Array:
-    """k-means on the rows of the spectral embedding, scaled to unit length (Ng et al., 2001).
-
-    Args:
-        key: PRNG key of the k-means starts.
-        affinity: Graph, see `sparse_embedding`.
-        n_clusters: Number of clusters and of eigenvectors, static.
-        where: Vertices to cluster, bool [n]; all of them if None.
-        n_init: Number of k-means++ starts, static.
-
-    Returns:
-        Labels below `n_clusters`, int32 [n]; -1 outside `where`.
-
-    Raises:
-        ValueError: If `n_clusters` or `n_init` is below 1, or as of `sparse_embedding`.
-        RuntimeError: As of `sparse_embedding`.
-    """
-    if n_clusters < 1:
-        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
-    affinity, where = _check_graph(affinity, where)
-    vectors = sparse_embedding(affinity, min(n_clusters, len(where)), where=where).vectors
-    lengths = jnp.linalg.norm(vectors, axis=1, keepdims=True)
-    rows = vectors / jnp.where(lengths > 0, lengths, 1.0)
-    return kmeans(key, rows, n_clusters, where=where, n_init=n_init).labels
-
-
-def modularity(
-    affinity: Neighbours, labels: ArrayLike, n_clusters: int, *, where: ArrayLike | None = None
-) -> Array:
-    """Share of edge weight within clusters, less what random edges of these degrees would have.
-
-    Q = sum_c e_cc - a_c^2 with e_cd the share of weight between clusters c and d, and a its row
-    sums (Newman & Girvan, "Finding and evaluating community structure in networks", Phys. Rev. E
-    2004), on the weighted graph A of `sparse_embedding`.
-
-    Args:
-        affinity: Graph of n vertices.
-        labels: Clusters, int [n]. A vertex of negative label is left out together with its edges.
-        n_clusters: Number of clusters, static; all labels are below it.
-        where: Vertices of the graph, bool [n]; all of them if None.
-
-    Returns:
-        Q in [-1/2, 1), scalar float32; 0 for a graph without edges.
-
-    Raises:
-        ValueError: If `n_clusters` is below 1, an array has the wrong shape, a concrete label of a
-            selected vertex is not below `n_clusters`, or as of `sparse_embedding` about weights.
-    """
-    (index, weight), where = _check_graph(affinity, where)
-    labels = jnp.asarray(labels, jnp.int32)
-    if n_clusters < 1:
-        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
-    if labels.shape != where.shape:
-        raise ValueError(f"labels must have shape {where.shape}, got {labels.shape}")
-    labels = jnp.where(where, labels, -1)
-    if not isinstance(labels, jax.core.Tracer) and labels.max() >= n_clusters:
-        raise ValueError(f"labels must be below n_clusters = {n_clusters}, got {labels.max()}")
-    clusters = jnp.arange(n_clusters)
-    # Weight from every vertex to every cluster first: short sums, in an order that is fixed.
-    hits = labels[index][:, :, None] == clusters[None, None]
-    reached = jnp.sum(jnp.where(hits, weight[:, :, None], 0.0), axis=1)
-    member = (labels[:, None] == clusters[None]).astype(jnp.float32)
-    between = jnp.matmul(member.T, reached, precision=lax.Precision.HIGHEST)
-    total = between.sum()
-    between = between / jnp.where(total > 0, total, 1.0)
-    shares = (between.sum(axis=0) + between.sum(axis=1)) / 2
-    return jnp.trace(between) - jnp.sum(jnp.square(shares))
-
-
 def _leading(matrix: sparse.csr_array, n_components: int) -> tuple[np.ndarray, np.ndarray]:
-    """Leading eigenvectors [n, c] and -values of a symmetric affinity, normalised by its degrees.
+    """Returns eigenvectors [n, c] and eigenvalues of a normalised symmetric affinity.
 
-    Component by component, for ARPACK may miss copies of a repeated eigenvalue, and the largest
-    one of a connected graph is simple (Perron and Frobenius). As every component with edges has an
-    eigenvalue of 1, the c largest components have the c largest eigenvalues.
+    It goes component by component, for ARPACK may miss copies of a repeated eigenvalue, and the
+    largest one of a connected graph is simple (Perron and Frobenius). As every component with edges
+    has an eigenvalue of 1, the c largest components have the c largest eigenvalues.
     """
     degrees = matrix.sum(axis=1)
     scale = sparse.diags_array(1 / np.sqrt(np.where(degrees > 0, degrees, 1.0)))
@@ -289,7 +213,7 @@ def _leading(matrix: sparse.csr_array, n_components: int) -> tuple[np.ndarray, n
 
 
 def _eigenvectors(matrix: sparse.csr_array, n_components: int) -> tuple[np.ndarray, np.ndarray]:
-    """Leading eigenvectors [n, c] and eigenvalues [c] of a symmetric matrix, descending."""
+    """Returns leading eigenvectors [n, c] and eigenvalues [c] of a symmetric matrix."""
     n = matrix.shape[0]
     if n > max(_SMALL, n_components + 1):
         start = np.random.default_rng(0).normal(size=n)
@@ -317,11 +241,11 @@ def _eigenvectors(matrix: sparse.csr_array, n_components: int) -> tuple[np.ndarr
 def _check_graph(
     affinity: Neighbours | ArrayLike, where: ArrayLike | None
 ) -> tuple[Neighbours, Array]:
-    """Checked edges, of weight 0 where they touch padding or the diagonal, and `where`."""
+    """Returns checked edges, of weight 0 at padding and on the diagonal, and `where`."""
     if not isinstance(affinity, Neighbours):
         weight = jnp.asarray(affinity, jnp.float32)
         if weight.ndim != 2 or weight.shape[0] != weight.shape[1]:
-            raise ValueError(f"affinity must be Neighbours or [n, n], got {weight.shape}")
+            raise wrong("affinity", weight.shape, "Neighbours, or weights [n, n]")
         columns = jnp.arange(len(weight), dtype=jnp.int32)[None]
         affinity = Neighbours(jnp.broadcast_to(columns, weight.shape), weight)
     index, weight = jnp.asarray(affinity.index), jnp.asarray(affinity.weight, jnp.float32)
@@ -336,24 +260,28 @@ def _check_graph(
 
 
 def _check_shapes(index: ArrayLike, weight: ArrayLike) -> tuple[int, int]:
-    """The sizes (n, k) of a graph."""
+    """Returns the sizes (n, k) of a graph."""
     shapes = np.shape(index), np.shape(weight)
     if shapes[0] != shapes[1] or len(shapes[0]) != 2 or 0 in shapes[0]:
-        raise ValueError(f"affinity must have index and weight of one shape [n, k], got {shapes}")
+        raise wrong("affinity", shapes, "index and weight of one shape [n, k]")
     return shapes[0]
 
 
 def _check_values(index: np.ndarray, weight: np.ndarray) -> None:
     bad = index[(index < 0) | (index >= len(index))]
     if len(bad):
-        raise ValueError(f"affinity must have indices in [0, {len(index)}), got {bad[0]}")
-    bad = weight[~(np.isfinite(weight) & (weight >= 0))]
-    if len(bad):
-        raise ValueError(f"affinity must have finite non-negative weights, got {bad[0]}")
+        raise wrong("affinity", int(bad[0]), f"indices 0 to {len(index) - 1}")
+    if not np.isfinite(weight).all():
+        raise ValueError(
+            "graphs: got NaN or infinite entries; allowed are finite ones, which smaller step"
+            " sizes (pretrain_rate, local_rate, server_rate) help to keep"
+        )
+    if (weight < 0).any():
+        raise wrong("affinity", float(weight.min()), "weights of 0 or more")
 
 
 def _check_where(where: ArrayLike | None, n: int) -> Array:
     where = jnp.ones(n, bool) if where is None else jnp.asarray(where, bool)
     if where.shape != (n,):
-        raise ValueError(f"where must have shape {(n,)}, got {where.shape}")
+        raise wrong("where", where.shape, f"shape {(n,)}")
     return where

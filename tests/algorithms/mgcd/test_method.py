@@ -13,18 +13,26 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms import MGCDConfig, MGCDHyperparams, mgcd
-from jaxfedmvc.algorithms.mgcd import affinity, client, server
+from jaxfedmvc.algorithms.mgcd import (
+    MGCDConfig,
+    MGCDHyperparams,
+    affinity,
+    client,
+    mgcd,
+    server,
+)
 from jaxfedmvc.algorithms.mgcd import graph as graphs
 from jaxfedmvc.algorithms.mgcd.graph import Factored
+from jaxfedmvc.algorithms.mgcd.method import REPORTED
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
     Layer,
     decode,
     encode,
     init_autoencoder,
-    predicted_bytes,
 )
+from jaxfedmvc.algorithms.mgcd.settings import BY_MODE, diversity_weight
+from jaxfedmvc.algorithms.mgcd.sizes import predicted_bytes
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Cohort, Federation
 
@@ -43,7 +51,7 @@ BASE = MGCDConfig(
     batch_size=10,
     n_neighbours=4,
     n_init=2,
-)
+).resolved()
 # What whole runs are made of: settings, and the widths of the views.
 RUNS = {
     "average": (dataclasses.replace(BASE, server="average"), (5, 4, 6)),
@@ -667,6 +675,30 @@ def test_factored_graphs_need_no_array_of_all_pairs(name):
         assert axes(dense=True) == 2  # so it would be seen
 
 
+# --- Settings -------------------------------------------------------------------------------------
+
+
+def test_none_is_what_the_mode_says():
+    robust, literal = MGCDConfig(K).resolved(), MGCDConfig(K, mode="literal").resolved()
+    assert (robust.server, robust.affinity, robust.latent_dim) == ("average", "auto", 32)
+    assert (literal.server, literal.affinity, literal.latent_dim) == ("trained", "mean", 512)
+    assert None not in {getattr(literal, name) for name in BY_MODE["literal"]._fields[:-1]}
+    assert MGCDConfig(K, mode="literal", latent_dim=7).resolved().latent_dim == 7
+    assert literal.resolved() == literal
+    for config, expected in ((robust, 1.0), (literal, 1e-3)):
+        assert diversity_weight(config, MGCDHyperparams()) == expected
+        assert diversity_weight(config, MGCDHyperparams(lam=0.0)) == 0.0
+
+
+def test_clusters_of_all_graphs_are_reported():
+    views, truth = planted(RUNS["average"][1])
+    config = dataclasses.replace(RUNS["average"][0], report_graphs=True)
+    found = jit(lambda f: engine.run(mgcd(config, HYPER), f, KEY, 1))(make_federation(views))
+    reported = found.info["rounds"][0]["server"]["labels"]
+    assert set(reported) == set(REPORTED)
+    assert adjusted_rand_score(truth, reported["consistency"][0]) == 1
+
+
 # --- Bad input -----------------------------------------------------------------------------------
 
 
@@ -689,12 +721,40 @@ def test_factored_graphs_need_no_array_of_all_pairs(name):
         {"local_epochs": -1},
         {"server_epochs": -1},
         {"rank": 0},
+        {"hidden": (8, 0)},
+        {"memory_limit": 0},
     ],
 )
 def test_bad_settings_are_named(setting):
     (name,) = setting
     with pytest.raises(ValueError, match=rf"^{name}: got .*; allowed (is|are) "):
-        dataclasses.replace(BASE, **setting)
+        MGCDConfig(**{"n_clusters": K} | setting)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("gamma", -1.0, "0 or more"),
+        ("lam", np.inf, "0 or more"),
+        ("tau", 0.0, "above 0"),
+        ("ridge", 0.0, "above 0"),
+        ("pretrain_rate", np.nan, "above 0"),
+        ("local_rate", -1e-3, "above 0"),
+        ("server_rate", 0.0, "above 0"),
+    ],
+)
+def test_numbers_out_of_range_are_named(name, value, allowed):
+    with pytest.raises(
+        ValueError, match=rf"^{name}: got .*; allowed is a finite number.* {allowed}"
+    ):
+        mgcd(BASE, MGCDHyperparams(**{name: value}))
+
+
+def test_graphs_that_are_not_finite_end_the_run():
+    federation = make_federation(planted(RUNS["literal"][1])[0])
+    hyper = dataclasses.replace(HYPER, local_rate=1e30)
+    with pytest.raises((RuntimeError, ValueError), match=r"graphs: got NaN .* smaller step sizes"):
+        jax.block_until_ready(program("literal", False)(hyper, federation, KEY))
 
 
 def shapes_of(n, dims):
@@ -731,7 +791,7 @@ def test_too_much_memory_is_refused_before_it_is_taken():
     with pytest.raises(ValueError, match="another affinity"):
         start(affinity="absolute")
     with pytest.raises(ValueError, match="smaller batch_size"):
-        start(memory_limit=1e8)
+        start(memory_limit=0.1)
     server_state, _ = start()
     assert max(leaf.size for leaf in jax.tree.leaves(server_state)) < 100 * 50_000
     config = dataclasses.replace(BASE, rank=9)
