@@ -195,7 +195,9 @@ def value_of(arguments: Sequence[str], flag: str, default: str | None = None) ->
     try:
         expanded = flags.FlagValues().read_flags_from_files(list(arguments))
     except (flags.Error, OSError) as error:
-        raise ValueError(str(error)) from error
+        moved = "; presets lie in experiments/fmcsc/presets, without fmcsc_ in their names"
+        hint = moved if "experiments/presets/" in str(error) else ""
+        raise ValueError(f"{error}{hint}") from error
     value = default
     for i, argument in enumerate(expanded):
         name, equals, text = argument.lstrip("-").partition("=")
@@ -234,9 +236,9 @@ def parse(
     groups = [DataSettings, _TOPOLOGIES[method.topology], JobSettings, FolderSettings]
     further = [*([hooks.settings] if hooks.settings else []), *extra]
     values = define_flags(name, [*groups, *further])
-    dataset = value_of(arguments, "dataset")
+    asked = DataSettings(value_of(arguments, "dataset"), value_of(arguments, "data_dir"))
     try:
-        for flag, text in hooks.defaults(DataSettings(dataset=dataset)).items():
+        for flag, text in hooks.defaults(asked).items():
             values.set_default(flag, text)
         rest = values(["", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:

@@ -48,6 +48,7 @@ class Hooks(NamedTuple):
       replaced: Flags of earlier versions -> what replaces them, for the error message.
       columns: `(a round's info, problem) -> numbers`, further columns of rounds.csv, the same ones
         in every round.
+      shown: Those of these columns that the terminal shows.
       labels: `(settings, server state, labels) -> labels` to be scored instead.
       references: `(problem, K, seed) -> {name: labels of each cohort}`, clusterings to compare
         with beside the usual ones.
@@ -63,6 +64,7 @@ class Hooks(NamedTuple):
     settings: type | None = None
     replaced: Mapping[str, str] = {}
     columns: Callable[[Any, Problem], dict[str, float]] | None = None
+    shown: Sequence[str] = ()
     labels: Callable[[Any, Any, list[np.ndarray]], list[np.ndarray]] | None = None
     references: Callable[[Problem, int, int], dict[str, list[np.ndarray]]] | None = None
     after_seed: Callable[[Path, SeedResult, int], Sequence[str]] | None = None

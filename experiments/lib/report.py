@@ -79,14 +79,7 @@ class Report:
         folder.append_rows(self.path / "rounds.csv", [row])
 
     def _own_columns(self, row: Row) -> list[str]:
-        usual = {"seed", "round", "bytes_up", "bytes_down"}
-        return [
-            name
-            for name in row
-            if name not in usual
-            and not name.startswith("loss")
-            and name.split("/")[0] not in GROUPS
-        ]
+        return [name for name in self.command.hooks.shown if name in row]
 
     # --- A seed -----------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ HOOKS = Hooks(
     defaults=_defaults,
     replaced={"transport": "give --dense for graphs as N x N numbers"},
     columns=_columns,
+    shown=("separation", *(f"{name}/acc" for name in REPORTED)),
     references=references,
     pictures=_pictures,
 )

@@ -101,6 +101,7 @@ HOOKS = Hooks(
         "mode": "give --nocompact for arrays of one size, where masked was given",
     },
     columns=_columns,
+    shown=("active", "clusters", "bits_labels", "bits_rankings", "bits_bound"),
     labels=_labels,
     after_seed=_after_seed,
     pictures=_pictures,

@@ -122,8 +122,9 @@ def test_other_flags_are_refused_by_name(arguments, broken_off):
         f"--output_dir={broken_off}",
     )
     assert (
-        "was begun with other flags: fuzzifier (1.05 then, 1.5 now), hkc (bandwidth then, absmean"
-        " now), resample_participants (false then, true now), samples_per_client (none then, 9 now);"
+        "was begun with other flags: fuzzifier (1.05 then, 1.5 now), hkc (bandwidth then,"
+        " absmean now), resample_participants (false then, true now), samples_per_client (none"
+        " then, 9 now);"
     ) in err
 
 
