@@ -24,7 +24,7 @@ def replacing(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]
       mode: "w" for text in UTF-8, or "wb".
     """
     partial = partial_path(path)
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
+    text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with partial.open(mode, **text) as file:
         yield file
         file.flush()
