@@ -22,6 +22,7 @@ from jax.extend import core
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, fmcsc
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.metrics.host import table_scores
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("seeds", 5, "Of partition and run.", lower_bound=1)
@@ -94,7 +95,7 @@ def main(_: list[str]) -> None:
     )
     digits = data.load("digits")
 
-    def accuracy(federation: Federation, key: jax.Array) -> jax.Array:
+    def table(federation: Federation, key: jax.Array) -> jax.Array:
         result = engine.run(
             fmcsc(config),
             federation,
@@ -103,7 +104,7 @@ def main(_: list[str]) -> None:
             client_chunk=1 if emulated else None,
             n_clusters=10,
         )
-        return result.scores["all"]["pooled"]["acc"][-1]
+        return result.tables[-1].sum(axis=0)
 
     print(
         f"{jax.devices()[0].device_kind}; coarser products {'emulated' if emulated else 'native'}"
@@ -113,12 +114,12 @@ def main(_: list[str]) -> None:
     for name, bits in MANTISSAS.items():
         jax.config.update("jax_default_matmul_precision", jax_names[name])
         changed = partial(rounded, mantissa_bits=bits) if emulated and bits < 23 else lambda f: f
-        program = jax.jit(changed(accuracy))
+        program = jax.jit(changed(table))
         found = []
         for seed in range(FLAGS.seeds):
             parts = data.hybrid_partition(seed, len(digits.labels), 3, 12)
             federation = Federation.from_arrays(digits.views, digits.labels, partition=parts)
-            found.append(float(program(federation, jax.random.key(seed))))
+            found.append(table_scores(program(federation, jax.random.key(seed)))["acc"])
         result[name] = found
         paired = np.subtract(found, result["float32"])
         print(

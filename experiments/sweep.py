@@ -2,212 +2,283 @@
 
     python -m experiments.sweep --algorithm=fmcsc --grid="tau_m=0.1,0.5; tau_p=0.1,0.5" --seeds=5
 
-Every flag of the algorithm's own binary is a flag here, presets included, and may be an axis of the
-grid. Axes of numbers that are traced share a program; others group the runs, a program each.
+Every flag of `experiments.run` is a flag here, presets (--flagfile) included, and those of data,
+job and method may be an axis of the grid. Axes of numbers that are traced share a program; others
+group the runs, a program each. Leaves runs.csv (a line a run), summary.csv (a line a setting),
+summary.json, flags.txt and a picture in a result folder.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
+import pandas as pd
+from absl import logging
 
-from experiments import base, sweep_report, sweep_runs, sweep_setup
-from experiments.base import checked
-from experiments.grid import Axis
-from experiments.ledger import Ledger, csv_text
-from experiments.lib import plots
-from experiments.progress import ProgressBar, require_tqdm
-from experiments.sweep_runs import Group, Program
-from experiments.sweep_setup import asked_batch, groups_of, mesh_sizes, settings_of_flags
-from jaxfedmvc.engine import batching as sweep
-
-FLAGS = flags.FLAGS
-
-flags.DEFINE_string(
-    "grid", None, "Axes: 'tau_m=0.1,0.5; learning_rate=log(1e-4,1e-2,5); hidden=64x64,256x256'."
+from experiments.lib import folder, grid, plots, runner, sweep_report
+from experiments.lib.batches import (
+    METRICS,
+    Program,
+    as_the_first,
+    execute,
+    free_bytes,
+    planned_batch,
 )
-flags.DEFINE_integer(
-    "random", None, "So many settings drawn from the grid's axes instead of all.", lower_bound=1
+from experiments.lib.command import (
+    FREE_FLAGS,
+    Command,
+    FolderSettings,
+    JobSettings,
+    checked,
+    fail,
+    parse,
+    parse_or_exit,
 )
-flags.DEFINE_string(
-    "batch", "auto", "Runs that go together; auto: as memory allows, see --dry_run."
-)
-flags.DEFINE_bool("dry_run", False, "Say what would be run, and what it takes, and end.")
-flags.DEFINE_string(
-    "mesh", None, "Devices that runs and clients are laid out on: sweep:2,clients:4"
-)
-flags.DEFINE_enum(
-    "precision",
-    "float32",
-    ["float32", "tf32", "bfloat16"],
-    "Of matrix products, where the device has a choice; sums are float32.",
-)
-flags.DEFINE_string("coordinator", None, "host:port of process 0, for a sweep over several hosts.")
-flags.DEFINE_integer("num_processes", None, "Of the whole sweep, with --coordinator.")
-flags.DEFINE_integer("process_id", None, "Of this process, from 0, with --coordinator.")
-
-_PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+from experiments.lib.grid import Axis
+from experiments.lib.groups import Group, flags_of, groups_of
+from experiments.lib.ledger import Ledger
+from experiments.lib.progress import Progress, require_tqdm
+from jaxfedmvc.engine import mesh
+from jaxfedmvc.files import write_text
 
 
-# --- Devices --------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class SweepSettings:
+    """What is swept, and how runs go together.
+
+    Attributes:
+      grid: Axes, such as 'tau_m=0.1,0.5; learning_rate=log(1e-4,1e-2,5); hidden=64x64,256x256'.
+      random: So many settings drawn from the grid's axes instead of all.
+      batch: Runs that go together; auto: as memory allows, see --dry_run.
+      dry_run: Say what would be run and what it takes, and end; compiles each program for one run.
+      coordinator: host:port of process 0, for a sweep over several hosts.
+      num_processes: Of the whole sweep, with --coordinator.
+      process_id: Of this process, from 0, with --coordinator.
+    """
+
+    grid: str | None = None
+    random: int | None = None
+    batch: str = "auto"
+    dry_run: bool = False
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
 
 
-def start_devices() -> Any:
-    """Joins the other processes, makes devices, and lays them out; the mesh or None.
+_SEED_OF_DRAWS = 0
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+def settings_of(command: Command, sweep: SweepSettings) -> tuple[list[Axis], list[dict[str, str]]]:
+    """Returns the axes, and every setting of the grid as text.
+
+    Raises:
+      ValueError: A malformed grid, or an axis that is no flag.
+    """
+    if sweep.grid is None:
+        if sweep.random is not None:
+            raise ValueError("random: there are no axes to draw from; give --grid")
+        return [], [{}]
+    axes = grid.parse(sweep.grid)
+    traced = flags_of(command.method.hyperparams)
+    static = sorted(_axis_flags(command) - set(traced))
+    for axis in axes:
+        if axis.name not in (*traced, *static):
+            raise ValueError(
+                f"grid: {command.name} has no setting {axis.name!r}; allowed are"
+                f" {', '.join(traced) or 'none'} (runs that differ in these share a program),"
+                f" {', '.join(static)}"
+            )
+    if sweep.random is None:
+        return axes, grid.combinations(axes)
+    return axes, grid.draws(axes, sweep.random, _SEED_OF_DRAWS)
+
+
+def _axis_flags(command: Command) -> set[str]:
+    """Returns the flags that say what is run: all but those that say how."""
+    how = {*flags_of(FolderSettings), *flags_of(SweepSettings), *FREE_FLAGS}
+    how |= {"algorithm", "help", "mesh", "precision", "seed", "seeds"}
+    if command.hooks.settings is not None:
+        how |= set(flags_of(command.hooks.settings))
+    return set(command.flags) - how
+
+
+def commands_of(
+    arguments: Sequence[str], command: Command, settings: Sequence[dict[str, str]]
+) -> list[Command]:
+    """Returns a command for each setting: the command line, with the setting's flags added.
+
+    Raises:
+      ValueError: A value that its flag does not take, or a flag that a sweep has no use for.
+    """
+    if command.hooks.labels is not None and command.extra[0] != command.hooks.settings():
+        names = ", ".join(flags_of(command.hooks.settings))
+        raise ValueError(f"{names}: a sweep scores the final clusters; leave it out")
+    return [
+        parse(
+            [*arguments, *(f"--{name}={value}" for name, value in setting.items())],
+            algorithm=command.name,
+            extra=(SweepSettings,),
+        )
+        for setting in settings
+    ]
+
+
+def asked_batch(batch: str, least: int) -> int | None:
+    """Returns the number of the flag; None for auto.
+
+    Raises:
+      ValueError: Not a whole number that the mesh divides.
+    """
+    if batch == "auto":
+        return None
+    if not batch.isdecimal() or int(batch) < 1 or int(batch) % least:
+        among = "" if least == 1 else f" that the mesh's sweep:{least} divides"
+        raise ValueError(f"batch: got {batch!r}; allowed is auto, or a whole number{among}")
+    return int(batch)
+
+
+def start_devices(job: JobSettings, sweep: SweepSettings) -> Any:
+    """Joins the other processes, and lays devices out; returns the mesh or None.
 
     Raises:
       ValueError: Flags that do not fit together, or to the devices.
     """
-    together = (FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-    if any(x is not None for x in together):
-        if None in together or FLAGS.mesh is None:
-            raise ValueError(
-                "coordinator: --coordinator, --num_processes, --process_id and --mesh go together"
-            )
-    sizes = mesh_sizes()
-    n_devices = int(np.prod(list(sizes.values()) or [1]))
-    n_here, rest = divmod(n_devices, FLAGS.num_processes or 1)
+    together = (sweep.coordinator, sweep.num_processes, sweep.process_id)
+    if all(x is None for x in together):
+        return runner.start_devices(job)
+    if None in together or job.mesh is None:
+        raise ValueError(
+            "coordinator: --coordinator, --num_processes, --process_id and --mesh go together"
+        )
+    sizes = mesh.parse_mesh(job.mesh)
+    n_devices = int(np.prod(list(sizes.values())))
+    n_here, rest = divmod(n_devices, sweep.num_processes)
     if rest:
         raise ValueError(
-            f"mesh: got {FLAGS.mesh!r}, {n_devices} devices, which {FLAGS.num_processes} processes"
+            f"mesh: got {job.mesh!r}, {n_devices} devices, which {sweep.num_processes} processes"
             " do not share evenly"
         )
-    if n_here > 1:
-        # A CPU counts as one device unless told otherwise; without effect on accelerators.
-        jax.config.update("jax_num_cpu_devices", n_here)
-    if FLAGS.coordinator is not None:
-        jax.distributed.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-    jax.config.update("jax_default_matmul_precision", _PRECISIONS[FLAGS.precision])
-    return sweep.make_mesh(sizes) if sizes else None
+    jax.config.update("jax_num_cpu_devices", n_here)  # without effect on accelerators
+    jax.distributed.initialize(*together)
+    runner.start_devices(dataclasses.replace(job, mesh=None))
+    return mesh.make_mesh(sizes)
 
 
 # --- The job --------------------------------------------------------------------------------------
 
 
-def plan(groups: Sequence[Group], mesh: Any, asked: int | None) -> Iterator[str]:
-    """What --dry_run prints: runs, programs, and memory and work of each, from shapes alone."""
+def plan(groups: Sequence[Group], devices: Any, batch: int | None) -> Iterator[str]:
+    """Yields what --dry_run prints: runs, programs, and the memory that each was compiled for."""
     n_runs = sum(len(group.runs) for group in groups)
-    yield f"{n_runs} runs, {len(groups)} compilations"
-    free = sweep_runs.free_bytes()
-    yield f"free memory: {free / 1e9:.2f} GB on {jax.devices()[0].device_kind}"
-    yield (
-        f"{'program':>8s}{'runs':>7s}{'batch':>7s}{'MB a batch':>12s}{'MB a run':>10s}"
-        f"{'GFLOP a run':>13s}"
-    )
+    yield f"{n_runs} runs, {len(groups)} programs"
+    yield f"free memory: {free_bytes() / 1e9:.2f} GB on {jax.devices()[0].device_kind}"
+    yield f"{'program':>8s}{'runs':>7s}{'batch':>7s}{'MB a batch':>12s}{'MB a run':>10s}"
     for i, group in enumerate(groups):
-        program = Program(group, mesh)
-        size = sweep_runs.planned_batch(program, asked)
-        found = program.predicted()
+        program = Program(group, devices)
+        memory, size = program.memory(), planned_batch(program, batch)
         yield (
-            f"{i:8d}{len(group.runs):7d}{size:7d}{found.batch_bytes(size) / 1e6:12.1f}"
-            f"{found.run_bytes / 1e6:10.2f}{found.run_flops / 1e9:13.3g}"
+            f"{i:8d}{len(group.runs):7d}{size:7d}{memory.batch(size) / 1e6:12.1f}"
+            f"{memory.run / 1e6:10.2f}"
         )
 
 
-def main(module: ModuleType) -> None:
-    """Runs the sweep that the flags describe."""
-    base.use_compilation_cache()
-    mesh = checked(start_devices)
-    module.defaults()
-    checked(partial(sweep_setup.check_flags, module))
-    axes, settings = checked(partial(settings_of_flags, module))
-    groups = checked(partial(groups_of, module, settings))
-    asked = checked(asked_batch)
-    if mesh is not None:
-        for group in groups:
-            checked(partial(sweep.check_mesh, mesh, group.federation))
+def run(arguments: Sequence[str], command: Command) -> None:
+    """Runs the sweep that a command line describes; bad input ends the program with one line."""
+    sweep = command.extra[-1]
+    folder.use_compilation_cache(command)
+    devices = checked(partial(start_devices, command.job, sweep))
+    axes, settings = checked(partial(settings_of, command, sweep))
+    commands = checked(partial(commands_of, arguments, command, settings))
+    groups = checked(partial(groups_of, commands, settings))
+    least = 1 if devices is None else devices.shape["sweep"]
+    batch = checked(partial(asked_batch, sweep.batch, least))
+    for group in groups if devices is not None else ():
+        checked(partial(mesh.check_mesh, devices, group.federation))
     leads = jax.process_index() == 0
-    if FLAGS.dry_run:
-        for line in checked(lambda: list(plan(groups, mesh, asked))) if leads else ():
-            print(line)
+    if sweep.dry_run:
+        for line in plan(groups, devices, batch):
+            if leads:
+                print(line)
         return
     checked(require_tqdm)
     checked(plots.require_matplotlib)
-    folder = _folder(f"sweep-{FLAGS.algorithm}-{Path(FLAGS.dataset).stem.lower()}", leads)
-    ledger = Ledger(folder)
-    n_runs = sum(len(group.runs) for group in groups)
-    with ProgressBar(n_runs) as bar:
-        bar.advance(len(ledger.rows))
-        write = bar.write if leads else lambda line: None
-        n_clients = groups[0].federation.n_clients
-        write(f"{n_runs} runs of {n_clients} clients, {len(groups)} programs")
-        compilations = checked(
-            lambda: sweep_runs.execute(
-                groups, ledger, batch=asked, mesh=mesh, on_batch=bar.advance, write=write
-            )
-        )
-    if folder is not None:
-        report(folder, axes, ledger, compilations)
+    path = _folder(command, leads)
+    ledger = Ledger(path)
+    if path is None:
+        execute(groups, ledger, batch=batch, mesh=devices)
+        return
+    with Progress(command.folder.progress) as progress:
+        n_runs, n_clients = sum(len(g.runs) for g in groups), groups[0].federation.n_clients
+        progress.write(f"{n_runs} runs of {n_clients} clients, {len(groups)} programs")
+        compilations = execute(groups, ledger, batch=batch, mesh=devices, progress=progress)
+    for line in report(path, command, axes, ledger, compilations):
+        print(line)
 
 
-def _folder(name: str, leads: bool) -> Path | None:
-    """The result folder of the process that leads; the others end if it has none."""
-    folder, wrong = None, None
+def _folder(command: Command, leads: bool) -> Path | None:
+    """Returns the result folder of the process that leads; the others end if it has none."""
+    path, wrong = None, None
     if leads:
+        stem = Path(command.data.dataset or "").stem.lower()
         try:
-            folder = base.make_folder(name, FLAGS.resume)
+            path = folder.open_folder(command, f"sweep-{command.name}-{stem}")
         except (ValueError, OSError) as error:
             wrong = error
-    if not sweep_runs.as_the_first(int(folder is not None)):
-        base.fail(wrong or ValueError("the first process says what is wrong with the folder"))
-    return folder
+    if not as_the_first(int(path is not None)):
+        fail(wrong or ValueError("the first process says what is wrong with the folder"))
+    return path
 
 
-def report(folder: Path, axes: Sequence[Axis], ledger: Ledger, compilations: int) -> None:
-    """Prints the table and the best settings, and writes summary.csv, summary.json, the picture."""
-    rows, seconds = ledger.rows, ledger.seconds
-    names = [axis.name for axis in axes]
-    metrics = [name for name in (*sweep_runs.METRICS, "clusters") if name in rows[0]]
-    summary = sweep_report.summarise(rows, names, metrics)
-    labelled = any(np.isfinite(entry["acc_mean"]) for entry in summary)
-    by = "acc" if labelled else "silhouette"
-    base.write(folder / "summary.csv", csv_text(summary))
-    shown = [
-        m for m in metrics if m != "purity" and np.isfinite([e[f"{m}_mean"] for e in summary]).any()
-    ]
-    print()
-    for line in sweep_report.table(summary, names, shown, by=by):
-        print(line)
-    best = sweep_report.best_lines(summary, names, by="acc")
-    print()
-    for line in best:
-        print(line)
-    failed = [row for row in rows if row["status"] != "ok"]
+def report(
+    path: Path, command: Command, axes: Sequence[Axis], ledger: Ledger, compilations: int
+) -> Iterator[str]:
+    """Writes summary.csv, summary.json and the picture; yields the table and the best settings."""
+    runs, names = pd.DataFrame(ledger.rows), [axis.name for axis in axes]
+    metrics = [name for name in (*METRICS, "clusters") if name in runs]
+    summary = sweep_report.summarise(runs, names, metrics)
+    by = "acc" if summary["acc_mean"].notna().any() else "silhouette"
+    write_text(path / "summary.csv", summary.to_csv(index=False))
+    shown = [m for m in metrics if m != "purity" and summary[f"{m}_mean"].notna().any()]
+    best = sweep_report.best_lines(summary, names)
+    yield from ("", *sweep_report.table(summary, names, shown, by=by), "", *best)
+    failed = int((runs["status"] != "ok").sum())
     if failed:
-        print(f"{len(failed)} runs failed; runs.csv says why")
-    drawn = sweep_report.draw(folder, summary, axes, by)
-    device = f"{jax.devices()[0].device_kind} ({jax.default_backend()})"
+        yield f"{failed} runs failed; runs.csv says why"
+    drawn = sweep_report.draw(path, summary, axes, by)
     content = {
-        "algorithm": FLAGS.algorithm,
-        "dataset": FLAGS.dataset,
-        "runs": len(rows),
-        "failed": len(failed),
+        "algorithm": command.name,
+        "dataset": command.data.dataset,
+        "runs": len(runs),
+        "failed": failed,
         "compilations_here": compilations,
-        "seconds": seconds,
+        "seconds": ledger.seconds,
         "best": best,
-        "device": device,
-        "versions": base.versions(),
+        "device": folder.device(),
+        "versions": folder.versions(),
     }
-    base.write(folder / "summary.json", json.dumps(content, indent=1) + "\n")
-    files = ["runs.csv", "summary.csv", "summary.json", *(path.name for path in drawn)]
-    print(f"\n{seconds:.1f} s, {compilations} compilations in this process")
-    print(f"written: {folder}/ ({', '.join(files)})")
+    write_text(path / "summary.json", json.dumps(content, indent=1) + "\n")
+    files = ["runs.csv", "summary.csv", "summary.json", *(picture.name for picture in drawn)]
+    yield f"\n{ledger.seconds:.1f} s, {compilations} compilations in this process"
+    yield f"written: {path}/ ({', '.join(files)})"
 
 
-def launch() -> None:
-    """Runs the binary: first the flags of the algorithm that is asked for, then all of them."""
-    binary = checked(lambda: sweep_setup.import_binary(sys.argv))
-    base.launch(partial(main, binary))
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parses the command line, and runs the sweep."""
+    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
+    arguments = sys.argv[1:] if arguments is None else arguments
+    run(arguments, parse_or_exit(arguments, __doc__ or "", extra=(SweepSettings,)))
 
 
 if __name__ == "__main__":
-    launch()
+    main()

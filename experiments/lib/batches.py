@@ -266,9 +266,13 @@ class Program:
     def _of_size(self, size: int) -> Any:
         if size not in self._compiled:
             program = batching.batched(one_run(self.group), self.group.source.build, self.mesh)
-            where = {} if self.mesh is None else {"out_shardings": sharding(self.mesh)}
+            # Arguments that it does not read lie on the device all the same, and count as memory.
+            options: dict[str, Any] = {"keep_unused": True}
+            if self.mesh is not None:
+                options["out_shardings"] = sharding(self.mesh)
             arguments = *self._placed(), *self._arguments([(0, 0)] * size)
-            self._compiled[size] = jax.jit(program, **where).lower(*arguments).compile()
+            # One at a time is kept: programs take memory, too.
+            self._compiled = {size: jax.jit(program, **options).lower(*arguments).compile()}
             self.compilations += 1
         return self._compiled[size]
 
@@ -367,7 +371,9 @@ def _execute(
     program.traffic(0)
     if place not in ledger.sizes:
         # Kept before the first batch: a resumed job must not plan by another day's memory.
-        ledger.add(place, _as_the_first(planned_batch(program, batch)), [], 0.0)
+        began = time.perf_counter()
+        size = as_the_first(planned_batch(program, batch))
+        ledger.add(place, size, [], time.perf_counter() - began)
     size = ledger.sizes[place]
     while (done := ledger.done(place)) < len(runs):
         part = runs[done : done + size]
@@ -391,7 +397,7 @@ def _execute(
             progress.done(f"program {place}", len(part))
 
 
-def _as_the_first(numbers: Any) -> Any:
+def as_the_first(numbers: Any) -> Any:
     """Returns the first process's numbers; all processes call this at the same point."""
     if jax.process_count() == 1:
         return numbers
@@ -401,7 +407,7 @@ def _as_the_first(numbers: Any) -> Any:
 def _share_progress(ledger: Ledger, n_groups: int) -> None:
     """Tells the other processes what the first one's folder holds."""
     mine = [(ledger.done(place), ledger.sizes.get(place, 0)) for place in range(n_groups)]
-    for place, (done, size) in enumerate(_as_the_first(mine)):
+    for place, (done, size) in enumerate(as_the_first(mine)):
         if size:
             ledger.keep(place, size, done - ledger.done(place))
 

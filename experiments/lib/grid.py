@@ -7,18 +7,20 @@ flag that an axis is named after parses them.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
+from sklearn.model_selection import ParameterGrid, ParameterSampler
 
-_RANGES: dict[str, Callable[..., np.ndarray]] = {"lin": np.linspace, "log": np.geomspace}
+_SPACED = {"lin": np.linspace, "log": np.geomspace}
 _MOST = 10_000  # values of a range: a slip of the finger is not to fill the memory
-_TRIES = 100  # for each random setting: enough to find every one of a grid that is drawn out
-_SHOWN = 30  # characters on either side of the one that a message points at
+_BETWEEN = re.compile(r",(?![^(]*\))")  # commas outside parentheses
+_RANGE = re.compile(r"(lin|log)\s*\(([^,]+),([^,]+),\s*(\d{1,9})\s*\)", re.ASCII)
 
 
 class Axis(NamedTuple):
@@ -27,54 +29,44 @@ class Axis(NamedTuple):
     Attributes:
       name: Of the flag.
       values: As the flag's parser takes them; all differ.
-      low: Of the range, where the axis is a single range of several values; else None.
-      high: The same.
-      scale: "log" or "lin", the same.
+      scale: "log" or "lin" where the axis is one range of several values; else None.
     """
 
     name: str
     values: tuple[str, ...]
-    low: float | None = None
-    high: float | None = None
     scale: str | None = None
 
 
 def parse(text: str) -> list[Axis]:
-    """The axes that `text` describes, in its order.
+    """Returns the axes that a text describes, in its order.
 
     Args:
       text: Such as `tau_m=0.1,0.3; lr=log(1e-4,1e-2,7); hidden=64x64,256x256`. Space around names,
-        values and numbers does not count. Numbers of ranges are written as floats of 12 digits.
+        values and numbers does not count. Numbers of ranges are written to 12 digits.
 
     Raises:
-      ValueError: `text` is malformed; the message points at the character, counted from 1.
+      ValueError: Names the axis and what is wrong with it.
     """
-    _check_parentheses(text)
-    axes: list[Axis] = []
-    for start, stop in _split(text, 0, len(text), ";"):
-        if start == stop:
-            raise _error(text, stop, f"expected an axis, name=values, before {_next(text, stop)}")
-        equals = text.find("=", start, stop)
-        if equals < 0:
-            raise _error(text, stop, f"expected '=' before {_next(text, stop)}")
-        name = text[start:equals].strip()
-        if not name:
-            raise _error(text, equals, "expected a name before '='")
-        if name in (axis.name for axis in axes):
-            raise _error(text, start, f"there is an axis {name!r} already")
-        axes.append(_axis(text, name, equals + 1, stop))
-    return axes
+    axes: dict[str, Axis] = {}
+    for part in text.split(";"):
+        name, equals, values = (piece.strip() for piece in part.partition("="))
+        if not (name and equals):
+            raise _wrong("axis", part.strip(), "name=values, with ';' between axes")
+        if name in axes:
+            raise ValueError(f"grid: there are two axes {name}; give its values in one")
+        axes[name] = _axis(name, values)
+    return list(axes.values())
 
 
 def combinations(axes: Sequence[Axis]) -> list[dict[str, str]]:
-    """Every setting of the grid as `{name: value}`; the last axis varies fastest."""
-    names = [axis.name for axis in axes]
-    product = itertools.product(*(axis.values for axis in axes))
-    return [dict(zip(names, values, strict=True)) for values in product]
+    """Returns every setting of the grid as `{name: value}`; the last axis varies fastest."""
+    # By number, since ParameterGrid goes through axes in the order of their keys.
+    found = ParameterGrid({i: axis.values for i, axis in enumerate(axes)})
+    return [{axis.name: values[i] for i, axis in enumerate(axes)} for values in found]
 
 
 def draws(axes: Sequence[Axis], n: int, seed: int) -> list[dict[str, str]]:
-    """Random settings that all differ; the first ones are the same whatever `n` is.
+    """Returns random settings that all differ.
 
     Args:
       axes: Axes of a single range are drawn uniformly within it, `log` in logarithms; of other axes
@@ -85,151 +77,69 @@ def draws(axes: Sequence[Axis], n: int, seed: int) -> list[dict[str, str]]:
     Raises:
       ValueError: `n` is less than 1 or more than there are settings.
     """
-    if n < 1:
-        raise ValueError(f"random: got {n}; allowed is 1 or more settings")
-    rng = np.random.default_rng(seed)
+    continuous = any(axis.scale for axis in axes)
+    most = math.inf if continuous else math.prod(len(axis.values) for axis in axes)
+    if not 1 <= n <= most:
+        raise ValueError(f"random: got {n}; allowed is 1 to {most}, all settings of the grid")
     found: dict[tuple[str, ...], None] = {}
-    for _ in range(_TRIES * n):
-        found[tuple(_draw(rng, axis) for axis in axes)] = None
-        if len(found) == n:
-            names = [axis.name for axis in axes]
-            return [dict(zip(names, values, strict=True)) for values in found]
-    raise ValueError(f"random: got {n}; the grid has only {len(found)} different settings")
+    spaces = {i: _space(axis) for i, axis in enumerate(axes)}
+    # Without a range it draws without replacement; else numbers of 12 digits may meet again.
+    for drawn in ParameterSampler(spaces, 2 * n if continuous else n, random_state=seed):
+        values = (drawn[i] for i in range(len(axes)))
+        found[tuple(v if isinstance(v, str) else _written(v) for v in values)] = None
+    if len(found) < n:
+        raise ValueError(f"random: got {n}; the ranges are too narrow for so many settings")
+    names = [axis.name for axis in axes]
+    return [dict(zip(names, values, strict=True)) for values in list(found)[:n]]
 
 
-def _draw(rng: np.random.Generator, axis: Axis) -> str:
-    if axis.low is None or axis.high is None:
-        return axis.values[rng.integers(len(axis.values))]
-    if axis.scale == "log":
-        return _written(math.exp(rng.uniform(math.log(axis.low), math.log(axis.high))))
-    return _written(rng.uniform(axis.low, axis.high))
+def _space(axis: Axis) -> Any:
+    """Returns what ParameterSampler draws from: values, or a distribution."""
+    if axis.scale is None:
+        return axis.values
+    low, high = sorted((float(axis.values[0]), float(axis.values[-1])))
+    return stats.loguniform(low, high) if axis.scale == "log" else stats.uniform(low, high - low)
 
 
-def _axis(text: str, name: str, start: int, stop: int) -> Axis:
-    """The axis of the values in `text[start:stop]`."""
-    values: list[str] = []
-    ranges = []
-    spans = list(_split(text, start, stop, ","))
-    for first, last in spans:
-        value = text[first:last]
-        if not value:
-            raise _error(text, last, f"expected a value before {_next(text, last)}")
-        if "=" in value:
-            at = text.index("=", first)
-            raise _error(text, at, "a second '=' in one axis; axes are separated by ';'")
-        new = [value]
-        if "(" in value:
-            ranges.append(_range(text, first, last))
-            new = ranges[-1].values
-        for written in new:
-            if written in values:
-                raise _error(text, first, f"axis {name!r} has the value {written} already")
-            values.append(written)
+def _axis(name: str, text: str) -> Axis:
+    items = [item.strip() for item in _BETWEEN.split(text)]
+    if any(not item or "=" in item for item in items):
+        raise _wrong(name, text, "values with ',' between, and ';' before the next axis")
+    values = [v for item in items for v in _values(name, item)]
+    for value, n in Counter(values).items():
+        if n > 1:
+            raise ValueError(f"grid: {name} has the value {value} twice")
     # Beside other values a range is part of a list, and one value is no range to draw from.
-    if ranges and len(spans) == 1 and len(values) > 1:
-        return Axis(name, tuple(values), ranges[0].low, ranges[0].high, ranges[0].scale)
-    return Axis(name, tuple(values))
+    is_range = len(items) == 1 < len(values)
+    return Axis(name, tuple(values), text[:3] if is_range else None)
 
 
-class _Range(NamedTuple):
-    """What a function stands for."""
-
-    values: list[str]
-    low: float
-    high: float
-    scale: str
-
-
-def _range(text: str, start: int, stop: int) -> _Range:
-    """The numbers of the function in `text[start:stop]`."""
-    opened, closed = text.index("(", start), text.index(")", start)
-    scale = text[start:opened].strip()
-    if scale not in _RANGES:
-        raise _error(text, start, f"unknown function {scale!r}; allowed are log(a,b,n), lin(a,b,n)")
-    if closed != stop - 1:
-        raise _error(text, closed + 1, "expected ',' or ';' after ')'")
-    spans = list(_split(text, opened + 1, closed, ","))
-    if len(spans) != 3:
-        got = 0 if not text[opened + 1 : closed].strip() else len(spans)
-        raise _error(text, start, f"{scale} takes 3 numbers, first, last and how many; got {got}")
-    first, last = (_number(text, *span) for span in spans[:2])
-    if not math.isfinite(last - first):
-        raise _error(text, spans[1][0], f"no finite range from {first} to {last}")
-    for number, (at, _) in zip((first, last), spans[:2], strict=True):
-        if scale == "log" and number <= 0:
-            raise _error(text, at, f"log takes positive numbers only; got {number}")
-    at, end = spans[2]
-    if not re.fullmatch(r"\d{1,9}", text[at:end], re.ASCII) or not 1 <= int(text[at:end]) <= _MOST:
-        raise _error(text, at, f"expected how many values, 1 to {_MOST}; got {text[at:end]!r}")
-    n = int(text[at:end])
-    if n == 1 and first != last:
-        raise _error(text, at, f"1 value cannot reach from {first} to {last}; allowed is 2 or more")
-    numbers = _RANGES[scale](first, last, n)
+def _values(name: str, text: str) -> list[str]:
+    """Returns the values that a function stands for; other texts are values themselves."""
+    if "(" not in text and ")" not in text:
+        return [text]
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise _wrong(name, text, "lin(first,last,n) or log(first,last,n)")
+    scale, n = match[1], int(match[4])
+    try:
+        first, last = (float(_written(float(number))) for number in match.group(2, 3))
+    except ValueError:
+        raise _wrong(name, text, "numbers for the first and the last value") from None
+    if not math.isfinite(last - first) or (scale == "log" and min(first, last) <= 0):
+        raise _wrong(name, text, "finite numbers, and above 0 for log")
+    if not 1 <= n <= _MOST or (n == 1 and first != last):
+        raise _wrong(name, text, f"2 to {_MOST} values from {first} to {last}")
+    numbers = _SPACED[scale](first, last, n)
     if scale == "lin":  # what is left of a zero after rounding
         numbers[np.abs(numbers) < 1e-13 * np.max(np.abs(numbers))] = 0.0
-    values = [_written(x) for x in numbers]
-    return _Range(values, min(first, last), max(first, last), scale)
-
-
-def _number(text: str, start: int, stop: int) -> float:
-    """The number in `text[start:stop]`, to as many digits as it is written back with."""
-    if start == stop:
-        raise _error(text, stop, f"expected a number before {_next(text, stop)}")
-    try:
-        return float(_written(float(text[start:stop])))
-    except ValueError:
-        raise _error(text, start, f"expected a number; got {text[start:stop]!r}") from None
+    return [_written(x) for x in numbers]
 
 
 def _written(number: float) -> str:
-    """A float to 12 significant digits; whole numbers so that flags of whole numbers take them."""
-    return repr(float(f"{number:.12g}") + 0.0).removesuffix(".0")  # never -0.0
+    """Returns a number to 12 digits; whole ones so that flags of whole numbers take them."""
+    return f"{number + 0.0:.12g}"  # never -0
 
 
-def _check_parentheses(text: str) -> None:
-    """Raises unless every parenthesis is closed within its axis, and none is within another."""
-    opened = -1
-    for at, character in enumerate(text):
-        if character == "(" and opened >= 0:
-            raise _error(text, at, "a parenthesis within another")
-        if character == "(":
-            opened = at
-        elif character == ")" and opened < 0:
-            raise _error(text, at, "')' without '('")
-        elif character == ")":
-            opened = -1
-        elif character == ";" and opened >= 0:
-            break
-    if opened >= 0:
-        raise _error(text, opened, "'(' without ')'")
-
-
-def _split(text: str, start: int, stop: int, separator: str) -> Iterator[tuple[int, int]]:
-    """Spans of `text[start:stop]` between separators outside parentheses, without outer space.
-
-    An empty span is where the separator or the end is that came too early.
-    """
-    inside = False
-    for at in range(start, stop + 1):
-        if at == stop or (text[at] == separator and not inside):
-            last = start + len(text[start:at].rstrip())
-            yield (at, at) if last == start else (last - len(text[start:last].lstrip()), last)
-            start = at + 1
-        else:
-            inside = text[at] == "(" or (inside and text[at] != ")")
-
-
-def _next(text: str, at: int) -> str:
-    """What stands there, for a message."""
-    rest = text[at:].lstrip()
-    return repr(rest[0]) if rest else "the end"
-
-
-def _error(text: str, at: int, message: str) -> ValueError:
-    """Points at a character with a caret before it, in one line."""
-    before, after = text[:at], text[at:]
-    if len(before) > _SHOWN:
-        before = "..." + before[-_SHOWN:]
-    if len(after) > _SHOWN:
-        after = after[:_SHOWN] + "..."
-    return ValueError(f"grid: at character {at + 1}, at ^ in {before + '^' + after!r}: {message}")
+def _wrong(name: str, got: str, allowed: str) -> ValueError:
+    return ValueError(f"grid: {name}: got {got!r}; allowed is {allowed}")

@@ -100,7 +100,7 @@ def _of_clients(command: Command) -> Group:
         n_clusters,
         runner.participation_shares(federation, job),
         job.resample_participants,
-        runner.client_chunk(job, over_clients or None),
+        runner.client_chunk(job, job.mesh),
     )
 
 

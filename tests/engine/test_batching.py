@@ -10,12 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import ledger, sweep_runs
-from jaxfedmvc import data
+from experiments.lib import batches
+from experiments.lib.ledger import Ledger
+from experiments.lib.report import flattened
+from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.engine import batching as sweep
+from jaxfedmvc.engine import batching, mesh
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.metrics import host
+from tests.engine.test_run import toy
 from tests.helpers import on_devices
 
 
@@ -32,8 +36,8 @@ def test_every_seed_has_the_federation_that_its_partition_makes(dealt):
     views = [rng.normal(size=(23, d)).astype(np.float32) for d in (3, 2)]
     truth = rng.integers(3, size=23) * 10
     partitions = [data.hybrid_partition(seed, 23, 2, 5, ratio=(1, 1)) for seed in (4, 5)]
-    source = sweep.pooled(views, truth, partitions, dealt=dealt)
-    shared, by_seed = sweep.place(source)
+    source = batching.pooled(views, truth, partitions, dealt=dealt)
+    shared, by_seed = batching.place(source)
     build = jax.jit(source.build)
     for place, partition in enumerate(partitions):
         found = build(shared, jax.tree.map(lambda x, p=place: x[p], by_seed))
@@ -49,27 +53,29 @@ def test_partitions_that_are_not_alike_are_refused():
     one = [Part((0,), np.arange(6).reshape(2, 3), np.arange(2))]
     other = [Part((0,), np.arange(6).reshape(3, 2), np.arange(3))]
     with pytest.raises(ValueError, match="partitions: one seed has"):
-        sweep.pooled(views, None, [one, other])
+        batching.pooled(views, None, [one, other])
 
 
 def test_a_dealt_view_with_nan_is_refused_when_it_is_read():
     views = [np.full((4, 1), np.nan)]
-    source = sweep.pooled(views, None, [[Part((0,), np.arange(4)[None], np.arange(1))]], dealt=True)
+    source = batching.pooled(
+        views, None, [[Part((0,), np.arange(4)[None], np.arange(1))]], dealt=True
+    )
     with pytest.raises(ValueError, match="views: some values are NaN"):
-        sweep.place(source)
+        batching.place(source)
 
 
 def test_equal_federations_are_held_once_and_others_stacked():
     agents = [Federation.from_clients([{0: np.eye(3) * k}]) for k in (1, 1, 2)]
-    once = sweep.stacked(agents[:2])
+    once = batching.stacked(agents[:2])
     assert not jax.tree.leaves(once.by_seed)
-    assert once.build(*sweep.place(once)).cohorts[0].views[0].shape == (1, 3, 3)
-    both = sweep.stacked(agents)
-    _, by_seed = sweep.place(both)
+    assert once.build(*batching.place(once)).cohorts[0].views[0].shape == (1, 3, 3)
+    both = batching.stacked(agents)
+    _, by_seed = batching.place(both)
     third = both.build((), jax.tree.map(lambda x: x[2], by_seed))
     assert third.cohorts[0].views[0][0, 1, 1] == 2
     with pytest.raises(ValueError, match="federations: one seed has arrays of the shapes"):
-        sweep.stacked([agents[0], Federation.from_clients([{0: np.eye(4)}])])
+        batching.stacked([agents[0], Federation.from_clients([{0: np.eye(4)}])])
 
 
 # --- The program ---
@@ -86,14 +92,14 @@ def test_a_batch_is_its_runs_one_by_one_and_compiles_once(alone):
 
     def counted(*arguments):
         traces.append(1)
-        return sweep.batched(on_devices.one_run, source.build)(*arguments)
+        return batching.batched(on_devices.one_run, source.build)(*arguments)
 
     program = jax.jit(counted)
-    placed = sweep.place(source)
+    placed = batching.place(source)
     for i, (scale, seed) in enumerate((x, s) for x in on_devices.SCALES for s in range(2)):
         found = program(*placed, jnp.full(1, scale), jnp.full(1, seed), jnp.full(1, seed))
         np.testing.assert_allclose(found["center"][0], alone["center"][i], rtol=1e-5)
-        np.testing.assert_allclose(found["acc"][0], alone["acc"][i], atol=1e-6)
+        np.testing.assert_array_equal(found["tables"][0], alone["tables"][i])
         for a, b in zip(found["labels"], alone["labels"], strict=True):
             np.testing.assert_array_equal(a[0], b[i])
     assert len(traces) == 1
@@ -109,21 +115,21 @@ def start(*arguments):
     )
 
 
-def told(process):
+def printed(process):
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     return json.loads(out.splitlines()[-1])  # the collectives' library writes before it
 
 
 def check(found, alone):
-    for name in ("center", "acc"):
-        np.testing.assert_allclose(found[name], alone[name], rtol=1e-5)
+    np.testing.assert_allclose(found["center"], alone["center"], rtol=1e-5)
+    np.testing.assert_array_equal(found["tables"], alone["tables"])
     for a, b in zip(found["labels"], alone["labels"], strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_eight_devices_compute_what_one_does(alone):
-    found = told(start("sweep:2,clients:4"))
+    found = printed(start("sweep:2,clients:4"))
     assert found["devices"] == 8
     check(found, alone)
 
@@ -133,7 +139,7 @@ def test_two_processes_with_their_own_clients_compute_what_one_does(alone):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     both = [start("clients:4", address, "2", str(place)) for place in (1, 0)]
-    for found in map(told, both):
+    for found in map(printed, both):
         assert found["devices"] == 4
         assert found["share"] == 0.5  # of the clients' data
         check(found, alone)
@@ -142,16 +148,16 @@ def test_two_processes_with_their_own_clients_compute_what_one_does(alone):
 @pytest.mark.parametrize("text", ["", "runs:2", "sweep:0", "sweep:2,sweep:2", "clients", "sweep:x"])
 def test_a_mesh_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match="mesh: got"):
-        sweep.parse_mesh(text)
+        mesh.parse_mesh(text)
 
 
 def test_a_mesh_must_fit_devices_and_clients():
     with pytest.raises(ValueError, match=r"mesh: .* takes 6 devices, and there\s+are 1"):
-        sweep.make_mesh(sweep.parse_mesh("sweep:2, clients:3"))
-    mesh = jax.sharding.AbstractMesh((1, 2), sweep.AXES)
+        mesh.make_mesh(mesh.parse_mesh("sweep:2, clients:3"))
+    devices = jax.sharding.AbstractMesh((1, 2), mesh.AXES)
     clients = [{0: np.eye(2)}] * 4 + [{0: np.eye(2), 1: np.eye(2)}] * 3
     with pytest.raises(ValueError, match="clients:2 does not divide the 3 clients with the views"):
-        sweep.check_mesh(mesh, Federation.from_clients(clients))
+        mesh.check_mesh(devices, Federation.from_clients(clients))
 
 
 # --- Batches ---
@@ -162,19 +168,17 @@ def group(make, hyperparams, n_seeds=2):
     rng = np.random.default_rng(2)
     x = np.repeat(np.eye(2) * 9, 12, axis=0) + rng.normal(size=(24, 2))
     truth = np.repeat([0, 1], 12)
-    return sweep_runs.Group(
+    return batches.Group(
         [{"x": str(i)} for i in range(len(hyperparams))],
         hyperparams,
         make,
-        sweep.pooled([x], truth, partitions),
-        sweep_runs.outline([x], partitions[0]),
+        batching.pooled([x], truth, partitions),
+        batches.outline([x], partitions[0]),
         list(range(n_seeds)),
         0,
         None,
         [1.0],
-        False,
-        None,
-        rate,
+        rate=rate,
     )
 
 
@@ -190,7 +194,26 @@ def cut_at(hyperparams):
 
 def rate(place, labels):
     """Scores on the host: rows above the level, of the first client."""
-    return {"acc": float(np.sum(labels[0] == 1)), "nmi": float(place)}
+    return {"acc": float(np.sum(labels[0][0] == 1)), "nmi": float(place)}
+
+
+class Shown:
+    """What a terminal would show of a job."""
+
+    def __init__(self):
+        self.expected, self.done_runs, self.lines = {}, [], []
+
+    def expect(self, calls):
+        self.expected = calls
+
+    def compiling(self, ready, n, name):
+        self.lines.append(f"compiling {ready} of {n}")
+
+    def done(self, kind, n):
+        self.done_runs.append((kind, n))
+
+    def write(self, line):
+        self.lines.append(line)
 
 
 FIVE = [{"x": float(i)} for i in range(60, 65)]
@@ -198,68 +221,69 @@ FIVE = [{"x": float(i)} for i in range(60, 65)]
 
 def test_batches_are_filled_up_and_none_is_lost(tmp_path):
     """Ten runs by four: the last batch holds two of them."""
-    kept = ledger.Ledger(tmp_path)
-    done = []
-    compiled = sweep_runs.execute([group(cut_at, FIVE)], kept, batch=4, on_batch=done.append)
-    assert compiled == 1 and done == [4, 4, 2]
+    kept = Ledger(tmp_path)
+    shown = Shown()
+    compiled = batches.execute([group(cut_at, FIVE)], kept, batch=4, progress=shown)
+    assert compiled == 1 and shown.done_runs == [("program 0", n) for n in (4, 4, 2)]
+    assert shown.expected == {"program 0": 10} and shown.lines == ["compiling 0 of 1"]
     assert [(row["x"], row["seed"]) for row in kept.rows] == [
         (str(x), str(seed)) for x in range(5) for seed in range(2)
     ]
     assert {row["status"] for row in kept.rows} == {"ok"}
     assert [row["nmi"] for row in kept.rows] == ["0.0", "1.0"] * 5
     assert {row["bytes_up"] for row in kept.rows} == {"0"}
-    again = ledger.Ledger(tmp_path)
+    again = Ledger(tmp_path)
     assert again.rows == kept.rows and again.done(0) == 10 and again.sizes == {0: 4}
-    assert sweep_runs.execute([group(cut_at, FIVE)], again) == 0
+    assert batches.execute([group(cut_at, FIVE)], again) == 0
 
 
 def test_what_a_killed_job_left_is_cut_back_to_whole_batches(tmp_path):
-    kept = ledger.Ledger(tmp_path)
-    sweep_runs.execute([group(cut_at, FIVE)], kept, batch=5)
+    kept = Ledger(tmp_path)
+    batches.execute([group(cut_at, FIVE)], kept, batch=5)
     whole = {name: (tmp_path / name).read_bytes() for name in ("runs.csv", "batches.csv")}
     rng = np.random.default_rng(0)
     for name, other in (("runs.csv", "batches.csv"), ("batches.csv", "runs.csv")):
         for cut in rng.integers(1, len(whole[name]), size=12):
             (tmp_path / name).write_bytes(whole[name][:cut])
             (tmp_path / other).write_bytes(whole[other])
-            left = ledger.Ledger(tmp_path)
+            left = Ledger(tmp_path)
             assert left.rows == kept.rows[: left.done(0)]
             assert left.done(0) % 5 == 0 and left.done(0) == len(left.rows)
 
 
 def test_out_of_memory_halves_the_batch(tmp_path, monkeypatch):
-    real = sweep_runs.Program.run
+    real = batches.Program.run
 
     def scarce(self, runs):
         if len(runs) > 2:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         return real(self, runs)
 
-    monkeypatch.setattr(sweep_runs.Program, "run", scarce)
-    kept, said = ledger.Ledger(tmp_path), []
-    sweep_runs.execute([group(cut_at, FIVE)], kept, batch=8, write=said.append)
+    monkeypatch.setattr(batches.Program, "run", scarce)
+    kept, shown = Ledger(tmp_path), Shown()
+    batches.execute([group(cut_at, FIVE)], kept, batch=8, progress=shown)
     assert kept.sizes == {0: 2} and kept.done(0) == 10
-    assert said == ["out of memory: going on with 2 runs at a time"]  # five before
+    assert shown.lines[1:] == ["out of memory: going on with 2 runs at a time"]  # five before
 
-    monkeypatch.setattr(sweep_runs.Program, "run", lambda *_: scarce(None, [0] * 3))
-    none = ledger.Ledger(tmp_path / "none")
+    monkeypatch.setattr(batches.Program, "run", lambda *_: scarce(None, [0] * 3))
+    none = Ledger(tmp_path / "none")
     (tmp_path / "none").mkdir()
-    sweep_runs.execute([group(cut_at, FIVE)], none, batch=2, write=lambda line: None)
+    batches.execute([group(cut_at, FIVE)], none, batch=2, progress=Shown())
     assert {row["status"] for row in none.rows} == {"failed: RESOURCE_EXHAUSTED: Out of memory"}
     assert len(none.rows) == 10
 
 
 def test_a_run_that_breaks_off_is_recorded_and_the_others_go_on(tmp_path, monkeypatch):
-    real = sweep_runs.Program.run
+    real = batches.Program.run
 
     def fragile(self, runs):
         if (3, 1) in runs:
             raise jax.errors.JaxRuntimeError("INTERNAL: a number of run (3, 1)\nis bad")
         return real(self, runs)
 
-    monkeypatch.setattr(sweep_runs.Program, "run", fragile)
-    kept = ledger.Ledger(tmp_path)
-    compiled = sweep_runs.execute([group(cut_at, FIVE)], kept, batch=5, write=lambda line: None)
+    monkeypatch.setattr(batches.Program, "run", fragile)
+    kept = Ledger(tmp_path)
+    compiled = batches.execute([group(cut_at, FIVE)], kept, batch=5, progress=Shown())
     assert compiled == 1
     failed = [row for row in kept.rows if row["status"] != "ok"]
     assert [(row["x"], row["seed"], row["acc"]) for row in failed] == [("3", "1", "nan")]
@@ -269,8 +293,8 @@ def test_a_run_that_breaks_off_is_recorded_and_the_others_go_on(tmp_path, monkey
 
 def test_a_run_that_turns_nan_is_recorded_with_its_setting(tmp_path):
     made = group(cut_at, [{"x": 60.0}, {"x": -1.0}], n_seeds=1)
-    kept = ledger.Ledger(tmp_path)
-    sweep_runs.execute([made], kept, batch=2)
+    kept = Ledger(tmp_path)
+    batches.execute([made], kept, batch=2)
     assert [row["status"] for row in kept.rows] == ["ok", "failed: NaN in the model"]
     # Of the first client's eight samples, those of the half whose first feature is 9, not 0.
     ids = data.hybrid_partition(0, 24, 1, 3)[0].sample_ids[0]
@@ -279,6 +303,56 @@ def test_a_run_that_turns_nan_is_recorded_with_its_setting(tmp_path):
     assert kept.rows[1]["x"] == "1"  # its setting's name
 
 
+def test_a_batch_is_planned_by_what_the_compiler_says_of_one_run(monkeypatch):
+    program = batches.Program(group(cut_at, FIVE))
+    memory = program.memory()
+    # 24 samples of two features and their classes; each run gathers its clients' rows of them.
+    ids = 2 * 3 * (8 + 1)
+    assert memory.shared == 4 * (24 * 3 + ids) and memory.batch(3) == memory.shared + 3 * memory.run
+    assert 4 * 24 < memory.run < 4 * 24 * 20
+    assert batches.planned_batch(program, None) == 10 and program.compilations == 1
+    monkeypatch.setattr(batches, "free_bytes", lambda: 4.5 / batches._SHARE * memory.run)
+    assert batches.planned_batch(program, None) == 4
+    monkeypatch.setattr(batches, "free_bytes", lambda: 0)
+    assert batches.planned_batch(program, None) == 1
+    assert batches.planned_batch(program, 7) == 5  # two batches of five, not of seven and three
+    alone = batches.Program(group(cut_at, FIVE[:1], n_seeds=1))
+    assert batches.planned_batch(alone, None) == 1 and alone.compilations == 0
+
+
+def test_tables_become_the_scores_of_the_last_round_and_of_every_one(tmp_path):
+    source = on_devices.source(dealt=True)
+    shared, by_seed = batching.place(source)
+    federation = source.build(shared, jax.tree.map(lambda x: x[1], by_seed))
+    options = {"participation": [0.5, 0.5], "resample_participants": True}
+    made = batches.Group(
+        [{"scale": "a"}],
+        [0.3],
+        toy,
+        source,
+        federation,
+        list(range(on_devices.SEEDS)),
+        on_devices.ROUNDS,
+        2,
+        every_round=True,
+        **options,
+    )
+    kept = Ledger(tmp_path)
+    batches.execute([made], kept)
+    row = kept.rows[1]
+    run = jax.jit(lambda f, key: engine.run(toy(0.3), f, key, on_devices.ROUNDS, **options))
+    found = run(federation, jax.random.key(1))
+    scores = flattened(host.score(federation, found.labels, found.state.participants))
+    assert row["acc"] == row["all/pooled/acc"] and -1 < float(row["silhouette"]) < 1
+    for name, score in scores.items():
+        np.testing.assert_allclose(float(row[name]), score, rtol=1e-6)
+        by_round = [float(x) for x in row[batches.ROUNDS + name].split()]
+        assert len(by_round) == on_devices.ROUNDS
+        np.testing.assert_allclose(by_round[-1], score, rtol=1e-6)
+    sent = [int(float(x)) for x in row["rounds/bytes"].split()]
+    assert sent[-1] == int(row["bytes_up"]) + int(row["bytes_down"]) and sent[0] < sent[1]
+
+
 def test_fewest_runs_are_filled_in():
-    sizes = [sweep_runs.chunk_sizes(10, most)[1] for most in (1, 3, 4, 9, 10, 99)]
+    sizes = [batches.chunk_sizes(10, most)[1] for most in (1, 3, 4, 9, 10, 99)]
     assert sizes == [1, 3, 4, 5, 10, 10]

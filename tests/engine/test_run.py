@@ -16,7 +16,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine.phases import Traffic
 from jaxfedmvc.federation import Federation
-from jaxfedmvc.metrics.federation import score
+from jaxfedmvc.metrics import host
 
 INIT, SETUP, ROUND, FINISH = range(4)  # the stages, as keys derive from them
 SERVER = 2**31  # beyond every client id
@@ -270,7 +270,7 @@ def test_a_run_is_a_loop_over_clients():
     assert_close(got.state.clients, clients)
     assert_equal(got.labels, labels)
     assert_close(got.info, info)
-    assert got.scores is None
+    assert got.tables is None and got.participants is None
     assert {0, 1} == set(np.concatenate([x.ravel() for x in got.labels]).tolist())
 
 
@@ -581,30 +581,35 @@ def test_the_method_never_sees_labels():
     jax.eval_shape(lambda f: engine.run(TOY, f, KEY, 1, n_clusters=2).labels, FEDERATION)
     assert len(inits) >= 3
     assert all(seen.labels is None and seen.n_classes is None for seen in inits)
-    # Nor do other labels change anything but the scores.
+    # Nor do other labels change anything but the tables.
     other = FEDERATION.replace(
         labels=tuple(jnp.where(x >= 0, (x * x + 1) % 3, x) for x in FEDERATION.labels)
     )
     got, plain = compiled(n_clusters=2)(other, KEY), result(n_clusters=2)
     assert_equal((got.state, got.labels, got.info), (plain.state, plain.labels, plain.info))
-    assert got.scores["all"]["pooled"]["nmi"][-1] != plain.scores["all"]["pooled"]["nmi"][-1]
+    assert np.any(got.tables[-1] != plain.tables[-1])
 
 
-def test_every_round_is_scored_as_if_it_were_the_last():
+def test_every_round_is_counted_as_if_it_were_the_last():
     # `finish` leaves the state of the round after it alone.
-    scored = result(n_clusters=2)
-    assert_close(scored._replace(scores=None), result())
-    assert scored.scores["all"]["pooled"]["acc"].shape == (ROUNDS,)
-    scoring = jax.jit(score, static_argnums=2)
+    counted = result(n_clusters=2)
+    assert_close(counted._replace(tables=None, participants=None), result())
+    assert counted.tables.shape == (ROUNDS, 8, 3, 2)
     p = parts()
     state, _ = p["setup"](FEDERATION, KEY, p["start"](FEDERATION, KEY))
     for r in range(ROUNDS):
         state, _ = p["round"](FEDERATION, KEY, state, r)
         finished, _ = p["finish"](FEDERATION, KEY, state, r)
         labels = p["assign"](FEDERATION, finished)
-        assert_close(pick(scored.scores, r), scoring(FEDERATION, labels, 2, state.participants))
-    pooled = scored.scores["all"]["pooled"]["nmi"]
-    assert 0.0 < pooled[-1] < 1.0
+        np.testing.assert_array_equal(counted.tables[r], host.tables(FEDERATION, labels))
+        assert_equal(pick(counted.participants, r), pick(state.participants, slice(None)))
+    assert 0.0 < host.table_scores(np.sum(counted.tables[-1], axis=0))["nmi"] < 1.0
+
+
+def test_who_took_part_is_known_of_every_round():
+    anew = result(n_clusters=2, participation=0.5, resample_participants=True).participants
+    for r in range(ROUNDS):
+        assert_equal(pick(anew, r), engine.draw_participants(FEDERATION, KEY, 0.5, r))
 
 
 def test_no_rounds_are_the_set_up_and_the_end():
@@ -618,13 +623,11 @@ def test_no_rounds_are_the_set_up_and_the_end():
     assert_close(got.state, state)
     assert_close((got.info["setup"], got.info["finish"]), (before, after))
     assert {x.shape[0] for x in jax.tree.leaves(got.info["rounds"])} == {0}
-    scored = jax.eval_shape(
-        lambda key: engine.run(TOY, FEDERATION, key, 0, n_clusters=2).scores, KEY
-    )
-    assert {x.shape for x in jax.tree.leaves(scored)} == {(0,)}
+    run = jax.eval_shape(lambda key: engine.run(TOY, FEDERATION, key, 0, n_clusters=2), KEY)
+    assert run.tables.shape == (0, 8, 3, 2)
 
 
-def test_bad_rounds_and_scores_without_labels_raise():
+def test_bad_rounds_and_tables_without_labels_raise():
     with pytest.raises(ValueError, match="rounds"):
         engine.run(TOY, FEDERATION, KEY, -1)
     with pytest.raises(ValueError, match="no labels"):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxfedmvc import data, engine
-from jaxfedmvc.engine import batching as sweep
+from jaxfedmvc.engine import batching, mesh
 
 N_SAMPLES, SEEDS, ROUNDS = 64, 2, 2
 SCALES = (0.3, 0.7)
@@ -31,53 +31,52 @@ def source(dealt):
         clients = np.arange(8).reshape(2, 4)
         kinds = zip(((0, 1), (1,)), ids, clients, strict=True)
         partitions.append([data.Part(*part) for part in kinds])
-    return sweep.pooled(views, truth, partitions, dealt=dealt)
+    return batching.pooled(views, truth, partitions, dealt=dealt)
 
 
 def one_run(scale, key, federation):
     """The toy has every kind of exchange, and noise from every key in what it ends with."""
-    from tests.test_engine import toy  # makes keys when imported: devices must be there before
+    from tests.engine.test_run import toy  # makes keys when imported: devices must be there before
 
     result = engine.run(toy(scale), federation, key, ROUNDS, n_clusters=2)
-    acc = result.scores["all"]["pooled"]["acc"]
-    return {"center": result.state.server["center"], "acc": acc, "labels": result.labels}
+    center = result.state.server["center"]
+    return {"center": center, "tables": result.tables, "labels": result.labels}
 
 
-def outputs(mesh, dealt):
+def outputs(devices, dealt):
     """Of every scale with every seed."""
     arranged = source(dealt)
-    shared, by_seed = sweep.place(arranged, mesh)
+    shared, by_seed = batching.place(arranged, devices)
     runs = [(scale, seed) for scale in SCALES for seed in range(SEEDS)]
     scales, seeds = (np.array(x) for x in zip(*runs, strict=True))
     arguments = scales.astype(np.float32), seeds.astype(np.int32), seeds.astype(np.int32)
     where = {}
-    if mesh is not None:
-        arguments = sweep.put(arguments, sweep.sharding(mesh, "sweep"))
-        where = {"out_shardings": sweep.sharding(mesh)}
-    program = jax.jit(sweep.batched(one_run, arranged.build, mesh), **where)
+    if devices is not None:
+        arguments = mesh.put(arguments, mesh.sharding(devices, "sweep"))
+        where = {"out_shardings": mesh.sharding(devices)}
+    program = jax.jit(batching.batched(one_run, arranged.build, devices), **where)
     return jax.device_get(program(shared, by_seed, *arguments)), by_seed
 
 
 def main():
     """See above."""
-    sizes = sweep.parse_mesh(sys.argv[1])
+    sizes = mesh.parse_mesh(sys.argv[1])
     n_processes = int(sys.argv[3]) if len(sys.argv) > 2 else 1
     jax.config.update("jax_num_cpu_devices", int(np.prod(list(sizes.values()))) // n_processes)
     if n_processes > 1:
         jax.distributed.initialize(sys.argv[2], n_processes, int(sys.argv[4]))
-    mesh = sweep.make_mesh(sizes)
-    found, by_seed = outputs(mesh, dealt=sizes.get("clients", 1) > 1)
+    found, by_seed = outputs(mesh.make_mesh(sizes), dealt=sizes.get("clients", 1) > 1)
     held = [x.sharding.num_devices for x in jax.tree.leaves(by_seed)]
     mine = [sum(s.data.nbytes for s in x.addressable_shards) for x in jax.tree.leaves(by_seed)]
     whole = [x.nbytes for x in jax.tree.leaves(by_seed)]
-    told = {
+    results = {
         "center": found["center"].tolist(),
-        "acc": found["acc"].tolist(),
+        "tables": found["tables"].tolist(),
         "labels": [x.tolist() for x in found["labels"]],
         "devices": min(held),
         "share": sum(mine) / sum(whole),
     }
-    print(json.dumps(told))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

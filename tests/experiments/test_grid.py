@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments import grid
-from experiments.grid import Axis
+from experiments.lib import grid
+from experiments.lib.grid import Axis
 
 
 def test_lists_keep_their_texts():
@@ -22,11 +22,11 @@ def test_lists_keep_their_texts():
 
 def test_ranges_are_numbers_of_twelve_digits_with_both_ends():
     log, lin = grid.parse("lr=log(1e-4, 1e-2, 3); tau=lin(-0.1,0.5,7)")
-    assert log == Axis("lr", ("0.0001", "0.001", "0.01"), 1e-4, 1e-2, "log")
+    assert log == Axis("lr", ("0.0001", "0.001", "0.01"), "log")
     # 0.0 and 0.3 are 2.8e-17 and 0.30000000000000004 before they are rounded.
-    assert lin.values == ("-0.1", "0", "0.1", "0.2", "0.3", "0.4", "0.5")
+    assert lin.scale == "lin" and lin.values == ("-0.1", "0", "0.1", "0.2", "0.3", "0.4", "0.5")
     assert grid.parse("a=log(1,10,3)")[0].values[1] == "3.16227766017"
-    assert grid.parse("a=lin(1,0,2)") == [Axis("a", ("1", "0"), 0.0, 1.0, "lin")]
+    assert grid.parse("a=lin(1,0,2)") == [Axis("a", ("1", "0"), "lin")]
 
 
 def test_a_range_in_a_list_and_a_range_of_one_value_are_lists():
@@ -50,57 +50,47 @@ def test_log_ranges_have_equal_ratios(a, b, n):
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "says"),
+    ("text", "says"),
     [
-        ("", 1, "name=values, before the end"),
-        ("  ", 3, "name=values, before the end"),
-        ("a=1;", 5, "name=values, before the end"),
-        ("a=1;;b=2", 5, "name=values, before ';'"),
-        ("a", 2, "expected '=' before the end"),
-        ("a ;b=1", 2, "expected '=' before ';'"),
-        ("=1", 1, "expected a name before '='"),
-        ("a=", 3, "expected a value before the end"),
-        ("tau_m=0.1,,0.3", 11, "expected a value before ','"),
-        ("a=1, ;b=1", 5, "expected a value before ';'"),
-        ("a=1; a=2", 6, "an axis 'a' already"),
-        ("a=1,2, 1", 8, "has the value 1 already"),
-        ("a=0.5,lin(0.5,1,2)", 7, "has the value 0.5 already"),
-        ("a=lin(1,1,2)", 3, "has the value 1 already"),
-        ("a=1,b=2", 6, "axes are separated by ';'"),
-        ("a=exp(1,2,3)", 3, "unknown function 'exp'"),
-        ("a=(1,2,3)", 3, "unknown function ''"),
-        ("a=log()", 3, "log takes 3 numbers, first, last and how many; got 0"),
-        ("a=lin(1,2)", 3, "got 2"),
-        ("a=lin(1,2,3,4)", 3, "got 4"),
-        ("a=lin(1,,3)", 9, "expected a number before ','"),
-        ("a=lin(1,x,3)", 9, "expected a number; got 'x'"),
-        ("a=lin(1,inf,3)", 9, "no finite range"),
-        ("a=lin(1,2,0)", 11, "1 to 10000; got '0'"),
-        ("a=lin(1,2,20000)", 11, "1 to 10000; got '20000'"),
-        ("a=lin(1,2,2.5)", 11, "1 to 10000; got '2.5'"),
-        ("a=lin(1,2,1)", 11, "1 value cannot reach from 1.0 to 2.0"),
-        ("a=log(0,1,3)", 7, "positive numbers only; got 0.0"),
-        ("a=log(1,-1,3)", 9, "positive numbers only; got -1.0"),
-        ("a=log(1,2,3", 6, "'(' without ')'"),
-        ("a=log(1,2,3;b=4)", 6, "'(' without ')'"),
-        ("a=1)", 4, "')' without '('"),
-        ("a=lin((1),2,3)", 7, "a parenthesis within another"),
-        ("a=lin(1,2,3)x", 13, "expected ',' or ';' after ')'"),
+        ("", "axis: got ''; allowed is name=values"),
+        ("a=1;", "axis: got ''"),
+        ("a=1;;b=2", "axis: got ''"),
+        ("b=1; a", "axis: got 'a'"),
+        ("=1", "axis: got '=1'"),
+        ("a=", "a: got ''; allowed is values with ','"),
+        ("tau_m=0.1,,0.3", "tau_m: got '0.1,,0.3'; allowed is values"),
+        ("a=1, ;b=1", "a: got '1,'; allowed is values"),
+        ("a=1; a=2", "there are two axes a"),
+        ("a=1,2, 1", "a has the value 1 twice"),
+        ("a=0.5,lin(0.5,1,2)", "a has the value 0.5 twice"),
+        ("a=lin(1,1,2)", "a has the value 1 twice"),
+        ("a=1,b=2", "a: got '1,b=2'; allowed is values with ',' between, and ';'"),
+        ("a=exp(1,2,3)", "a: got 'exp(1,2,3)'; allowed is lin(first,last,n) or log("),
+        ("a=(1,2,3)", "got '(1,2,3)'; allowed is lin(first,last,n)"),
+        ("a=log()", "got 'log()'; allowed is lin(first,last,n)"),
+        ("a=lin(1,2)", "got 'lin(1,2)'; allowed is lin(first,last,n)"),
+        ("a=lin(1,2,3,4)", "got 'lin(1,2,3,4)'; allowed is lin(first,last,n)"),
+        ("a=lin(1,,3)", "allowed is lin(first,last,n)"),
+        ("a=lin(1,2,2.5)", "allowed is lin(first,last,n)"),
+        ("a=log(1,2,3", "allowed is lin(first,last,n)"),
+        ("a=log(1,2,3;b=4)", "allowed is lin(first,last,n)"),
+        ("a=1)", "got '1)'; allowed is lin(first,last,n)"),
+        ("a=lin(1,2,3)x", "allowed is lin(first,last,n)"),
+        ("a=lin(1,x,3)", "allowed is numbers for the first and the last value"),
+        ("a=lin((1),2,3)", "allowed is numbers for the first and the last value"),
+        ("a=lin(1,inf,3)", "allowed is finite numbers"),
+        ("a=log(0,1,3)", "allowed is finite numbers, and above 0 for log"),
+        ("a=log(1,-1,3)", "allowed is finite numbers, and above 0 for log"),
+        ("a=lin(1,2,0)", "allowed is 2 to 10000 values from 1.0 to 2.0"),
+        ("a=lin(1,2,1)", "allowed is 2 to 10000 values from 1.0 to 2.0"),
+        ("a=lin(1,2,20000)", "allowed is 2 to 10000 values"),
     ],
 )
-def test_malformed_text_is_told_where(text, at, says):
+def test_what_is_wrong_is_said_of_the_axis(text, says):
     with pytest.raises(ValueError) as caught:
         grid.parse(text)
     message = str(caught.value)
-    marked = text[: at - 1] + "^" + text[at - 1 :]
-    assert message.startswith(f"grid: at character {at}, at ^ in {marked!r}: ")
-    assert says in message and "\n" not in message
-
-
-def test_of_a_long_text_a_piece_is_shown():
-    text = "a=" + ",".join(map(str, range(100))) + ",," + "x" * 200
-    with pytest.raises(ValueError, match=r"at character 293, at \^ in '\.{3}.{30}\^.{30}\.{3}'"):
-        grid.parse(text)
+    assert message.startswith("grid: ") and says in message and "\n" not in message
 
 
 def test_combinations_are_row_major():
@@ -125,8 +115,8 @@ def test_draws_are_uniform_in_what_they_are_drawn_from():
     assert {setting["x"] for setting in found} == {"5"}
 
 
-def test_draws_depend_on_the_seed_alone():
-    assert grid.draws(AXES, 3, seed=1) == grid.draws(AXES, 9, seed=1)[:3]
+def test_draws_depend_on_the_seed():
+    assert grid.draws(AXES, 3, seed=1) == grid.draws(AXES, 3, seed=1)
     assert grid.draws(AXES, 3, seed=1) != grid.draws(AXES, 3, seed=2)
 
 
@@ -134,7 +124,9 @@ def test_draws_of_lists_go_as_far_as_the_grid():
     axes = grid.parse("a=1,2,3;b=4,5")
     found = grid.draws(axes, 6, seed=0)
     assert sorted(map(str, found)) == sorted(map(str, grid.combinations(axes)))
-    with pytest.raises(ValueError, match="random: got 7; the grid has only 6 different settings"):
+    with pytest.raises(
+        ValueError, match="random: got 7; allowed is 1 to 6, all settings of the grid"
+    ):
         grid.draws(axes, 7, seed=0)
-    with pytest.raises(ValueError, match="random: got 0; allowed is 1 or more"):
+    with pytest.raises(ValueError, match="random: got 0; allowed is 1 to 6"):
         grid.draws(axes, 0, seed=0)
