@@ -690,6 +690,17 @@ def test_none_is_what_the_mode_says():
         assert diversity_weight(config, MGCDHyperparams(lam=0.0)) == 0.0
 
 
+def test_docs_say_what_the_modes_say():
+    """The docstrings, which are the flags' help, name the values of the one table."""
+    text = " ".join((MGCDConfig.__doc__ + MGCDHyperparams.__doc__).split())
+    robust, literal = (BY_MODE[mode]._asdict() for mode in ("robust", "literal"))
+    for name, value in robust.items():
+        entry = text[text.index(f" {name}: ") :]
+        entry = entry[entry.index("None: ") : entry.index(" literal one.")]
+        first, second = (f"{v:g}" if isinstance(v, float) else v for v in (value, literal[name]))
+        assert entry == f"None: {first} in the robust mode, {second} in the", name
+
+
 def test_clusters_of_all_graphs_are_reported():
     views, truth = planted(RUNS["average"][1])
     config = dataclasses.replace(RUNS["average"][0], report_graphs=True)
