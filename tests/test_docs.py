@@ -2,12 +2,16 @@
 
 import importlib
 import re
+import shlex
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
+from experiments.fedhk.__main__ import translated
+from experiments.lib.command import parse
+from experiments.sweep import SweepSettings, settings_of
 from jaxfedmvc import METHODS, data
 
 ROOT = Path(__file__).parents[1]
@@ -17,11 +21,36 @@ PAGES = sorted(
     for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
     if not {"_build", "generated"} & set(page.parts)
 )
+# Binary -> its method where no --algorithm is given.
+BINARIES = {
+    "run": "fmcsc",
+    "sweep": "fmcsc",
+    "fmcsc": "fmcsc",
+    "fedhk": "e_fkmvc",
+    "vertcohirf": "vertcohirf",
+    "mgcd": "mgcd",
+}
 
 
 def code_blocks(page):
     """Returns the Python blocks of a page, in order."""
     return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def shown_commands():
+    """Returns (binary, arguments) of the commands that the pages show for any method."""
+    found = []
+    for page in PAGES:
+        # The notebook keeps commands of its day; the method that is added there is not in METHODS.
+        if "notebook" in page.parts or page.name == "add-a-method.md":
+            continue
+        text = page.read_text().replace("\\\n", " ").replace("=NAME", "=fmcsc")
+        for binary, rest in re.findall(r"python -m experiments\.(\w+)(.*)$", text, re.MULTILINE):
+            line = rest.partition("`")[0].strip()
+            if binary in BINARIES and "..." not in line:
+                arguments = shlex.split(line, comments=True)
+                found.append(pytest.param(binary, arguments, id=f"{binary} {line}"))
+    return found
 
 
 def run_blocks(page, choose=lambda code: True):
@@ -73,6 +102,20 @@ def test_csv_becomes_a_data_set(tmp_path, monkeypatch):
     assert [view.shape for view in patients.views] == [(4, 3), (4, 1)]
     assert patients.labels.tolist() == [0, 1, 0, 1]
     assert [view.shape for view in joined.views] == [(3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(("binary", "arguments"), shown_commands())
+def test_shown_commands_are_understood(binary, arguments, monkeypatch):
+    monkeypatch.chdir(ROOT)  # presets
+    arguments = [a for a in arguments if a != "--help"]
+    if binary == "fedhk":
+        arguments = translated(arguments)
+    extra = (SweepSettings,) if binary == "sweep" else ()
+    command = parse(arguments, algorithm=BINARIES[binary], extra=extra)
+    command.config(n_clusters=3, n_clients=4)
+    command.hyperparams()
+    if binary == "sweep":
+        assert settings_of(command, command.extra[-1])[1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative_name)
