@@ -8,9 +8,10 @@ samples (e_fkmvc only). Both are short for flags of `experiments.run`: the algor
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
-from experiments.lib.command import fail, value_of
-from experiments.run import main
+from experiments import run
+from experiments.lib.command import checked, value_of
 
 METHODS = ("e_fkmvc", "tucker", "parafac2")
 PRIVACIES = ("none", "secagg", "dp")
@@ -60,9 +61,11 @@ def _without(arguments: Sequence[str], names: set[str]) -> list[str]:
     return found
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the job that the command line describes; that of this process if it is None."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    run.main(checked(partial(translated, arguments)), "e_fkmvc", __doc__)
+
+
 if __name__ == "__main__":
-    try:
-        given = translated(sys.argv[1:])
-    except ValueError as error:
-        fail(error)
-    main(given, "e_fkmvc", __doc__)
+    main()

@@ -395,8 +395,19 @@ class _Runner:
         return mesh.put(hidden, mesh.sharding(self.devices, "clients"))
 
     def _check_sums(self, info: Sequence[Any]) -> None:
-        if self.job.command.job.secure_aggregation:
-            checked(partial(check_sums, info))
+        job = self.job.command.job
+        if not job.secure_aggregation:
+            return
+        checked(partial(check_sums, info))
+        if clipped := sum(
+            int(np.sum(getattr(c, "clipped", 0))) for p in info for c in p["clients"]
+        ):
+            fail(
+                ValueError(
+                    f"fraction_bits: got {job.fraction_bits}, and {clipped} values of messages lie"
+                    " beyond 2^(31 - bits) / clients; allowed are fewer bits"
+                )
+            )
 
     def _expect(self, seed: int, made: int, state: RunState | None) -> None:
         """Tells the progress bar what is left, of this seed and those after it."""
