@@ -25,126 +25,94 @@ The shadow attacker aligns messages by the order of singular values and by signs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
-from absl import flags
+import pandas as pd
 
-from experiments import base, charts, vertical
-from experiments.base import checked, seeds
-from experiments.leakage_runs import SCORES, Graphs, Models, Options, World, forms, load_world
-from experiments.lib import plots
-from experiments.progress import ProgressBar, require_tqdm
+from experiments.leakage.models import ModelAttacks
+from experiments.leakage.samples import SampleAttacks
+from experiments.leakage.scenario import LeakageSettings, Scenario, check_names, deal
+from experiments.leakage.uploads import forms_of_graphs
+from experiments.lib import charts
+from experiments.lib.command import JobSettings, checked
+from experiments.lib.data import DataSettings
+from experiments.lib.folder import append_rows
+from experiments.lib.progress import Progress
+from experiments.lib.study import parse_or_exit, write_summary
+from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import data
 
-FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(base)
-
-METHODS = ("mgcd", "latents", "fmcsc")
-flags.DEFINE_list("algorithm", list(METHODS), "Whose messages are read.")
-flags.DEFINE_list("leak_forms", None, "Forms of MGCD's message, by name; None: all of them.")
-flags.DEFINE_float("leak_insiders", 0.1, "Share of participants whose features are known.")
-flags.DEFINE_integer(
-    "leak_rounds", 1, "Most rounds; MGCD's first messages are read, FMCSC's last.", 1
-)
-flags.DEFINE_integer("leak_neighbours", 10, "k of the graphs of neighbours.", lower_bound=1)
-flags.DEFINE_integer("leak_fit_epochs", 60, "Epochs between snapshots of the inverter.", 1)
-flags.DEFINE_integer("leak_pretrain_epochs", 100, "FMCSC's epochs of pre-training.", 0)
+# Columns of the first table; the others are controls, and what is asked of models.
+_MAIN = ("bytes", "subspace", "insiders", "shadow", "upload_nmi", "upload_acc", "nmi", "acc")
+SCORES = (*_MAIN, "chance", "permuted", "prototypes", "public_prototypes", "membership")
+_FLAGS = {LeakageSettings: None, DataSettings: None, JobSettings: ("seed", "seeds")}
+# `(data, seed) -> scores`.
+Attack = Callable[[Scenario, int], dict[str, float]]
 
 
-def chosen(name: str, allowed: Sequence[str]) -> list[str]:
-    """The values of a list flag, all that are allowed where it is None.
-
-    Raises:
-      ValueError: There are none, or one that is not allowed.
-    """
-    got = list(allowed) if FLAGS[name].value is None else FLAGS[name].value
-    if not got or not set(got) <= set(allowed):
-        raise ValueError(f"{name}: got {','.join(got)!r}; allowed are {', '.join(allowed)}")
-    return list(dict.fromkeys(got))
-
-
-def check_sizes(graphs: Graphs, world: World, options: Options) -> None:
-    """Raises ValueError for more clusters or neighbours than the participants allow."""
-    n = len(world.labels)
-    if options.neighbours >= n:
-        raise ValueError(
-            f"leak_neighbours: got {options.neighbours}; allowed is below {n}, the participants"
-        )
-    jax.eval_shape(lambda key: graphs.plain.init(key, world.participants), jax.random.key(0))
-
-
-def main() -> None:
-    """Runs the study that the flags describe."""
-    base.use_compilation_cache()
-    if FLAGS["seeds"].using_default_value:
-        FLAGS.seeds = 3
-    checked(require_tqdm)
-    checked(plots.require_matplotlib)
-    attacked = checked(lambda: chosen("algorithm", METHODS))
-    names = checked(lambda: chosen("leak_forms", tuple(forms(FLAGS.leak_neighbours))))
-    FLAGS.dataset = FLAGS.dataset or vertical.default_set()
-    dataset = checked(lambda: data.load(FLAGS.dataset, FLAGS.data_dir, FLAGS.scale))
-    options = Options(
-        FLAGS.leak_insiders,
-        FLAGS.leak_rounds,
-        FLAGS.leak_neighbours,
-        FLAGS.leak_fit_epochs,
-        FLAGS.leak_pretrain_epochs,
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the study that the command line describes; that of this process if it is None."""
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "3"})
+    settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
+    name = source.dataset or HOOKS.defaults(source)["dataset"]
+    dataset = checked(lambda: data.load(name, source.data_dir, source.scale))
+    scenarios = checked(
+        lambda: {s: deal(dataset, s, source.n_clusters, settings) for s in job.all_seeds}
     )
-    worlds = {
-        seed: checked(lambda seed=seed: load_world(dataset, seed, FLAGS.n_clusters, options))
-        for seed in seeds()
-    }
-    k = worlds[seeds()[0]].k
-    graphs, models = checked(lambda: (Graphs(k, names, options), Models(k, options)))
-    checked(lambda: check_sizes(graphs, worlds[seeds()[0]], options))
-    jobs: dict[str, Callable[[World, int], dict[str, float]]] = {}
-    if "mgcd" in attacked:
-        # The control is made once, on the first form.
-        jobs |= {n: partial(graphs.scores, n, permuted=n == names[0]) for n in names}
-    if "latents" in attacked:
-        jobs["latents"] = graphs.of_latents
-    if "fmcsc" in attacked:
-        jobs["fmcsc"] = models.scores
-
-    folder = checked(lambda: base.make_folder(f"leakage-{dataset.name}"))
-    results: dict[str, list[dict[str, float]]] = {}
-    with ProgressBar(len(jobs) * len(worlds)) as bar:
-        for name, job in jobs.items():
-            results[name] = []
-            for seed, world in worlds.items():
-                scores = dict.fromkeys(SCORES, np.nan) | job(world, seed)
-                results[name].append(scores)
-                base.append_rows(folder / "runs.csv", [{"form": name, "seed": seed} | scores])
-                bar.advance(1)
-    draw(folder, results, dataset.name)
+    attacks = checked(partial(attacks_of, settings, scenarios[job.seed]))
+    path = checked(lambda: study.open(f"leakage-{dataset.name}"))
+    with Progress(study.folder.progress) as progress:
+        progress.expect(dict.fromkeys(attacks, len(scenarios)))
+        for form, attack in attacks.items():
+            for seed, scenario in scenarios.items():
+                found = dict.fromkeys(SCORES, np.nan) | attack(scenario, seed)
+                append_rows(path / "runs.csv", [{"form": form, "seed": seed} | found])
+                progress.done(form)
+    runs = pd.read_csv(path / "runs.csv")
+    draw(path / "leakage.png", runs, f"{dataset.name}, {job.seeds} seeds")
     summary = {
         "dataset": dataset.name,
-        "participants": len(worlds[seeds()[0]].labels),
-        "seeds": seeds(),
-        "forms": {name: vertical.statistics(rows) for name, rows in results.items()},
+        "participants": len(scenarios[job.seed].labels),
+        "seeds": job.all_seeds,
+        "forms": {form: _statistics(rows) for form, rows in runs.groupby("form", sort=False)},
     }
-    vertical.write_summary(folder, summary)
-    print("\n".join(table(results)))
-    print(f"\nwritten: {folder}/ (runs.csv, summary.json, flags.txt, leakage.png)")
+    write_summary(path, summary)
+    print("\n".join(report(runs)))
+    print(f"\nwritten: {path}/ (runs.csv, summary.json, flags.txt, leakage.png)")
+
+
+def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attack]:
+    """Returns the attacks that are asked for, by the form of the messages that they read.
+
+    Raises:
+      ValueError: A setting is out of range for this data.
+    """
+    every_form = tuple(forms_of_graphs(settings.leak_neighbours))
+    forms = every_form if settings.leak_forms is None else settings.leak_forms
+    check_names("leak_forms", forms, every_form)
+    on_samples = SampleAttacks(scenario.n_clusters, forms, settings)
+    # Shapes only: whatever the algorithm itself refuses is found here.
+    init = partial(on_samples.clients_alone.init, federation=scenario.participants)
+    jax.eval_shape(init, jax.random.key(0))
+    found: dict[str, Attack] = {}
+    if "mgcd" in settings.algorithm:
+        for form in dict.fromkeys(forms):
+            # The control is made once, on the first form.
+            found[form] = partial(on_samples.of_graphs, form, permuted=form == forms[0])
+    if "latents" in settings.algorithm:
+        found["latents"] = on_samples.of_latents
+    if "fmcsc" in settings.algorithm:
+        found["fmcsc"] = ModelAttacks(scenario.n_clusters, settings).scores
+    return found
 
 
 # --- What is shown --------------------------------------------------------------------------------
 
-_COLUMNS = {
-    "kB": "bytes",
-    "subspace": "subspace",
-    "insiders": "insiders",
-    "shadow": "shadow",
-    "1 upload NMI": "upload_nmi",
-    "1 upload ACC": "upload_acc",
-    "NMI": "nmi",
-    "ACC": "acc",
-}
 _BARS = {
     "latent subspace, R^2": "subspace",
     "features by insiders, R^2": "insiders",
@@ -152,58 +120,54 @@ _BARS = {
     "clusters of one upload, NMI": "upload_nmi",
     "federation, NMI": "nmi",
 }
-Rows = Sequence[Mapping[str, float]]
 
 
-def table(results: Mapping[str, Rows]) -> list[str]:
-    """Lines for the terminal: mean and deviation over seeds of what is a mean over views."""
-    lines = [f"{'':12s}" + "".join(f"{title:>15s}" for title in _COLUMNS)]
-    for name, rows in results.items():
-        cells = "".join(f"{_cell(rows, score):>15s}" for score in _COLUMNS.values())
-        lines.append(f"{name:12s}{cells}")
-    lines += ["", "subspace, insiders, shadow: R^2; kB: of one message; NMI, ACC: the federation's"]
-    for name, rows in results.items():
-        if not np.isnan(rows[0]["permuted"]):
-            lines.append(
-                f"{name}: insiders with rows in disorder {_cell(rows, 'permuted')}; subspace of as"
-                f" many random vectors {_cell(rows, 'chance')}"
-            )
-        if not np.isnan(rows[0]["membership"]):
-            lines.append(
-                f"{name}: '-' since nothing travels for a sample; R^2 of decoded prototypes"
-                f" {_cell(rows, 'prototypes')}, of public k-means centres"
-                f" {_cell(rows, 'public_prototypes')}; membership AUC {_cell(rows, 'membership')}"
-            )
-    return lines
-
-
-def _cell(rows: Rows, score: str) -> str:
-    values = [row[score] for row in rows]
-    if np.isnan(values).any():
-        return "-"
-    if score == "bytes":
-        return f"{np.mean(values) / 1e3:.0f}"
-    spread = f" +- {np.std(values):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{spread}"
-
-
-def draw(folder: Path, results: Mapping[str, Rows], dataset: str) -> None:
-    """leakage.png; a mean below zero is drawn as zero, without a deviation."""
-    groups: dict[str, dict[str, tuple[float, float]]] = {}
-    for name, rows in results.items():
-        values = {title: [row[score] for row in rows] for title, score in _BARS.items()}
-        groups[name] = {
-            title: (float(np.mean(v)), float(np.std(v))) if np.mean(v) > 0 else (0.0, 0.0)
-            for title, v in values.items()
-            if not np.isnan(v).any()
-        }
-    charts.bars(
-        folder / "leakage.png",
-        {"": groups},
-        "R^2 or NMI",
-        f"What a server learns from a message, {dataset}, {FLAGS.seeds} seeds",
+def report(runs: pd.DataFrame) -> Iterator[str]:
+    """Yields lines for the terminal: means and deviations over seeds, of means over views."""
+    cells = {
+        form: {score: _cell(rows[score]) for score in SCORES}
+        for form, rows in runs.groupby("form", sort=False)
+    }
+    table = pd.DataFrame(cells).T
+    yield table[list(_MAIN)].to_string()
+    yield "subspace, insiders, shadow: R^2; bytes: of one message; nmi, acc: the federation's\n"
+    others = table.drop(columns=list(_MAIN))
+    yield others[(others != "-").any(axis=1)].to_string()
+    yield (
+        "chance: subspace of as many random vectors; permuted: insiders with rows in disorder;"
+        " prototypes: R^2 of decoded\ncentroids, and public_prototypes of k-means centres of public"
+        " samples; membership: AUC"
     )
 
 
+def _cell(values: pd.Series) -> str:
+    if values.isna().any():
+        return "-"
+    if values.name == "bytes":
+        return f"{values.mean():.0f}"
+    spread = f" +- {values.std(ddof=0):.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread}"
+
+
+def _statistics(rows: pd.DataFrame) -> dict[str, Any]:
+    """Returns mean, deviation over seeds (population form) and every seed's value of each score."""
+    return {
+        name: {"mean": values.mean(), "std": values.std(ddof=0), "per_seed": list(values)}
+        for name, values in rows[list(SCORES)].dropna(axis="columns").items()
+    }
+
+
+def draw(path: Path, runs: pd.DataFrame, title: str) -> None:
+    """Draws bars of each form; a mean below zero is drawn as zero, without a deviation."""
+    groups: dict[str, dict[str, tuple[float, float]]] = {}
+    for form, rows in runs.groupby("form", sort=False):
+        known = {bar: rows[score] for bar, score in _BARS.items() if rows[score].notna().all()}
+        groups[str(form)] = {
+            bar: (values.mean(), values.std(ddof=0)) if values.mean() > 0 else (0.0, 0.0)
+            for bar, values in known.items()
+        }
+    charts.bars(path, {"": groups}, "R^2 or NMI", f"What a server learns from a message, {title}")
+
+
 if __name__ == "__main__":
-    base.launch(main)
+    main()

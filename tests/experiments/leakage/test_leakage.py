@@ -1,6 +1,5 @@
-"""The binary that reads messages, from its flags to its files."""
+"""The study that reads messages, from its flags to its files."""
 
-import csv
 import functools
 import json
 from unittest import mock
@@ -8,12 +7,16 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
-from experiments import leakage_runs
+from experiments.leakage.__main__ import main
+from experiments.leakage.models import ModelAttacks
+from experiments.leakage.scenario import LeakageSettings, deal
+from experiments.leakage.uploads import forms_of_graphs
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import Phase
-from jaxfedmvc.algorithms.fmcsc.model import Update
+from jaxfedmvc.algorithms.fmcsc.client import Update
 from jaxfedmvc.federation import single_client
 from jaxfedmvc.messages import nbytes
 from tests.helpers import binaries
@@ -31,8 +34,8 @@ def toy(tmp_path_factory):
 
 
 def launch(toy, folder, *arguments):
-    return binaries.alone(
-        "experiments.leakage",
+    return binaries.launch(
+        main,
         "--compilation_cache=",
         "--noprogress",
         f"--dataset={toy}",
@@ -44,23 +47,7 @@ def launch(toy, folder, *arguments):
     )
 
 
-def untrained(algorithm, federation, key, rounds=1):
-    """A run of FMCSC in which no client trains: every message is its global model, twice."""
-    state = engine.start(algorithm, federation, key)
-    models = state.server.models
-    infos = []
-    for cohort in federation.cohorts:
-        sent = Update(
-            {cohort.view_ids: jax.tree.map(lambda x: 2 * x, models[cohort.view_ids])},
-            {cohort.view_ids: jnp.float32(2)},
-        )
-        shape = (rounds, cohort.n_clients)
-        stacked = jax.tree.map(lambda x, s=shape: jnp.broadcast_to(x, (*s, *x.shape)), sent)
-        infos.append({"message": stacked})
-    labels = tuple(jnp.zeros(cohort.mask.shape, jnp.int32) for cohort in federation.cohorts)
-    return engine.RunResult(
-        state, labels, {"rounds": [{"clients": tuple(infos)}]}, None, jnp.int32(rounds)
-    )
+# --- Messages about samples -----------------------------------------------------------------------
 
 
 def test_a_job_tells_what_messages_give_away(toy, tmp_path):
@@ -74,19 +61,20 @@ def test_a_job_tells_what_messages_give_away(toy, tmp_path):
         "--algorithm=mgcd,latents",
     )
     assert code == 0, err
-    with (folder / "runs.csv").open(newline="") as file:
-        rows = {row["form"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["factors", "latents"]
-    scores = {name: {k: float(v) for k, v in r.items() if k != "form"} for name, r in rows.items()}
-    assert scores["factors"]["bytes"] == 2 * 60 * 4 * 4  # two factors of 60 samples and rank 4
-    assert scores["latents"]["bytes"] == 60 * 4 * 4
-    assert scores["factors"]["subspace"] > 0.999 and scores["latents"]["subspace"] > 0.999
-    assert scores["factors"]["insiders"] > 0.3 > scores["factors"]["permuted"]
-    assert scores["factors"]["acc"] == scores["factors"]["upload_acc"] == 1
-    assert np.isnan(scores["latents"]["membership"])
+    runs = pd.read_csv(folder / "runs.csv").set_index("form")
+    assert list(runs.index) == ["factors", "latents"]
+    assert runs.loc["factors", "bytes"] == 2 * 60 * 4 * 4  # two factors of 60 samples and rank 4
+    assert runs.loc["latents", "bytes"] == 60 * 4 * 4
+    assert (runs["subspace"] > 0.999).all()
+    assert runs.loc["factors", "insiders"] > 0.3 > runs.loc["factors", "permuted"]
+    assert runs.loc["factors", "acc"] == runs.loc["factors", "upload_acc"] == 1
+    assert runs.loc["latents", "acc"] == runs.loc["latents", "upload_acc"] == 1
+    assert runs["membership"].isna().all() and np.isnan(runs.loc["latents", "permuted"])
     assert "rows in disorder" in out
     summary = json.loads((folder / "summary.json").read_text())
-    assert set(summary["forms"]) == set(rows) and summary["participants"] == 60
+    assert list(summary["forms"]) == list(runs.index) and summary["participants"] == 60
+    subspace = summary["forms"]["factors"]["subspace"]
+    assert subspace["mean"] == runs.loc["factors", "subspace"] and subspace["std"] == 0
     assert (folder / "leakage.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -102,7 +90,7 @@ def test_every_form_travels_and_is_decoded_to_a_graph():
 
     plain = Phase(lambda state, view_ids: (), send, tell)
     decoded, sizes = {}, {}
-    for name, form in leakage_runs.forms(3).items():
+    for name, form in forms_of_graphs(3).items():
         phase = form.change(plain)
         _, wire, _ = phase.client(jax.random.key(0), (), (), single_client({0: np.zeros((1, 1))}))
         stacked = jax.tree.map(lambda x: x[None], wire)
@@ -127,26 +115,53 @@ def test_every_form_travels_and_is_decoded_to_a_graph():
         np.testing.assert_allclose(noise, level * rms, rtol=0.2)
 
 
-def test_models_give_prototypes_and_memberships_away(toy):
-    options = leakage_runs.Options(insiders=0.4, pretrain_epochs=1)
-    models = leakage_runs.Models(3, options)
-    world = leakage_runs.load_world(data.load(str(toy)), 0, None, options)
-    with mock.patch.object(models, "run", functools.partial(untrained, models.algorithm)):
-        found = models.scores(world, 0)
+# --- Models ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def models(toy):
+    """FMCSC's attacks and the data of a seed."""
+    settings = LeakageSettings(leak_insiders=0.4, leak_pretrain_epochs=1)
+    return ModelAttacks(3, settings), deal(data.load(str(toy)), 0, None, settings)
+
+
+def untrained(algorithm, federation, key, rounds=1):
+    """A run of FMCSC in which no client trains: every message is its global model, twice."""
+    state = engine.start(algorithm, federation, key)
+    models = state.server.models
+    infos = []
+    for cohort in federation.cohorts:
+        sent = Update(
+            {cohort.view_ids: jax.tree.map(lambda x: 2 * x, models[cohort.view_ids])},
+            {cohort.view_ids: jnp.float32(2)},
+        )
+        shape = (rounds, cohort.n_clients)
+        stacked = jax.tree.map(lambda x, s=shape: jnp.broadcast_to(x, (*s, *x.shape)), sent)
+        infos.append({"message": stacked})
+    labels = tuple(jnp.zeros(cohort.mask.shape, jnp.int32) for cohort in federation.cohorts)
+    info = {"rounds": [{"clients": tuple(infos)}]}
+    return engine.RunResult(state, labels, info, None, None, jnp.int32(rounds))
+
+
+def test_models_give_prototypes_and_memberships_away(models):
+    attacks, scenario = models
+    with mock.patch.object(attacks, "run", functools.partial(untrained, attacks.algorithm)):
+        found = attacks.scores(scenario, 0)
     # Nobody trained on anything, and three centres of public samples are near to all samples.
     assert abs(found["membership"] - 0.5) < 0.15
     assert found["public_prototypes"] > 0.5 > found["prototypes"]
 
 
-def test_fmcscs_messages_are_overheard_whole(toy):
-    options = leakage_runs.Options(insiders=0.4, pretrain_epochs=1)
-    models = leakage_runs.Models(3, options)
-    world = leakage_runs.load_world(data.load(str(toy)), 0, None, options)
-    _, federation = models.deal(world, 0)
-    result = jax.eval_shape(models.run, federation, jax.random.key(0))
+def test_fmcscs_messages_are_overheard_whole(models):
+    attacks, scenario = models
+    _, federation = attacks.deal(scenario, 0)
+    result = jax.eval_shape(attacks.run, federation, jax.random.key(0))
     full, *partial = (info["message"] for info in result.info["rounds"][0]["clients"])
     assert set(full.models) == {(0, 1), (0,), (1,)} and full.weights[(0, 1)].shape == (1, 2)
     assert [set(sent.models) for sent in partial] == [{(0,)}, {(1,)}]
+
+
+# --- Bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,6 +170,8 @@ def test_fmcscs_messages_are_overheard_whole(toy):
         ("--algorithm=mgcd,none", "algorithm: got 'mgcd,none'; allowed are mgcd, latents, fmcsc"),
         ("--leak_forms=top", "leak_forms: got 'top'; allowed are factors, dense, top 5"),
         ("--leak_insiders=0", "leak_insiders: got 0.0, 0 of 60 participants"),
+        ("--leak_neighbours=60", "leak_neighbours: got 60; allowed is below 60"),
+        ("--leak_rounds=0", "leak_rounds: got 0; allowed is 1 or more"),
         ("--n_clusters=1", "n_clusters: got 1; allowed is 2 or more"),
     ],
 )

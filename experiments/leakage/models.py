@@ -1,0 +1,161 @@
+"""Attacks on messages that are models: FMCSC's, of which none has a row for a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.cluster import KMeans
+from sklearn.metrics import roc_auc_score
+
+from experiments.leakage.scenario import LeakageSettings, Scenario
+from jaxfedmvc import engine, nn
+from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.algorithms.fmcsc.networks import features
+from jaxfedmvc.algorithms.fmcsc.server import ServerState
+from jaxfedmvc.attacks import reconstruction
+from jaxfedmvc.data.partition import hybrid_partition
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.losses import l2_normalize
+from jaxfedmvc.metrics import host
+
+N_CLIENTS = 4
+# Every view has a model of its own to compile and train: the first ones show what there is to show.
+_N_VIEWS = 3
+
+
+class ModelAttacks:
+    """FMCSC on the participants, dealt out to four clients, two of them with all its views."""
+
+    def __init__(self, n_clusters: int, settings: LeakageSettings) -> None:
+        """Prepares the programs; compiles nothing yet.
+
+        Raises:
+          ValueError: A setting is out of range.
+        """
+        self.config = FMCSCConfig(
+            n_clusters,
+            hidden=(128,),
+            latent_dim=10,
+            head_hidden=64,
+            local_epochs=10,
+            distill_epochs=10,
+            pretrain_epochs=settings.leak_pretrain_epochs,
+            n_init=10,
+        )
+        self.algorithm = fmcsc(self.config, FMCSCHyperparams(learning_rate=1e-3))
+        (phase,) = self.algorithm.round
+
+        def client(key: jax.Array, sent: Any, state: Any, client: Any) -> Any:
+            state, message, info = phase.client(key, sent, state, client)
+            return state, message, info | {"message": message}
+
+        recording = self.algorithm._replace(round=(phase._replace(client=client),))
+        rounds = settings.leak_rounds
+        self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, rounds))
+        self.reconstruct = jax.jit(
+            lambda model, views: features(self.config, model, views).reconstruction
+        )
+        self.prototypes = jax.jit(lambda key, server: prototypes(key, self.config, server))
+
+    def deal(self, scenario: Scenario, seed: int) -> tuple[Scenario, Federation]:
+        """Returns the data with no more views than the run has, and its participants' clients."""
+        few = scenario._replace(
+            views=scenario.views[:_N_VIEWS], public_views=scenario.public_views[:_N_VIEWS]
+        )
+        parts = hybrid_partition(seed, len(few.labels), len(few.views), N_CLIENTS)
+        return few, Federation.from_arrays(few.views, few.labels, partition=parts)
+
+    def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
+        """Scores the federation, what its prototypes tell, and the attack on membership."""
+        key, run_key, _ = jax.random.split(jax.random.key(seed), 3)
+        scenario, federation = self.deal(scenario, seed)
+        result = self.run(federation.without_labels(), run_key)
+        decoded = self.prototypes(key, result.state.server)
+        decoded_r2, public_r2 = [], []
+        for v, (x, public) in enumerate(zip(scenario.views, scenario.public_views, strict=True)):
+            known = KMeans(scenario.n_clusters, n_init=20, random_state=seed).fit(public)
+            decoded_r2.append(float(reconstruction.best_prototype_r2(x, decoded[v])))
+            public_r2.append(float(reconstruction.best_prototype_r2(x, known.cluster_centers_)))
+        updates = [info["message"] for info in result.info["rounds"][0]["clients"]]
+        found = host.table_scores(host.tables(federation, result.labels).sum(axis=0))
+        return {
+            "bytes": engine.traffic(self.algorithm, federation)["round"].up / N_CLIENTS,
+            "nmi": found["nmi"],
+            "acc": found["acc"],
+            "prototypes": float(np.mean(decoded_r2)),
+            "public_prototypes": float(np.mean(public_r2)),
+            "membership": self.membership(scenario, federation, updates),
+        }
+
+    def membership(
+        self, scenario: Scenario, federation: Federation, updates: Sequence[Any]
+    ) -> float:
+        """Computes how well reconstruction errors tell a client's samples from public ones.
+
+        Args:
+          scenario: The data.
+          federation: Its participants, dealt out.
+          updates: For each cohort the clients' messages, leaves [rounds, clients, ...]; the last
+            round's are read.
+
+        Returns:
+          The mean AUC over clients and their views; a sample of small error is called the client's.
+        """
+        public, aucs = dict(enumerate(scenario.public_views)), []
+        for cohort, sent in zip(federation.cohorts, updates, strict=True):
+            kind = cohort.view_ids
+            for c in range(cohort.n_clients):
+                update = jax.tree.map(lambda x, c=c: x[-1, c], sent)
+                # A message is the parameters times a weight, and the weight.
+                weight = update.weights[kind]
+                model = jax.tree.map(lambda x, w=weight: x / w, update.models[kind])
+                real = np.asarray(cohort.mask[c])
+                own = {v: np.asarray(x[c])[real] for v, x in cohort.by_view().items()}
+                own_errors = self._errors(model, own)
+                public_errors = self._errors(model, {v: public[v] for v in kind})
+                for v in kind:
+                    errors = np.concatenate([own_errors[v], public_errors[v]])
+                    is_own = np.arange(len(errors)) < len(own_errors[v])
+                    aucs.append(roc_auc_score(is_own, -errors))
+        return float(np.mean(aucs))
+
+    def _errors(self, model: Any, views: Mapping[int, Any]) -> dict[int, np.ndarray]:
+        decoded = self.reconstruct(model, views)
+        return {v: np.sum((np.asarray(decoded[v]) - x) ** 2, axis=1) for v, x in views.items()}
+
+
+def prototypes(key: jax.Array, config: FMCSCConfig, server: ServerState) -> dict[int, jax.Array]:
+    """Computes what the server can decode from the centroids it passes on: for each view [K, D_v].
+
+    A centroid lies in the space of H, which has no decoder. So latent vectors [Z^1, ..., Z^V] are
+    searched from zero whose H is the centroid, and decoded with the global model of all views.
+    """
+    (model,) = (m for m in server.models.values() if m.view_heads)
+    target = l2_normalize(server.centroids)
+    head = (config.head_hidden, config.latent_dim)
+    kind = sorted(model.autoencoders)
+
+    def misfit(z: jax.Array, target: jax.Array, mask: jax.Array) -> jax.Array:
+        h = l2_normalize(nn.apply_mlp(model.joint_head, head, z))
+        return jnp.mean(jnp.sum((h - target) ** 2, axis=1))
+
+    z, _ = nn.fit(
+        key,
+        jnp.zeros((len(target), config.latent_dim * len(kind))),
+        misfit,
+        target,
+        jnp.ones(len(target), bool),
+        epochs=500,
+        batch_size=len(target),
+        learning_rate=0.03,
+    )
+    decoded = {}
+    for v, z_v in zip(kind, jnp.split(z, len(kind), axis=1), strict=True):
+        decoder = model.autoencoders[v].decoder
+        width = decoder["params"][f"Dense_{len(config.hidden)}"]["bias"].shape[0]
+        decoded[v] = nn.apply_mlp(decoder, (*config.hidden[::-1], width), z_v)
+    return decoded
