@@ -9,6 +9,7 @@ Flags are fields of documented dataclasses, as everywhere, in a `FlagValues` of 
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,24 @@ def parse_or_exit(
         print(f"{description or ''}\n\n{study.flags.get_help()}")
         sys.exit(0)
     return study
+
+
+def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:
+    """Checks that a .csv, where a flag names one, has these columns or is new, and can grow.
+
+    Raises:
+      ValueError, OSError: It has others, or cannot be written.
+    """
+    if file is None:
+        return
+    path = Path(file)
+    with path.open("a+", newline="") as opened:
+        opened.seek(0)
+        found = next(csv.reader(opened), None)
+    if found is None:
+        path.unlink()
+    elif set(found) != set(columns):
+        raise ValueError(f"{flag}: {path} holds something else")
 
 
 def write_summary(path: Path, content: Mapping[str, Any]) -> None:

@@ -1,329 +1,205 @@
-"""Tables and figures of the vertical methods' papers, VertCoHiRF and MGCD, for `reproduce`.
+"""Tables and figures of VertCoHiRF's paper, for `python -m experiments.reproduce`.
 
-Every trial is appended to trials.csv as it is made; give an unfinished job's file as --trials_file
-and what it holds is not run again.
+--table=1, or any of 5 to 16 with commas; --figure=1 is the attack study, 4 ARI against the number
+of agents, 5 box plots of ARI over feature splits. Every trial is appended to trials.csv as it is
+made; give an unfinished job's file as --trials_file and what it holds is not run again.
 """
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import jax
 import numpy as np
-from absl import flags
-from sklearn.metrics import adjusted_rand_score
+import pandas as pd
 
-from experiments import base, mgcd_tables, vertcohirf_attack, vertical
-from experiments import vertcohirf_tables as tables
-from experiments.base import checked, seeds
 from experiments.lib import plots
-from experiments.progress import ProgressBar, require_tqdm
-from experiments.vertical import SplitOptions, load_agents
-from jaxfedmvc import engine
-from jaxfedmvc.algorithms import (
-    LocalStep,
-    coreset_kmeans,
-    distr_kmeans,
-    dpfmps,
-    dpfmps_p2est,
-    local_kmeans,
-    vertcohirf,
-)
-from jaxfedmvc.clustering.local import dbscan_method, kmeans_method
-
-FLAGS = flags.FLAGS
-flags.adopt_module_key_flags(vertcohirf_attack)
-
-flags.DEFINE_enum("paper", "vertcohirf", ["vertcohirf", "mgcd"], "Whose tables.")
-flags.DEFINE_list("table", [], "Tables; vertcohirf: 1, or any of 5 to 16; mgcd: 2, 3, 4.")
-flags.DEFINE_integer(
-    "figure",
-    None,
-    "Figure; vertcohirf: 1 (attack), 4 (number of agents), 5 (box plots); mgcd: 3 (maps), 4 (graphs"
-    " by round), 5 (convergence, weights).",
-)
-flags.DEFINE_integer("search_trials", 50, "Settings tried for each method and seed.", 1)
-flags.DEFINE_integer("search_batch", 10, "Settings of one compiled program.", 1)
-flags.DEFINE_enum("search", "random", ["random", "tpe"], "How settings are proposed.")
-flags.DEFINE_integer(
-    "max_local_clusters",
-    30,
-    "Largest C tried for VertCoHiRF's base clusterers: 30 in the paper's tables, 5 in its runs.",
-    2,
-)
-flags.DEFINE_list("methods", [], "Rows that are run; empty: all. For mgcd's, with ; for commas.")
-flags.DEFINE_list("sets", [], "Sets of vertcohirf's figure 5, or of mgcd's table 2; empty: all.")
-flags.DEFINE_string(
-    "trials_file", None, "Trials (mgcd: runs) to begin with; new ones are appended to it."
+from experiments.lib.command import JobSettings, checked
+from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
+from experiments.lib.progress import Progress
+from experiments.lib.study import check_table, parse_or_exit, write_summary
+from experiments.vertcohirf import attack, tables
+from experiments.vertcohirf.attack import AttackSettings
+from experiments.vertcohirf.trials import (
+    COLUMNS,
+    LOCAL,
+    STEMS,
+    SearchSettings,
+    run_trials,
 )
 
-_FIGURE_4 = ("alizadeh-2000-v2", range(2, 7))
-# k of the methods that are given one in table 1: the number of classes.
-_TABLE_1_K = 6
+_FIGURE_4_SET, _FIGURE_4_AGENTS = "alizadeh-2000-v2", (2, 3, 4, 5, 6)
+_OVERLAP = 0.2
 
 
-def budget(agents: int = 3) -> tables.Budget:
-    """What every method is given, from flags; five seeds unless told otherwise."""
-    chosen = seeds() if FLAGS["seeds"].present else list(range(FLAGS.seed, FLAGS.seed + 5))
-    split = SplitOptions(agents=agents, overlap=0.2)
-    return tables.Budget(
-        FLAGS.search_trials,
-        FLAGS.search_batch,
-        FLAGS.search,
-        chosen,
-        FLAGS.data_dir,
-        FLAGS.methods,
-        split,
-        FLAGS.max_local_clusters,
-    )
+@dataclasses.dataclass(frozen=True)
+class ReproduceSettings:
+    """What of the paper is made.
 
-
-def what() -> tuple[list[int], int | None]:
-    """Tables and figure, from flags.
-
-    Raises:
-      ValueError: None is asked for, or one that there is not.
+    Attributes:
+      paper: Whose tables.
+      table: Tables: 1, or any of 5 to 16.
+      figure: Figure: 1 (attack), 4 (number of agents) or 5 (box plots).
+      sets: Sets of figure 5; empty: all.
+      trials_file: Trials to begin with; new ones are appended to it.
     """
-    allowed = {1, *tables.TABLES}
-    try:
-        wanted = [int(text) for text in FLAGS.table]
-    except ValueError:
-        wanted = [-1]
-    if not set(wanted) <= allowed:
-        raise ValueError(f"table: got {','.join(FLAGS.table)!r}; allowed are 1 and 5 to 16")
-    if FLAGS.figure not in (None, 1, 4, 5):
-        raise ValueError(f"figure: got {FLAGS.figure}; allowed are 1, 4 and 5")
-    if bool(wanted) == (FLAGS.figure is not None):
-        raise ValueError("table: give either --table or --figure")
-    if FLAGS.search == "tpe":
-        tables.require_optuna()
-    names = {name for dataset in tables.BASES for name in tables.methods(dataset)}
-    if not set(FLAGS.methods) <= names:
-        raise ValueError(f"methods: got {','.join(FLAGS.methods)!r}; allowed are {sorted(names)}")
-    if not set(FLAGS.sets) <= set(tables.STEMS):
-        raise ValueError(f"sets: got {','.join(FLAGS.sets)!r}; allowed are {list(tables.STEMS)}")
-    return wanted, FLAGS.figure
+
+    paper: Literal["vertcohirf"] = "vertcohirf"
+    table: tuple[int, ...] = ()
+    figure: int | None = None
+    sets: tuple[str, ...] = ()
+    trials_file: str | None = None
+
+    def check(self) -> None:
+        """Checks what is asked for.
+
+        Raises:
+          ValueError: Nothing, or what there is not; a trials file of something else.
+          OSError: That file cannot be written.
+        """
+        if not set(self.table) <= {1, *tables.TABLES}:
+            got = ",".join(map(str, self.table))
+            raise ValueError(f"table: got {got!r}; allowed are 1 and 5 to 16")
+        if self.figure not in (None, 1, 4, 5):
+            raise ValueError(f"figure: got {self.figure}; allowed are 1, 4 and 5")
+        if bool(self.table) == (self.figure is not None):
+            raise ValueError("table: give either --table or --figure")
+        if not set(self.sets) <= set(STEMS):
+            raise ValueError(f"sets: got {','.join(self.sets)!r}; allowed are {list(STEMS)}")
+        check_table("trials_file", self.trials_file, COLUMNS)
+
+    @property
+    def label(self) -> str:
+        """Names what is asked for."""
+        return f"figure{self.figure}" if self.figure else "table" + "_".join(map(str, self.table))
+
+    def scores(self) -> dict[str, list[str]]:
+        """Returns the tables that are made of trials, `{set: scores}`."""
+        found: dict[str, list[str]] = {}
+        for dataset, metric in (tables.TABLES[t] for t in self.table if t != 1):
+            found.setdefault(dataset, []).append(metric)
+        if self.figure == 5:
+            return {name: ["ARI"] for name in self.sets or STEMS}
+        return found
 
 
-def searched(sets: Iterable[str], given: tables.Budget, path: Path) -> list[dict[str, str]]:
-    """All trials of these sets, those that `path` lacks run now."""
-    sets = list(sets)
-    studies = len(tables.OBJECTIVES) if given.search == "tpe" else 1
-    rows = [
-        method
-        for dataset in sets
-        for method in tables.methods(dataset)
-        if not given.only or method in given.only
-    ]
-    with ProgressBar(len(rows) * len(given.seeds) * given.trials * studies) as bar:
-        for dataset in sets:
-            checked(lambda name=dataset: tables.run_trials(name, given, path, bar))
-    return [
-        row
-        for row in tables.read_trials(path)
-        if int(row["seed"]) in given.seeds
-        and row["search"]
-        in [tables.search_name(given, row["method"], o) for o in ("any", *tables.OBJECTIVES)]
-    ]
+_FLAGS = {
+    ReproduceSettings: None,
+    SearchSettings: None,
+    AttackSettings: None,
+    JobSettings: ("seed", "seeds"),
+    DataSettings: ("data_dir",),
+}
 
 
-def check_trials_file(columns: set[str]) -> None:
-    """Checks that trials with these columns can be read from the flag's file, and written to it.
-
-    Raises:
-      ValueError, OSError: They cannot.
-    """
-    if FLAGS.trials_file is None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Makes the tables or the figure that the command line asks for."""
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
+    asked: ReproduceSettings = checked(partial(study.read, ReproduceSettings))
+    settings: SearchSettings = checked(partial(study.read, SearchSettings))
+    seeds = checked(partial(study.read, JobSettings)).all_seeds
+    checked(asked.check)
+    if asked.figure == 1:
+        attack.run(study)
         return
-    path = Path(FLAGS.trials_file)
-    with path.open("a", newline=""):
-        pass
-    rows = tables.read_trials(path)
-    if rows and not columns <= set(rows[0]):
-        raise ValueError(f"trials_file: {path} holds something else")
-    if path.stat().st_size == 0:
-        path.unlink()
-
-
-def main() -> None:
-    """Runs what the flags ask for."""
-    if FLAGS.paper == "mgcd":
-        mgcd()
-    else:
-        vertcohirf_paper()
-
-
-def mgcd() -> None:
-    """Tables 2 to 4 and figures 3 to 5 of MGCD."""
-    table, figure = checked(what_of_mgcd)
-    base.use_compilation_cache()
-    chosen = seeds() if FLAGS["seeds"].present else list(range(FLAGS.seed, FLAGS.seed + 5))
-    cells = checked(lambda: mgcd_tables.cells(table, figure, FLAGS.sets, FLAGS.methods))
-    checked(lambda: check_trials_file({"set", "row", "seed", "round"}))
-    for name in cells:
-        checked(lambda name=name: mgcd_tables.load(name))
-    checked(require_tqdm)
-    checked(plots.require_matplotlib)
-    label = f"figure{figure}" if figure else f"table{table}"
-    folder = checked(lambda: base.make_folder(f"reproduce-mgcd-{label}"))
-    path = Path(FLAGS.trials_file or folder / "runs.csv")
-    found = checked(lambda: mgcd_tables.report(table, figure, cells, chosen, path, folder))
-    vertical.write_summary(folder, {"paper": "mgcd", "what": label, "seeds": chosen} | found)
-    print(f"\nwritten: {folder}/")
-
-
-def what_of_mgcd() -> tuple[int | None, int | None]:
-    """MGCD's table or figure, from flags.
-
-    Raises:
-      ValueError: None is asked for, or one that there is not.
-    """
-    if FLAGS.figure is not None and not FLAGS.table and FLAGS.figure in (3, 4, 5):
-        return None, FLAGS.figure
-    if FLAGS.figure is None and FLAGS.table in (["2"], ["3"], ["4"]):
-        return int(FLAGS.table[0]), None
-    raise ValueError(
-        f"table: got {','.join(FLAGS.table)!r} and figure {FLAGS.figure}; allowed for mgcd is one"
-        " of the tables 2, 3 and 4, or one of the figures 3, 4 and 5"
-    )
-
-
-def vertcohirf_paper() -> None:
-    """What the flags ask for of VertCoHiRF."""
-    wanted, figure = checked(what)
-    if figure == 1:
-        vertcohirf_attack.main()
-        return
-    base.use_compilation_cache()
-    given = budget()
-    sets = {tables.TABLES[t][0]: [] for t in wanted if t != 1} or (
-        {name: ["ARI"] for name in FLAGS.sets or tables.STEMS} if figure == 5 else {}
-    )
-    for t in wanted:
-        if t != 1:
-            sets[tables.TABLES[t][0]].append(tables.TABLES[t][1])
-    checked(lambda: check_trials_file({"dataset", "method", "seed", "search", "params"}))
-    for dataset in sets or ([_FIGURE_4[0]] if figure == 4 else []):
-        checked(
-            lambda name=dataset: load_agents(
-                tables.STEMS[name], given.seeds[0], given.split, data_dir=given.data_dir
-            )
-        )
-    checked(require_tqdm)
-    checked(plots.require_matplotlib)
-    label = f"figure{figure}" if figure else "table" + "_".join(map(str, wanted))
-    folder = checked(lambda: base.make_folder(f"reproduce-vertcohirf-{label}"))
-    path = Path(FLAGS.trials_file or folder / "trials.csv")
+    load = partial(_load, study.read(DataSettings).data_dir)
+    for dataset in asked.scores() or ([_FIGURE_4_SET] if asked.figure == 4 else []):
+        checked(partial(load, dataset, seeds[0]))
+    path = checked(partial(study.open, f"reproduce-vertcohirf-{asked.label}"))
+    file = Path(asked.trials_file or path / "trials.csv")
     summary: dict[str, Any] = {
-        "trials": given.trials,
-        "search": given.search,
-        "seeds": given.seeds,
-        "max_local_clusters": given.max_local,
+        "trials": settings.search_trials,
+        "search": settings.search,
+        "seeds": seeds,
+        "max_local_clusters": settings.max_local_clusters,
     }
-    if 1 in wanted:
-        with ProgressBar(6 * len(given.seeds)) as bar:
-            summary["table 1"] = table_1(given.seeds, bar)
-    if figure == 4:
-        summary["figure 4"] = figure_4(given, path, folder)
-    if sets:
-        rows = searched(sets, given, path)
-        summary |= report(sets, rows, given, folder)
-    vertical.write_summary(folder, summary)
-    print(f"\nwritten: {folder}/")
+    with Progress(study.folder.progress) as progress:
+        if 1 in asked.table:
+            problem = load_agents(DataSettings("multimodal_table1"), VerticalSettings(), 0)
+            summary["table 1"] = tables.table_1(problem, seeds, progress)
+        if asked.figure == 4:
+            summary["figure 4"] = figure_4(settings, seeds, load, file, path, progress)
+        wanted = asked.scores()
+        trials = checked(partial(run_trials, wanted, settings, seeds, load, file, progress))
+    summary |= report(wanted, trials, settings, len(seeds), path)
+    write_summary(path, summary)
+    print(f"\nwritten: {path}/")
+
+
+def _load(data_dir: str | None, dataset: str, seed: int, agents: int = 3) -> Problem:
+    split = VerticalSettings(agents=agents, overlap=_OVERLAP)
+    return load_agents(DataSettings(STEMS[dataset], data_dir), split, seed)
 
 
 def report(
-    sets: dict[str, list[str]], trials: list[dict[str, str]], given: tables.Budget, folder: Path
+    wanted: dict[str, list[str]],
+    trials: pd.DataFrame,
+    settings: SearchSettings,
+    n_seeds: int,
+    path: Path,
 ) -> dict[str, Any]:
     """Prints the tables, writes them as .csv, and draws figure 5's box plots of ARI."""
-    everything: dict[str, Any] = {}
-    boxes: dict[str, dict[str, list[float]]] = {}
-    for dataset, metrics in sets.items():
-        for metric in metrics:
-            rows = tables.table(dataset, metric, trials)
-            print(
-                f"\n{dataset}, {metric}: mean over agents, {len(given.seeds)} seeds, best of"
-                f" {given.trials} {given.search} settings each"
-            )
-            for line in tables.lines(rows):
-                print(line)
-            everything[f"{dataset}, {metric}"] = rows
-            if metric == "ARI":
-                boxes[dataset] = tables.by_seed(dataset, trials, metric, metric)
-    flat = [row for rows in everything.values() for row in rows]
-    if flat:
-        base.append_rows(folder / "tables.csv", flat)
-    for dataset, groups in boxes.items():
-        alone = groups.pop(tables.LOCAL, [])
-        reference = {"local k-means": float(np.median(alone))} if alone else {}
-        if groups:
-            plots.boxes(
-                folder / f"boxes_{tables.STEMS[dataset]}.png",
-                groups,
-                reference,
-                "ARI",
-                f"{dataset}, label-tuned, over feature splits",
-            )
-    return json.loads(json.dumps(everything, default=float).replace("NaN", "null"))
-
-
-def figure_4(given: tables.Budget, path: Path, folder: Path) -> dict[str, Any]:
-    """ARI against the number of agents, label-tuned, on one set."""
-    dataset, counts = _FIGURE_4
-    curves: dict[str, list[list[float]]] = {}
-    for agents in counts:
-        own = path.with_name(f"{path.stem}_{agents}_agents{path.suffix}")
-        rows = searched([dataset], budget(agents), own)
-        for name, values in tables.by_seed(dataset, rows, "ARI", "ARI").items():
-            curves.setdefault(name, []).append(values)
-    whole = {name: np.array(v).T for name, v in curves.items() if len(v) == len(counts)}
-    plots.attack_bands(
-        folder / "figure4.png",
-        list(counts),
-        whole,
-        "agents",
-        "ARI",
-        f"{dataset}, label-tuned, {len(given.seeds)} feature splits",
-    )
-    print(f"\n{dataset}: label-tuned ARI for 2 to 6 agents")
-    for name, values in curves.items():
-        print(f"{name:28s}" + "".join(f"{np.mean(v):8.3f}" for v in values))
-    return {name: [[float(x) for x in v] for v in values] for name, values in curves.items()}
-
-
-def table_1(runs: list[int], bar: ProgressBar) -> dict[str, Any]:
-    """The multimodal set as the paper's table was computed: one data set, several runs."""
-    agents = load_agents("multimodal_table1", 0, SplitOptions())
-    methods = {
-        "KMeans (no collaboration)": local_kmeans(_TABLE_1_K),
-        "Distr.KMeans": distr_kmeans(_TABLE_1_K),
-        "CoresetKMeans": coreset_kmeans(_TABLE_1_K),
-        "DPFMPS": dpfmps(_TABLE_1_K),
-        "DPFMPS-P2Est": dpfmps_p2est(_TABLE_1_K),
-        "VertCoHiRF": vertcohirf(
-            [LocalStep(dbscan_method(0.35, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
-        ),
+    found = {
+        (dataset, metric): tables.table(dataset, metric, trials)
+        for dataset, metrics in wanted.items()
+        for metric in metrics
     }
-    with (tables.PUBLISHED / "vertcohirf_table1.csv").open(newline="") as file:
-        published = {row["method"]: row for row in csv.DictReader(file)}
-    bar.write(f"\ntable 1, ARI of agents 0 and 1, {len(runs)} runs on the data of seed 0")
-    bar.write(f"{'':28s}{'agent 0':>16s}{'agent 1':>16s}{'paper':>18s}")
-    result = {}
-    for name, algorithm in methods.items():
-        rounds = 20 if name == "VertCoHiRF" else 0
-        run = jax.jit(lambda f, k, a=algorithm, r=rounds: engine.run(a, f, k, r).labels)
-        found = []
-        for seed in runs:
-            labels = run(agents.federation.without_labels(), jax.random.key(seed))
-            found.append([adjusted_rand_score(agents.labels, np.asarray(x[0])) for x in labels])
-            bar.advance(1)
-        mean, std = np.mean(found, axis=0), np.std(found, axis=0)
-        paper = [float(published[name][f"ARI_agent{a}"]) for a in (0, 1)]
-        cells = "".join(f"{f'{m:.3f} +- {s:.3f}':>16s}" for m, s in zip(mean, std, strict=True))
-        bar.write(f"{name:28s}{cells}{f'{paper[0]:.3f}, {paper[1]:.3f}':>18s}")
-        result[name] = {"mean": mean.tolist(), "std": std.tolist(), "paper": paper}
-    return result
+    for (dataset, metric), table in found.items():
+        print(
+            f"\n{dataset}, {metric}: mean over agents, {n_seeds} seeds, best of"
+            f" {settings.search_trials} {settings.search} settings each\n{tables.text(table)}"
+        )
+        if metric == "ARI":
+            _draw_boxes(path, dataset, trials[trials["dataset"] == dataset])
+    if found:
+        pd.concat(found.values()).to_csv(path / "tables.csv", index=False)
+    return {
+        f"{dataset}, {metric}": json.loads(table.to_json(orient="records", double_precision=15))
+        for (dataset, metric), table in found.items()
+    }
+
+
+def _draw_boxes(path: Path, dataset: str, trials: pd.DataFrame) -> None:
+    groups = tables.by_seed(trials, "ARI")
+    alone = groups.pop(LOCAL, [])
+    if groups:
+        plots.boxes(
+            path / f"boxes_{STEMS[dataset]}.png",
+            groups,
+            {"local k-means": float(np.median(alone))} if alone else {},
+            "ARI",
+            f"{dataset}, label-tuned, over feature splits",
+        )
+
+
+def figure_4(
+    settings: SearchSettings,
+    seeds: Sequence[int],
+    load: Callable[..., Problem],
+    file: Path,
+    path: Path,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Draws ARI against the number of agents, label-tuned, on one set; returns it by method."""
+    curves: dict[str, list[list[float]]] = {}
+    for agents in _FIGURE_4_AGENTS:
+        own = file.with_name(f"{file.stem}_{agents}_agents{file.suffix}")
+        searched = partial(run_trials, [_FIGURE_4_SET], settings, seeds)
+        trials = checked(partial(searched, partial(load, agents=agents), own, progress))
+        for name, values in tables.by_seed(trials, "ARI").items():
+            curves.setdefault(name, []).append(values)
+    whole = {n: np.array(v).T for n, v in curves.items() if len(v) == len(_FIGURE_4_AGENTS)}
+    title = f"{_FIGURE_4_SET}, label-tuned, {len(seeds)} feature splits"
+    plots.attack_bands(path / "figure4.png", _FIGURE_4_AGENTS, whole, "agents", "ARI", title)
+    means = pd.DataFrame({name: np.mean(v, axis=1) for name, v in whole.items()})
+    progress.write(f"\n{_FIGURE_4_SET}: label-tuned ARI by number of agents")
+    progress.write(means.set_index(pd.Index(_FIGURE_4_AGENTS)).T.to_string(float_format="%.3f"))
+    return {name: np.array(values).tolist() for name, values in curves.items()}
+
+
+if __name__ == "__main__":
+    main()
