@@ -45,7 +45,7 @@ def shown_commands():
         if "notebook" in page.parts or page.name == "add-a-method.md":
             continue
         text = page.read_text().replace("\\\n", " ").replace("=NAME", "=fmcsc")
-        for binary, rest in re.findall(r"python -m experiments\.(\w+)(.*)$", text, re.MULTILINE):
+        for binary, rest in re.findall(r"python -m experiments\.([\w.]+)(.*)$", text, re.MULTILINE):
             line = rest.partition("`")[0].strip()
             if binary in BINARIES and "..." not in line:
                 arguments = shlex.split(line, comments=True)
