@@ -50,7 +50,7 @@ SPREAD = 3.0  # standard deviation of the blobs' centres in a view, over all of 
 
 
 def blobs(case: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Views [clients, rows, d_h] of standard normal noise around c centres, and the labels."""
+    """Draws views [clients, rows, d_h], normal noise around c centres, and their labels."""
     import numpy as np
 
     rng = np.random.default_rng(case["seed"])
@@ -67,12 +67,12 @@ def blobs(case: dict[str, Any]) -> tuple[list[Any], Any]:
 
 
 def first_rows(views: list[Any], n: int) -> list[Any]:
-    """The first n samples, to start from."""
+    """Returns the first n samples, to start from."""
     return [x.reshape(-1, x.shape[2])[:n].copy() for x in views]
 
 
 def ours(case: dict[str, Any]) -> dict[str, Any]:
-    """Rounds of the engine, or its setup."""
+    """Measures rounds of the engine, or its setup."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -149,7 +149,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def starting_at(algorithm: Any, rows: list[Any]) -> Any:
-    """The algorithm with its k-means of the setup replaced by given centres."""
+    """Returns the algorithm with these centres in place of the setup's k-means."""
     import dataclasses
 
     from jaxfedmvc.algorithm import Phase
@@ -170,7 +170,7 @@ def starting_at(algorithm: Any, rows: list[Any]) -> Any:
 
 
 def theirs(case: dict[str, Any]) -> dict[str, Any]:
-    """Rounds of a peer."""
+    """Measures rounds of a peer."""
     import math
 
     import numpy as np
@@ -208,7 +208,7 @@ def theirs(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def clocked(call: Any, times: int) -> dict[str, float]:
-    """Median wall and CPU seconds of a call; of several the first warms up and does not count."""
+    """Measures the median wall and CPU seconds of a call; of several the first warms up."""
     import numpy as np
 
     took = []
@@ -221,7 +221,7 @@ def clocked(call: Any, times: int) -> dict[str, float]:
 
 
 def peak_mb() -> float:
-    """Peak resident memory of this process so far; Linux counts KiB."""
+    """Returns the peak resident memory of this process so far; Linux counts KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
@@ -229,7 +229,7 @@ def peak_mb() -> float:
 
 
 def in_process(case: dict[str, Any]) -> dict[str, Any]:
-    """One measurement, in a fresh process."""
+    """Makes one measurement in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.fedhk", f"--measure={json.dumps(case)}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -238,7 +238,7 @@ def in_process(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def row(case: dict[str, Any], m: dict[str, Any]) -> str:
-    """A line of the table; a dash where there is nothing to say."""
+    """Returns a line of the table; a dash where there is nothing to say."""
     names = {
         "ours": "setup" if case["setup"] else f"ours, chunk {case['chunk'] or 'all'}",
         "vectorised": "NumPy vectorised",

@@ -80,11 +80,11 @@ def reference(
     alpha: float = math.inf,
     beta: float = 1.0,
 ) -> ReferenceResult:
-    """All rounds, from given centres and equal view weights.
+    """Makes all rounds, from centres and equal view weights.
 
     Args:
       clients: For each client its views [n_l, d_h].
-      start: Centres of each view, [c, d_h].
+      start: First centres of each view, [c, d_h].
       one_pass: `pass_by_sample` or `pass_vectorised`.
       rounds: How many to make; it does not stop earlier.
       fuzzifier: m > 1.
@@ -109,7 +109,7 @@ def one_round(
     fuzzifier: float,
     alpha: float,
 ) -> tuple[Model, float]:
-    """One pass of every client and the server's step: the next model, and log J of this one."""
+    """Makes a pass of every client and the server's step: the next model, and log J of this."""
     total = added([one_pass(views, delta, model, fuzzifier, alpha) for views in clients])
     objective = log_objective(total.costs, model.view_weights, alpha)
     return Model(moved(total, model.centres), view_weights(total.costs, alpha)), objective
@@ -119,7 +119,7 @@ def one_round(
 
 
 def bandwidths(clients: Sequence[Views], beta: float = 1.0) -> np.ndarray:
-    """delta_h = beta / (2 total variance of view h), [s], from the clients' sums."""
+    """Computes delta_h = beta / (2 total variance of view h), [s], from the clients' sums."""
     n = sum(len(views[0]) for views in clients)
     out = []
     for h in range(len(clients[0])):
@@ -130,7 +130,7 @@ def bandwidths(clients: Sequence[Views], beta: float = 1.0) -> np.ndarray:
 
 
 def added(sums: Sequence[Sums]) -> Sums:
-    """Sums over clients."""
+    """Adds up the sums of clients."""
     return Sums(
         [np.sum(parts, axis=0) for parts in zip(*(s.numerators for s in sums), strict=True)],
         np.sum([s.weights for s in sums], axis=0),
@@ -139,13 +139,13 @@ def added(sums: Sequence[Sums]) -> Sums:
 
 
 def view_weights(costs: np.ndarray, alpha: float) -> np.ndarray:
-    """(31): v_h = C_h^(-1/(alpha-1)) / sum_h' C_h'^(-1/(alpha-1)), [s]."""
+    """Computes (31): v_h = C_h^(-1/(alpha-1)) / sum_h' C_h'^(-1/(alpha-1)), [s]."""
     shares = (costs / np.min(costs)) ** (-1 / (alpha - 1))
     return shares / np.sum(shares)
 
 
 def moved(total: Sums, centres: Views) -> list[np.ndarray]:
-    """a_k = N_k / W_k; a cluster without weight stays."""
+    """Computes a_k = N_k / W_k; a cluster without weight stays."""
     out = []
     for numerators, weights, previous in zip(total.numerators, total.weights, centres, strict=True):
         empty = weights <= _EMPTY * np.mean(weights)
@@ -155,13 +155,13 @@ def moved(total: Sums, centres: Views) -> list[np.ndarray]:
 
 
 def log_objective(costs: np.ndarray, weights: np.ndarray, alpha: float) -> float:
-    """log J of (25), J = sum_h v_h^alpha C_h; with an infinite alpha sum_h C_h."""
+    """Computes log J of (25), J = sum_h v_h^alpha C_h; with an infinite alpha sum_h C_h."""
     powers = np.ones(len(costs)) if math.isinf(alpha) else weights**alpha
     return float(np.log(np.sum(powers * costs)))
 
 
 def relevance(weights: np.ndarray, alpha: float) -> np.ndarray:
-    """(v_h / max v)^alpha, [s]: v_h^alpha but for a factor that cancels in (29)."""
+    """Computes (v_h / max v)^alpha, [s]: v_h^alpha but for a factor that cancels in (29)."""
     return np.ones(len(weights)) if math.isinf(alpha) else (weights / np.max(weights)) ** alpha
 
 
@@ -171,7 +171,7 @@ def relevance(weights: np.ndarray, alpha: float) -> np.ndarray:
 def pass_by_sample(
     views: Views, delta: np.ndarray, model: Model, fuzzifier: float, alpha: float
 ) -> Sums:
-    """(4), (29) and the sums of (30) and (31), one sample, cluster and view after another."""
+    """Computes (4), (29) and the sums of (30), (31), a sample, cluster and view at a time."""
     centres = model.centres
     n, n_clusters, n_views = len(views[0]), len(centres[0]), len(views)
     share = relevance(model.view_weights, alpha)
@@ -196,7 +196,7 @@ def pass_by_sample(
 
 
 def membership(distance: Sequence[float], fuzzifier: float) -> list[float]:
-    """(29) for one sample: D_k^(-1/(m-1)) / sum_k' D_k'^(-1/(m-1)), [c]."""
+    """Computes (29) for one sample: D_k^(-1/(m-1)) / sum_k' D_k'^(-1/(m-1)), [c]."""
     floored = [max(d, _FLOOR * max(distance), 1e-30) for d in distance]
     # Relative to the least one: the powers themselves overflow.
     closeness = [(min(floored) / d) ** (1 / (fuzzifier - 1)) for d in floored]
@@ -209,7 +209,7 @@ def membership(distance: Sequence[float], fuzzifier: float) -> list[float]:
 def pass_vectorised(
     views: Views, delta: np.ndarray, model: Model, fuzzifier: float, alpha: float
 ) -> Sums:
-    """As `pass_by_sample`, with arrays [n_l, c] and matrix products."""
+    """Does what `pass_by_sample` does, with arrays [n_l, c] and matrix products."""
     keds = [
         kernel_distances(x, scale, a)
         for x, scale, a in zip(views, delta, model.centres, strict=True)
@@ -231,7 +231,7 @@ def pass_vectorised(
 
 
 def kernel_distances(x: np.ndarray, delta: float, centres: np.ndarray) -> np.ndarray:
-    """(4) for one view, KED = 1 - exp(-delta |x_i - a_k|^2), [n, c], by the expanded square."""
+    """Computes (4) of a view, KED = 1 - exp(-delta |x_i - a_k|^2), [n, c], by expanded squares."""
     centres = centres.astype(x.dtype)
     phi = x @ (-2 * centres.T)
     phi += np.einsum("ij,ij->i", x, x)[:, None]
@@ -243,7 +243,7 @@ def kernel_distances(x: np.ndarray, delta: float, centres: np.ndarray) -> np.nda
 
 
 def assigned(views: Views, delta: np.ndarray, model: Model, alpha: float) -> np.ndarray:
-    """The cluster of least D_ik for each sample, [n_l]."""
+    """Returns the cluster of least D_ik for each sample, [n_l]."""
     shares = relevance(model.view_weights, alpha)
     distance = sum(
         share * kernel_distances(x, scale, a)

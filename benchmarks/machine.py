@@ -14,14 +14,14 @@ TRIAD_SIZE, TRIADS = 2**26, 16
 
 
 def seconds(function: Callable[[], Any]) -> float:
-    """Wall time of one call, computation included."""
+    """Measures the wall time of one call, computation included."""
     began = time.perf_counter()
     jax.block_until_ready(function())
     return time.perf_counter() - began
 
 
 def take_turns(variants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Best time of each variant; they alternate, so that a noisy minute hits all of them."""
+    """Measures the best time of each; they alternate, so that a noisy minute hits all of them."""
     best = dict.fromkeys(variants, np.inf)
     for turn in range(repeats + 1):
         for name, function in variants.items():
@@ -34,12 +34,12 @@ def take_turns(variants: dict[str, Callable[[], Any]], repeats: int) -> dict[str
 
 
 def matmul_size() -> int:
-    """Rows of the square matrices of the peak: large for the device, quick on it."""
+    """Returns the rows of the peak's square matrices: large for the device, quick on it."""
     return 3072 if jax.default_backend() == "cpu" else 8192
 
 
 def machine_peaks() -> dict[str, Callable[[], Any]]:
-    """A large float32 matmul, and a triad that streams through memory."""
+    """Returns a large float32 product, and a triad that streams through memory, as calls."""
     a = jnp.ones((matmul_size(), matmul_size()))
     x, y = jnp.zeros(TRIAD_SIZE), jnp.ones(TRIAD_SIZE)
     matmul = jax.jit(jnp.matmul)
@@ -49,10 +49,10 @@ def machine_peaks() -> dict[str, Callable[[], Any]]:
 
 
 def peak_of(matmul_seconds: float) -> float:
-    """FLOP/s of `machine_peaks`' product."""
+    """Returns the FLOP/s of `machine_peaks`' product."""
     return 2 * matmul_size() ** 3 / matmul_seconds
 
 
 def bandwidth_of(triad_seconds: float) -> float:
-    """Bytes/s of `machine_peaks`' triad."""
+    """Returns the bytes/s of `machine_peaks`' triad."""
     return 3 * 4 * TRIAD_SIZE * TRIADS / triad_seconds

@@ -46,7 +46,7 @@ Run = Callable[[np.ndarray], list[np.ndarray]]
 
 
 def tucker_tensor(rng: np.random.Generator) -> np.ndarray:
-    """A tensor of the given multilinear ranks."""
+    """Draws a tensor of multilinear ranks `RANKS`."""
     x = rng.normal(size=RANKS)
     for mode, (size, rank) in enumerate(zip(SHAPE, RANKS, strict=True)):
         factor = np.linalg.qr(rng.normal(size=(size, rank)))[0]
@@ -55,14 +55,14 @@ def tucker_tensor(rng: np.random.Generator) -> np.ndarray:
 
 
 def parafac2_tensor(rng: np.random.Generator) -> np.ndarray:
-    """Slices of a PARAFAC2 model with a random H and scales from 0.5 to 2."""
+    """Draws slices of a PARAFAC2 model with a random H and scales from 0.5 to 2."""
     p = np.linalg.qr(rng.normal(size=(SLICES, ROWS, RANK)))[0]
     h, q = rng.normal(size=(RANK, RANK)), rng.normal(size=(COLUMNS, RANK))
     return (p @ h * rng.uniform(0.5, 2, size=(SLICES, 1, RANK))) @ q.T
 
 
 def noisy(make: Callable[[np.random.Generator], np.ndarray]) -> np.ndarray:
-    """A batch of tensors with noise, float32."""
+    """Draws a batch of tensors with noise, float32."""
     rng = np.random.default_rng(FLAGS.seed)
     batch = []
     for _ in range(FLAGS.n):
@@ -76,7 +76,7 @@ def noisy(make: Callable[[np.random.Generator], np.ndarray]) -> np.ndarray:
 
 
 def our_tucker() -> Run:
-    """HOOI, vmapped."""
+    """Returns HOOI, vmapped."""
 
     def one(x: jax.Array) -> tucker.Tucker:
         return tucker.hooi(x, RANKS, max_sweeps=TUCKER_SWEEPS, tol=TOL).tucker
@@ -85,7 +85,7 @@ def our_tucker() -> Run:
 
 
 def our_parafac2(**options: Any) -> Run:
-    """PARAFAC2 from one start, vmapped."""
+    """Returns PARAFAC2 from one start, vmapped."""
 
     def one(x: jax.Array) -> parafac2.Parafac2:
         result = parafac2.parafac2(None, x, RANK, max_sweeps=PARAFAC2_SWEEPS, tol=TOL, **options)
@@ -95,19 +95,19 @@ def our_parafac2(**options: Any) -> Run:
 
 
 def batched(one: Callable[..., Any], reconstruct: Callable[..., Any]) -> Run:
-    """One compiled program for the batch."""
+    """Returns one compiled program for the batch."""
     compiled = jax.jit(jax.vmap(lambda x: reconstruct(one(x))))
     return lambda batch: np.asarray(compiled(batch))
 
 
 def their_tucker(x: np.ndarray) -> np.ndarray:
-    """TensorLy's HOOI."""
+    """Runs TensorLy's HOOI."""
     form = tensorly_tucker(x, RANKS, n_iter_max=TUCKER_SWEEPS, tol=TOL)
     return tl.tucker_to_tensor(form)
 
 
 def their_parafac2(x: np.ndarray, **options: Any) -> np.ndarray:
-    """TensorLy's PARAFAC2."""
+    """Runs TensorLy's PARAFAC2."""
     form = tensorly_parafac2(
         x, RANK, n_iter_max=PARAFAC2_SWEEPS, tol=TOL, init="svd", random_state=0, **options
     )
@@ -115,7 +115,7 @@ def their_parafac2(x: np.ndarray, **options: Any) -> np.ndarray:
 
 
 def one_by_one(run: Callable[..., np.ndarray], **options: Any) -> Run:
-    """A loop over the batch, in float64."""
+    """Returns a loop over the batch, in float64."""
     return lambda batch: [run(x, **options) for x in batch.astype(np.float64)]
 
 
