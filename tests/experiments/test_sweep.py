@@ -1,33 +1,23 @@
-"""The binary of sweeps, in processes of its own: every algorithm's flags become its own."""
+"""The binary of sweeps: every method's flags are axes, and a killed sweep goes on."""
 
-import contextlib
 import csv
-import importlib
-import io
 import json
-import multiprocessing
 import os
 import re
 import sys
-import traceback
 
 import jax
 import numpy as np
 import pytest
-from absl import app, flags
-from absl.testing import flagsaver
 
-from experiments import base
-from tests.helpers import kills
+from experiments import sweep
+from experiments.lib import batches, groups
+from experiments.lib.command import parse
+from tests.helpers import binaries, kills
 
 KILLS = 20
-FMCSC = (
-    "--hidden=",
-    "--latent_dim=3",
-    "--head_hidden=4",
-    "--pretrain_epochs=2",
-    "--local_epochs=2",
-    "--n_init=2",
+FEDHK = (
+    "--algorithm=e_fkmvc",
     "--n_clients=2",
     "--ratio=1:0",
     "--rounds=2",
@@ -35,60 +25,11 @@ FMCSC = (
     "--seeds=2",
     "--noprogress",
 )
-GRID = "--grid=tau_m=0.3,0.6; components=C,CD"
+GRID = "--grid=beta=0.5,2; hkc=bandwidth,minmax"
 
 
-def call(binary, arguments):
-    """Exit code, stdout and stderr of a binary, in this process."""
-    module = importlib.import_module(f"experiments.{binary}")
-
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    app.define_help_flags()  # else the first launch defines them, and restoring flags removes them
-    saved = flagsaver.save_flag_values()
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    sys.argv = [f"experiments.{binary}", *arguments]
-    start = getattr(module, "launch", None) or (lambda: base.launch(module.main))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            start()
-        except SystemExit as left:
-            code = left.code or 0
-    if set(saved) <= set(flags.FLAGS):
-        flagsaver.restore_flag_values({n: saved.get(n) or _now(n) for n in flags.FLAGS})
-    return code, out.getvalue(), err.getvalue()
-
-
-def _now(name):
-    """What a flag that a call has defined is put back to: its default."""
-    flag = flags.FLAGS[name]
-    flag.unparse()
-    return flagsaver.save_flag_values()[name]
-
-
-def calls(binary, lists, answers):
-    for arguments in lists:
-        try:
-            answers.put(call(binary, arguments))
-        except BaseException:
-            answers.put((1, "", traceback.format_exc()))
-
-
-def several(*lists):
-    """`several_of` the binary of sweeps."""
-    return several_of("sweep", *lists)
-
-
-def several_of(binary, *lists):
-    """Answers to several calls of one process, so that it imports and compiles once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(kills.PRELOAD)
-    answers = context.Queue()
-    process = context.Process(target=calls, args=(binary, lists, answers))
-    process.start()
-    found = [answers.get(timeout=300) for _ in lists]
-    process.join()
-    return found
+def launch(*arguments):
+    return binaries.launch(sweep.main, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -101,67 +42,124 @@ def toy(tmp_path_factory):
         f"view_{v}": 3 * rng.normal(size=(3, 4))[truth] + rng.normal(size=(40, 4)) for v in (0, 1)
     }
     np.savez(folder / "toy.npz", labels=truth, **views)
+    np.savez(folder / "unlabelled.npz", **views)
     return f"--dataset={folder / 'toy.npz'}", f"--compilation_cache={folder / 'cache'}"
 
 
 def rows_of(path):
-    return list(csv.DictReader(path.open()))
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
-    folder = tmp_path / "out"
-    job = (*FMCSC, *toy, GRID, f"--output_dir={folder}")
-    wrong = {
-        ("--algorithm=nope",): "algorithm: got 'nope'; allowed are coreset_kmeans, ",
-        ("--grid=tau_x=1",): "no hyper-parameter 'tau_x'; allowed are learning_rate, tau_m, tau_p",
-        ("--grid=tau_m=0.1,,0.3",): "grid: at character 11",
-        ("--grid=tau_m=-1",): "tau_m: got -1.0; allowed is above 0",
-        ("--grid=batch_size=small",): "grid: batch_size=small: ",
-        ("--grid=n_clients=2,60",): "n_clients must be a whole number, 1 to 40; got 60",
-        ("--random=3",): "random: there are no axes to draw from",
-        ("--batch=0",): "batch: got '0'; allowed is auto, or a whole number",
-        ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",
-        ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
-        ("--resume",): "resume: needs --output_dir",
-        (GRID, f"--output_dir={folder}", "--resume", "--rounds=9"): "rounds (2 then, 9 now)",
-        (GRID, f"--output_dir={folder}"): "holds results already",
-    }
-    shared = (*FMCSC, *toy)
-    (code, out, err), (_, plan, _), *answers = several(
-        job, (*shared, GRID, "--dry_run"), *((*shared, *more) for more in wrong)
-    )
-    assert code == 0, err
-    for (code, _, err), message in zip(answers, wrong.values(), strict=True):
-        assert code == 2 and err.count("\n") == 1 and err.startswith("error: ")
-        assert message in err
+# --- A sweep that runs ----------------------------------------------------------------------------
 
-    assert plan.startswith("8 runs, 2 compilations\n")
-    cells = plan.splitlines()[-1].split()
-    assert cells[:2] == ["1", "4"] and float(cells[-1]) > 0
+
+@pytest.fixture(scope="module")
+def swept(toy, tmp_path_factory):
+    """Folder and output of a grid of two programs; its settings come from a preset."""
+    folder = tmp_path_factory.mktemp("sweep")
+    preset = folder / "preset.flags"
+    preset.write_text("\n".join(("# as a job would have it", *FEDHK)))
+    arguments = (f"--flagfile={preset}", *toy, GRID, "--batch=4", f"--output_dir={folder / 'out'}")
+    code, out, err = launch(*arguments)
+    assert (code, err) == (0, "")
+    return folder / "out", out
+
+
+def test_every_setting_meets_every_seed_in_as_few_programs_as_can_be(swept):
+    folder, _ = swept
     rows = rows_of(folder / "runs.csv")
-    settings = [(row["tau_m"], row["components"], row["seed"]) for row in rows]
-    # The two programs one after the other; every setting meets both seeds.
-    assert settings == [(t, c, s) for c in ("C", "CD") for t in ("0.3", "0.6") for s in "01"]
+    settings = [(row["beta"], row["hkc"], row["seed"]) for row in rows]
+    # The two programs one after the other.
+    kinds = ("bandwidth", "minmax")
+    assert settings == [(b, h, s) for h in kinds for b in ("0.5", "2") for s in "01"]
     assert {row["status"] for row in rows} == {"ok"}
-    assert len({row["loss"] for row in rows}) == 8
+    assert len({row["loss"] for row in rows}) >= 4
+    assert {"rounds_made", "bytes_up", "silhouette", "multi_view/per_client/nmi"} <= set(rows[0])
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["runs"] == 8 and summary["compilations_here"] == 2 and summary["failed"] == 0
-    (first,) = (
-        r for r in rows_of(folder / "summary.csv") if (r["tau_m"], r["components"]) == ("0.6", "CD")
+
+
+def test_the_summary_is_mean_and_deviation_over_seeds(swept):
+    folder, out = swept
+    mine = [
+        float(row["acc"])
+        for row in rows_of(folder / "runs.csv")
+        if (row["beta"], row["hkc"]) == ("2", "minmax")
+    ]
+    (entry,) = (
+        row
+        for row in rows_of(folder / "summary.csv")
+        if (row["beta"], row["hkc"]) == ("2", "minmax")
     )
-    mine = [float(row["acc"]) for row in rows if (row["tau_m"], row["components"]) == ("0.6", "CD")]
-    assert float(first["acc_mean"]) == pytest.approx(np.mean(mine))
-    assert float(first["acc_std"]) == pytest.approx(np.std(mine))
-    assert {path.name for path in folder.iterdir()} == {
-        "runs.csv",
-        "batches.csv",
-        "summary.csv",
-        "summary.json",
-        "flags.txt",
-        "heatmap.png",
-    }
-    assert re.search(r"best by mean ACC \(needs labels\): tau_m=0\.\d, components=CD?: ", out)
+    assert float(entry["acc_mean"]) == pytest.approx(np.mean(mine))
+    assert float(entry["acc_std"]) == pytest.approx(np.std(mine))
+    assert re.search(r"best by mean ACC \(needs labels\): beta=\S+, hkc=\w+: ", out)
     assert "first by silhouette (no labels): " in out
+    names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt", "heatmap.png"}
+    assert {path.name for path in folder.iterdir()} == names
+
+
+def test_a_run_of_a_sweep_is_the_run_of_its_flags(swept, toy, tmp_path):
+    from experiments import run
+
+    code, _, err = binaries.launch(
+        run.main, *FEDHK, *toy, "--beta=2", "--hkc=minmax", f"--output_dir={tmp_path / 'out'}"
+    )
+    assert code == 0, err
+    alone = [row for row in rows_of(tmp_path / "out" / "rounds.csv") if row["round"] == "2"]
+    mine = [r for r in rows_of(swept[0] / "runs.csv") if (r["beta"], r["hkc"]) == ("2", "minmax")]
+    for one, other in zip(mine, alone, strict=True):
+        shared = (one.keys() & other.keys()) - {"bytes_up", "bytes_down"}
+        assert {"all/pooled/acc", "loss"} <= shared
+        for name in shared:
+            assert float(one[name]) == pytest.approx(float(other[name]), nan_ok=True, abs=1e-5)
+
+
+def test_what_it_takes_is_said_without_running(toy):
+    code, out, err = launch(*FEDHK, *toy, GRID, "--dry_run")
+    assert (code, err) == (0, "")
+    first, _, header, *lines = out.splitlines()
+    assert first == "8 runs, 2 programs" and header.split()[:2] == ["program", "runs"]
+    assert [line.split()[:3] for line in lines] == [["0", "4", "4"], ["1", "4", "4"]]
+    assert all(float(line.split()[-1]) > 0 for line in lines)
+
+
+def test_settings_are_drawn_from_ranges_and_need_no_labels(toy, tmp_path):
+    dataset = toy[0].replace("toy.npz", "unlabelled.npz")
+    folder = tmp_path / "out"
+    code, out, err = launch(
+        "--algorithm=local_kmeans",
+        "--n_clusters=2",
+        "--ratio=1:0",
+        "--noprogress",
+        dataset,
+        toy[1],
+        "--grid=n_clients=2,4; samples_per_client=8,10",
+        "--random=3",
+        "--batch=1",
+        f"--output_dir={folder}",
+    )
+    assert code == 0, err
+    rows = rows_of(folder / "runs.csv")
+    assert len({(row["n_clients"], row["samples_per_client"]) for row in rows}) == len(rows) == 3
+    assert {row["acc"] for row in rows} == {"nan"}
+    assert np.isfinite([float(row["silhouette"]) for row in rows]).all()
+    assert "best by mean ACC (needs labels): no setting has one" in out
+
+
+def test_numbers_that_are_off_are_another_program():
+    def command(*more):
+        return parse([*FEDHK, "--dataset=digits", *more], algorithm="fmcsc")
+
+    arguments = [["--tau_m=0.3"], ["--tau_m=0.5", "--upload_clip=1"], ["--tau_m=0.7"]]
+    arguments = [[*a, "--algorithm=fmcsc"] for a in arguments]
+    columns = [{"x": str(i)} for i in range(3)]
+    found = groups.groups_of([command(*a) for a in arguments], columns, every_round=True)
+    assert [[column["x"] for column in group.columns] for group in found] == [["0", "2"], ["1"]]
+    assert found[0].n_clusters == 3 and found[0].every_round
+    assert [len(group.runs) for group in found] == [4, 2]
+    assert batches.Program(found[0]).compilations == 0
 
 
 @pytest.mark.parametrize(
@@ -171,38 +169,84 @@ def test_a_grid_of_settings_and_what_can_be_wrong_with_it(toy, tmp_path):
         ("mgcd", ["--latent_dim=2", "--n_neighbours=5"], "ridge=0.1,10", "losses=r+s,r"),
     ],
 )
-def test_vertical_algorithms_are_swept_alike(toy, tmp_path, algorithm, more, traced, static):
-    ((code, _, err),) = several(
-        (
-            f"--algorithm={algorithm}",
-            f"--grid={traced}; {static}",
-            "--seeds=2",
-            "--noprogress",
-            *toy,
-            *more,
-            f"--output_dir={tmp_path / 'out'}",
-        )
+def test_vertical_methods_are_swept_alike(toy, tmp_path, algorithm, more, traced, static):
+    code, _, err = launch(
+        f"--algorithm={algorithm}",
+        f"--grid={traced}; {static}",
+        "--seeds=2",
+        "--batch=4",
+        "--noprogress",
+        *toy,
+        *more,
+        f"--output_dir={tmp_path / 'out'}",
     )
     assert code == 0, err
     rows = rows_of(tmp_path / "out" / "runs.csv")
     assert len(rows) == 8 and {row["status"] for row in rows} == {"ok"}
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["compilations_here"] == 2
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["compilations_here"] == 2
     assert all(0.3 < float(row["acc"]) <= 1 for row in rows)
     assert all(3 <= float(row["clusters"]) <= 40 for row in rows)
 
 
+# --- Bad input ------------------------------------------------------------------------------------
+
+WRONG = {
+    ("--algorithm=nope",): "algorithm: got 'nope'; allowed are coreset_kmeans, ",
+    ("--grid=tau_x=1",): "grid: e_fkmvc has no setting 'tau_x'; allowed are fuzzifier, alpha, beta",
+    ("--grid=seeds=1,2",): "e_fkmvc has no setting 'seeds'",
+    ("--grid=beta=0.1,,0.3",): "grid: beta: got '0.1,,0.3'",
+    ("--grid=beta=-1",): "beta: got -1",
+    ("--grid=n_restarts=few",): "n_restarts=few",
+    ("--grid=n_clients=2,60",): "n_clients must be a whole number, 1 to 40; got 60",
+    ("--random=3",): "random: there are no axes to draw from",
+    ("--batch=0",): "batch: got '0'; allowed is auto, or a whole number",
+    ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",
+    ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
+    ("--resume",): "resume: needs --output_dir",
+    ("--algorithm=vertcohirf", "--level=1"): "level: a sweep scores the final clusters",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_bad_input_is_one_line(toy, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = () if arguments[0].startswith("--algorithm") else FEDHK
+    code, out, err = launch(*flags, *toy, *arguments)
+    assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ")
+    assert WRONG[arguments] in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_gone_on_with_by_the_same_flags_alone(swept, toy):
+    folder, _ = swept
+    before = (folder / "runs.csv").read_bytes()
+    job = (*FEDHK, *toy, GRID, f"--output_dir={folder}")
+    code, _, err = launch(*job, "--batch=4", "--resume", "--rounds=9")
+    assert code == 2 and "rounds (2 then, 9 now)" in err
+    code, _, err = launch(*job)
+    assert code == 2 and "holds results already" in err
+    code, out, err = launch(*job, "--batch=4", "--resume")
+    assert code == 0 and "0 compilations in this process" in out
+    assert (folder / "runs.csv").read_bytes() == before
+
+
+# --- Kills ----------------------------------------------------------------------------------------
+
+
 def job(folder, *arguments):
     """Begins the sweep of the folder or goes on with it: what runs in processes that are killed."""
-    begun = (folder / "flags.txt").exists()
-    code, _, err = call("sweep", (*arguments, f"--output_dir={folder}", *["--resume"] * begun))
-    if code:
-        raise AssertionError(err)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    resume = ["--resume"] * (folder / "flags.txt").exists()
+    with open(os.devnull, "w") as sys.stdout:
+        sweep.main([*arguments, f"--output_dir={folder}", *resume])
 
 
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(toy, tmp_path):
     # Quick to trace and to compile: most processes are killed before they get far.
-    grid = "--grid=n_clusters=2,3,4"
-    arguments = ("--algorithm=local_kmeans", "--noprogress", *toy, grid, "--seeds=20", "--batch=1")
+    method = ("--algorithm=local_kmeans", "--n_clients=4", "--ratio=1:0", "--noprogress")
+    arguments = (*method, *toy, "--grid=n_clusters=2,3,4", "--seeds=20", "--batch=1")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     kills.until_done(job, (whole, *arguments), 0, 0, whole / "batches.csv")
     lives = kills.until_done(job, (killed, *arguments), KILLS, 1, killed / "batches.csv", 0.01)
