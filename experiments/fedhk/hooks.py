@@ -8,17 +8,36 @@ from experiments.lib.data import DataSettings
 from experiments.lib.hooks import Hooks
 from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits, privacy_statement
 
+_PERSONAL = ("proximal", "mix", "gradient")
+# Flag -> the static setting that it is of use with, and its values.
+_OF_USE = {
+    "local_steps": ("aggregation", ("average",)),
+    "quality": ("aggregation", ("average",)),
+    "personal_steps": ("personal", _PERSONAL),
+    "view_mix": ("personal", _PERSONAL),
+    "tau": ("personal", ("proximal",)),
+    "mix": ("personal", ("mix",)),
+    "step_size": ("personal", ("gradient",)),
+}
+
 
 def _defaults(settings: DataSettings) -> dict[str, str]:
     return {"dataset": settings.dataset or "digits", "n_clients": "8", "ratio": "1:0"}
 
 
 def _check(job: Any) -> None:
-    """Checks that masked sums keep the noise of a private run.
+    """Checks that every flag is of use, and that masked sums keep the noise of a private run.
 
     Raises:
       ValueError: Names the setting.
     """
+    for name, (setting, values) in _OF_USE.items():
+        flag, got = job.command.flags[name], getattr(job.config, setting)
+        if flag.value != flag.default and got not in values:
+            raise ValueError(
+                f"{name}: has no effect with --{setting}={got}; leave it out, or give"
+                f" --{setting}={' or '.join(values)}"
+            )
     if job.command.job.secure_aggregation:
         if job.config.hkc == "minmax":
             raise ValueError(

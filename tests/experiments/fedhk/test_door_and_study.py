@@ -144,6 +144,8 @@ def test_private_runs_say_what_they_spent(toy, tmp_path):
         (["--privacy=secagg", "--n_clients=1"], "n_clients: one client alone holds"),
         (["--privacy=secagg", "--hkc=minmax"], "hkc: got minmax with masked sums"),
         (["--ranks=1,2,3"], "ranks: is no flag of e_fkmvc"),
+        (["--local_steps=5"], "local_steps: has no effect with --aggregation=statistics"),
+        (["--tau=1"], "tau: has no effect with --personal=none; leave it out, or give"),
         (["--method=k_means"], "method: got 'k_means'; allowed are e_fkmvc, tucker"),
     ],
 )
