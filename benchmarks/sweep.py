@@ -4,8 +4,7 @@ The same FMCSC runs (settings of tau_m times seeds) are made
     (a) one after another with the compiled program of a single run,
     (b) by a process for each run, with the compiled program in jax's cache on disk,
     batched, so many at a time, and as `--batch=auto` of experiments.sweep would choose.
-All in one process but (b), taking turns, compile time apart. "of peak" is the FLOPs of the
-prediction from shapes against this machine's measured matmul peak.
+All in one process but (b), taking turns, compile time apart.
 
     --size=digits   12 clients, 3 views, the digits (default)
     --size=paper    24 clients, MNIST-USPS in the paper's widths; --pretrain_epochs scales it down
@@ -22,19 +21,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from absl import app, flags, logging
 
-from benchmarks.machine import bandwidth_of, machine_peaks, peak_of, take_turns
-from experiments import sweep_runs
-from experiments.sweep_runs import Group, Program
-from jaxfedmvc import data
-from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
-from jaxfedmvc.engine import batching as sweep
+from benchmarks.machine import take_turns
+from experiments import fmcsc
+from experiments.lib.batches import Program, planned_batch, row_of
+from experiments.lib.command import parse
+from experiments.lib.groups import Group, groups_of
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("size", "digits", ["digits", "paper", "table1"], "What is run.")
@@ -48,75 +46,43 @@ flags.DEFINE_enum("precision", "float32", ["float32", "tf32", "bfloat16"], "Of m
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 flags.DEFINE_bool("alone", False, "Internal: make one run, and end.")
 
-_HIDDEN = {"digits": (64,), "paper": (500, 500, 2000)}
-_TAUS = (0.1, 0.3, 0.5, 0.7, 1.0)
-# Table 1's sets that are to be had: classes, clients and local epochs of the paper.
-_CELLS = {"mnist_usps": (10, 24, 25), "bdgp": (5, 12, 10), "multi_fashion": (10, 48, 25)}
-_RATIOS = ((2, 1), (1, 1), (1, 2))
+_PRESETS = Path(fmcsc.__file__).parent / "presets"
+_TAUS = ("0.1", "0.3", "0.5", "0.7", "1")
+# Table 1's sets that are to be had.
+_SETS = ("mnist_usps", "bdgp", "multi_fashion")
+_RATIOS = ("2:1", "1:1", "1:2")
 
 
-def group_of(
-    name: str,
-    config: FMCSCConfig,
-    n_clients: int,
-    ratio: tuple[int, int],
-    rounds: int,
-    taus: tuple[float, ...],
-    n_seeds: int,
-) -> Group:
-    """The runs of all temperatures with all seeds."""
-    dataset = data.load(name, FLAGS.data_dir)
-    parts = [
-        data.hybrid_partition(s, len(dataset.views[0]), len(dataset.views), n_clients, ratio=ratio)
-        for s in range(n_seeds)
-    ]
-    chunk = 1 if jax.default_backend() == "cpu" else None
-    return Group(
-        [{"tau_m": str(tau)} for tau in taus],
-        [FMCSCHyperparams(tau_m=tau) for tau in taus],
-        partial(fmcsc, config),
-        sweep.pooled(dataset.views, dataset.labels, parts),
-        sweep_runs.outline(dataset.views, parts[0]),
-        list(range(n_seeds)),
-        rounds,
-        config.n_clusters,
-        [1.0] * len(parts[0]),
-        False,
-        chunk,
-        None,
-    )
+def group_of(arguments: list[str], taus: tuple[str, ...]) -> Group:
+    """Returns the runs of all temperatures with five seeds."""
+    arguments = [*arguments, "--seeds=5"]
+    commands = [parse([*arguments, f"--tau_m={tau}"], algorithm="fmcsc") for tau in taus]
+    (group,) = groups_of(commands, [{"tau_m": tau} for tau in taus])
+    return group
 
 
 def sized_group() -> Group:
-    """The runs of --size, five temperatures with five seeds."""
+    """Returns the runs of --size, five temperatures with five seeds."""
     small = FLAGS.size == "digits"
-    epochs = FLAGS.pretrain_epochs or (20 if small else 5)
-    config = FMCSCConfig(
-        10,
-        hidden=_HIDDEN[FLAGS.size],
-        pretrain_epochs=epochs,
-        local_epochs=FLAGS.local_epochs,
-        distill_epochs=2 * FLAGS.local_epochs,
-        n_init=10,
-    )
-    name, n_clients = ("digits", 12) if small else ("mnist_usps", 24)
-    return group_of(name, config, n_clients, (1, 1), FLAGS.rounds, _TAUS, 5)
+    sizes = ["--dataset=digits", "--n_clients=12", "--hidden=64", "--pretrain_epochs=20"]
+    if not small:
+        sizes = [f"--flagfile={_PRESETS / 'mnist_usps.flags'}", "--pretrain_epochs=5"]
+    if FLAGS.pretrain_epochs is not None:
+        sizes.append(f"--pretrain_epochs={FLAGS.pretrain_epochs}")
+    epochs = [f"--local_epochs={FLAGS.local_epochs}", f"--distill_epochs={2 * FLAGS.local_epochs}"]
+    return group_of([*sizes, *epochs, f"--rounds={FLAGS.rounds}"], _TAUS)
 
 
 def process_seconds(n: int) -> list[float]:
-    """Wall times of processes with one run each; a first one, not counted, fills the cache."""
-    told = [
-        f"--{name}={FLAGS[name].value}" for name in ("size", "local_epochs", "rounds", "precision")
-    ]
-    for name in ("pretrain_epochs", "data_dir"):
-        if FLAGS[name].value is not None:
-            told.append(f"--{name}={FLAGS[name].value}")
+    """Measures processes with one run each; a first one, not counted, fills the cache."""
+    names = ("size", "local_epochs", "rounds", "precision", "pretrain_epochs")
+    given = [f"--{name}={FLAGS[name].value}" for name in names if FLAGS[name].value is not None]
     took = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(n + 1):
             began = time.perf_counter()
             subprocess.run(
-                [sys.executable, "-m", "benchmarks.sweep", "--alone", *told],
+                [sys.executable, "-m", "benchmarks.sweep", "--alone", *given],
                 check=True,
                 env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache},
             )
@@ -125,15 +91,15 @@ def process_seconds(n: int) -> list[float]:
 
 
 def compare() -> dict[str, Any]:
-    """Runs per second of all ways to make the same runs."""
+    """Measures the runs per second of all ways to make the same runs."""
     group = sized_group()
-    auto = sweep_runs.planned_batch(planner := Program(group), None)
-    need = planner.predicted()
+    planner = Program(group)
+    auto, memory = planned_batch(planner, None), planner.memory()
     on_cpu = jax.default_backend() == "cpu"
     asked = FLAGS.batches or (["2", "4", "8"] if on_cpu else [str(2**i) for i in range(8)])
     sizes = sorted({1, auto, *map(int, asked)})
     runs = group.runs * -(-max(sizes) // len(group.runs))
-    variants: dict[str, Callable[[], Any]] = dict(machine_peaks())
+    variants: dict[str, Callable[[], Any]] = {}
     compiling, counts = {}, {}
     for size in sizes:
         program = Program(group)
@@ -150,14 +116,9 @@ def compare() -> dict[str, Any]:
 
         variants[str(size)] = make
     best = take_turns(variants, FLAGS.repeats)
-    peak, bandwidth = peak_of(best.pop("matmul")), bandwidth_of(best.pop("triad"))
     single = counts[1] / best["1"]
-    print(
-        f"{group.federation.n_clients} clients, {need.run_flops / 1e9:.1f} GFLOP and"
-        f" {need.run_bytes / 1e6:.1f} MB a run predicted; matmul peak {peak / 1e9:.0f} GFLOP/s,"
-        f" memory {bandwidth / 1e9:.1f} GB/s"
-    )
-    print(f"{'':28s}{'runs/s':>9s}{'ratio':>8s}{'of peak':>9s}{'first call, s':>15s}")
+    print(f"{group.federation.n_clients} clients, {memory.run / 1e6:.1f} MB a run")
+    print(f"{'':28s}{'runs/s':>9s}{'ratio':>8s}{'first call, s':>15s}")
     rows = []
     for size in sizes:
         rate = counts[size] / best[str(size)]
@@ -169,40 +130,37 @@ def compare() -> dict[str, Any]:
                 "batch": size,
                 "runs_per_second": rate,
                 "ratio": rate / single,
-                "of_peak": rate * need.run_flops / peak,
                 "first_call": compiling[size],
             }
         )
-        print(
-            f"{name:28s}{rate:9.3f}{rate / single:8.2f}{rate * need.run_flops / peak:9.0%}"
-            f"{compiling[size]:15.1f}"
-        )
+        print(f"{name:28s}{rate:9.3f}{rate / single:8.2f}{compiling[size]:15.1f}")
     if FLAGS.processes:
         rate = FLAGS.processes / sum(process_seconds(FLAGS.processes))
         rows.append({"name": "processes", "runs_per_second": rate, "ratio": rate / single})
         print(f"{'(b) a process for each run':28s}{rate:9.3f}{rate / single:8.2f}")
-    return {"rows": rows, "peak": peak, "bandwidth": bandwidth, "auto": auto}
+    return {"rows": rows, "bytes_of_a_run": memory.run, "auto": auto}
 
 
 def table1() -> dict[str, Any]:
-    """Seconds of each cell of the paper's table 1, five seeds, and the mean accuracy."""
+    """Measures the seconds of each cell of the paper's table 1, and its mean accuracy."""
     cells = {}
-    for name, (n_clusters, n_clients, epochs) in _CELLS.items():
+    for name in _SETS:
         for ratio in _RATIOS:
-            config = FMCSCConfig(
-                n_clusters, local_epochs=epochs, pretrain_epochs=FLAGS.pretrain_epochs or 250
-            )
-            group = group_of(name, config, n_clients, ratio, 5, (0.5,), 5)
+            arguments = [f"--flagfile={_PRESETS / name}.flags", f"--ratio={ratio}"]
+            if FLAGS.pretrain_epochs is not None:
+                arguments.append(f"--pretrain_epochs={FLAGS.pretrain_epochs}")
+            group = group_of(arguments, ("0.5",))
             program = Program(group)
-            size = sweep_runs.planned_batch(program, None)
-            batches = [group.runs[i : i + size] for i in range(0, 5, size)]
-            program.run((batches[0] * size)[:size])  # compiles
+            size = planned_batch(program, None)
+            batches = [(group.runs[i : i + size] * size)[:size] for i in range(0, 5, size)]
+            program.run(batches[0])  # compiles
             began = time.perf_counter()
-            found = [program.run((b * size)[:size]) for b in batches]
+            found = [program.run(batch) for batch in batches]
             took = time.perf_counter() - began
-            acc = np.concatenate([f["scores"]["all"]["pooled"]["acc"] for f in found])[:5]
-            cells[f"{name} {ratio[0]}:{ratio[1]}"] = {"seconds": took, "acc": acc.tolist()}
-            print(f"{name:14s}{ratio[0]}:{ratio[1]}{took:9.1f} s   ACC {acc.mean():.3f}")
+            runs = [jax.tree.map(lambda x, i=i: x[i], f) for f in found for i in range(size)]
+            acc = [row_of(program, *each)["acc"] for each in zip(group.runs, runs, strict=False)]
+            cells[f"{name} {ratio}"] = {"seconds": took, "acc": acc}
+            print(f"{name:14s}{ratio}{took:9.1f} s   ACC {np.mean(acc):.3f}")
     return cells
 
 

@@ -74,7 +74,7 @@ def pooled(
     *,
     dealt: bool = False,
 ) -> Source:
-    """Seeds that deal the same samples out differently.
+    """Arranges seeds that deal the same samples out differently.
 
     Args:
       views: One array [n, D_v] for each view.
@@ -153,7 +153,7 @@ def _layout(partition: Sequence[Part]) -> list[tuple]:
 
 
 def stacked(federations: Sequence[Federation]) -> Source:
-    """Seeds with data of their own; where all are equal, one copy serves them all.
+    """Arranges seeds with data of their own; where all are equal, one copy serves them all.
 
     Raises:
       ValueError: Shapes or views differ between seeds.
@@ -184,7 +184,7 @@ def batched(
     build: Callable[[PyTree, PyTree], Federation],
     mesh: Mesh | None = None,
 ) -> Callable[[PyTree, PyTree, PyTree, jax.Array, jax.Array], PyTree]:
-    """The program of a batch of B runs; pure, to be jitted.
+    """Returns the program of a batch of B runs; pure, to be jitted.
 
     Args:
       one_run: `(hyperparams, key, federation) -> outputs`, e.g. around `engine.run`.
@@ -215,7 +215,7 @@ def batched(
 
 
 def place(source: Source, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
-    """The source's arrays on the device, or laid out over the mesh, clients along "clients"."""
+    """Puts the source's arrays on the device, or over the mesh with clients along "clients"."""
     if mesh is None:
         return jax.tree.map(lambda x: jnp.asarray(x[...]), (source.shared, source.by_seed))
     return (

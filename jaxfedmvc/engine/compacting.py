@@ -81,4 +81,4 @@ def run_compacting(
     labels = _made_assign(make, hyperparams, federation, state, client_chunk=client_chunk)
     stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
     info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
-    return RunResult(state, labels, info, None, jnp.int32(len(infos)))
+    return RunResult(state, labels, info, None, None, jnp.int32(len(infos)))

@@ -238,12 +238,13 @@ def run(
         labels = assign(algorithm, federation, finished, client_chunk=client_chunk)
         return state, (info, tables(federation, labels, n_clusters), state.participants)
 
-    state, (round_info, *counted), n_rounds = _rounds(algorithm, body, state, rounds)
+    state, out, n_rounds = _rounds(algorithm, body, state, rounds)
+    round_info, counted, participants = out
     last = jnp.maximum(n_rounds - 1, 0)
     state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
     labels = assign(algorithm, federation, state, client_chunk=client_chunk)
     info = {"setup": setup_info, "rounds": round_info, "finish": finish_info}
-    return RunResult(state, labels, info, *counted, n_rounds)
+    return RunResult(state, labels, info, counted, participants, n_rounds)
 
 
 def _rounds(

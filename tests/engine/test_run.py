@@ -519,7 +519,7 @@ def test_a_run_is_its_parts():
     state, after = p["finish"](FEDERATION, KEY, state, ROUNDS - 1)
     labels = p["assign"](FEDERATION, state)
     info = {"setup": before, "rounds": stack(rounds), "finish": after}
-    assert_close(engine.RunResult(state, labels, info, None, jnp.int32(ROUNDS)), result())
+    assert_close(engine.RunResult(state, labels, info, None, None, jnp.int32(ROUNDS)), result())
 
 
 def test_keys_rounds_and_federations_of_one_shape_share_a_program():
