@@ -78,30 +78,35 @@ def small(name):
 
 # Views, and for each client its id and number of samples. Client 0 does not come first.
 CLIENTS = {
-    False: (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}), ((0,), {2: 8})),
-    True: (((1,), {1: 13}), ((0,), {0: 13}), ((2,), {2: 13})),
+    "horizontal": (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}), ((0,), {2: 8})),
+    "full": (((0, 1), {3: 8, 0: 5, 5: 6, 1: 7, 4: 6, 2: 8}),),
+    "vertical": (((1,), {1: 13}), ((0,), {0: 13}), ((2,), {2: 13})),
 }
-WIDTH = {False: 8, True: 14}
-DIMS = {False: (4, 3), True: (4, 3, 2)}
+WIDTH = {"horizontal": 8, "full": 8, "vertical": 14}
+DIMS = {"horizontal": (4, 3), "full": (4, 3), "vertical": (4, 3, 2)}
+# Methods whose clients must hold all views.
+FULL = ("private_e_fkmvc",)
 
 
-def parts(vertical, clients=None, extra=0):
+def parts(kind, clients=None, extra=0):
     """A partition; samples are dealt out by client id, so that the order does not matter."""
-    counts = {i: n for _, members in CLIENTS[vertical] for i, n in members.items()}
-    first = {i: 0 if vertical else sum(n for j, n in counts.items() if j < i) for i in counts}
+    counts = {i: n for _, members in CLIENTS[kind] for i, n in members.items()}
+    first = {
+        i: 0 if kind == "vertical" else sum(n for j, n in counts.items() if j < i) for i in counts
+    }
     result = []
-    for view_ids, members in clients or CLIENTS[vertical]:
-        ids = np.full((len(members), WIDTH[vertical] + extra), -1, np.int32)
+    for view_ids, members in clients or CLIENTS[kind]:
+        ids = np.full((len(members), WIDTH[kind] + extra), -1, np.int32)
         for row, (client, n) in zip(ids, members.items(), strict=True):
             row[:n] = first[client] + np.arange(n)
         result.append(Part(view_ids, ids, np.array(list(members), np.int32)))
     return result
 
 
-def federation(vertical, partition):
+def federation(kind, partition):
     rng = np.random.default_rng(0)
     truth = np.arange(40) % K
-    centers = [2 * rng.normal(size=(K, d)) for d in DIMS[vertical]]
+    centers = [2 * rng.normal(size=(K, d)) for d in DIMS[kind]]
     views = [c[truth] + rng.normal(size=(40, c.shape[1])) for c in centers]
     return Federation.from_arrays(views, truth, partition=partition)
 
@@ -111,14 +116,15 @@ class Lab:
 
     def __init__(self, name):
         self.name = name
-        self.vertical = METHODS[name].topology == "vertical"
+        self.kind = "full" if name in FULL else METHODS[name].topology
+        self.vertical = self.kind == "vertical"
         self.algorithm = small(name)
         self.federation = self.divided()
         self.key = jax.random.key(7)
         self.traces = collections.Counter()
 
     def divided(self, clients=None, extra=0):
-        return federation(self.vertical, parts(self.vertical, clients, extra))
+        return federation(self.kind, parts(self.kind, clients, extra))
 
     @functools.cached_property
     def result(self):
@@ -199,8 +205,8 @@ def test_everything_is_finite(lab):
 def test_padding_chunks_and_order_of_cohorts_change_only_rounding(lab):
     """Three rows more on every client, a loop over clients instead of vmap, and the cohorts and
     their clients the other way round."""
-    turned = [(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[lab.vertical][::-1]]
-    wide, width = lab.divided(turned, extra=3), WIDTH[lab.vertical]
+    turned = [(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[lab.kind][::-1]]
+    wide, width = lab.divided(turned, extra=3), WIDTH[lab.kind]
     result = lab.run(wide, lab.key, chunk=1)
     assert by_client(wide, result.labels).keys() == set(range(wide.n_clients))
     chex.assert_trees_all_equal(
@@ -220,7 +226,7 @@ def test_padding_chunks_and_order_of_cohorts_change_only_rounding(lab):
 def test_permuting_clients_permutes_labels(lab):
     if lab.vertical:
         pytest.skip("every cohort is a single agent")
-    turned = lab.divided([(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[False]])
+    turned = lab.divided([(ids, dict(reversed(c.items()))) for ids, c in CLIENTS[lab.kind]])
     assert not np.array_equal(turned.cohorts[0].mask, lab.federation.cohorts[0].mask)
     result = lab.run(turned, lab.key)
     for labels, expected in zip(result.labels, lab.result.labels, strict=True):
@@ -307,26 +313,26 @@ def test_states_keep_their_form_in_every_phase(lab):
 
 
 def test_a_client_with_fewer_samples_than_clusters_is_named(lab):
-    few = parts(lab.vertical)
+    few = parts(lab.kind)
     if lab.vertical:
         for part in few:
             part.sample_ids[:, 1:] = -1
     else:
-        few[1].sample_ids[1, 1:] = -1
+        few[-1].sample_ids[-1, 1:] = -1
     if lab.name == "vertcohirf":
-        assert int(lab.run(federation(True, few), lab.key).labels[0].max()) == 0
+        assert int(lab.run(federation(lab.kind, few), lab.key).labels[0].max()) == 0
         return
-    if lab.name in ("e_fkmvc", "fedhk_parafac2", "fedhk_tucker"):
+    if lab.name in ("e_fkmvc", "fedhk_parafac2", "fedhk_tucker", "private_e_fkmvc"):
         # Sums do not mind a client of one sample; of all clients together there must be enough.
-        engine.start(lab.algorithm, federation(False, few), lab.key)
+        engine.start(lab.algorithm, federation(lab.kind, few), lab.key)
         lone = [Part((0, 1), np.array([[0]], np.int32), np.array([0], np.int32))]
         with pytest.raises(ValueError, match="n_clusters: got 2 for 1 samples"):
-            engine.start(lab.algorithm, federation(False, lone), lab.key)
+            engine.start(lab.algorithm, federation(lab.kind, lone), lab.key)
         return
-    named = "client 1" if lab.vertical else "client 4"
+    named = "client 1" if lab.vertical else "client 2"
     least = K + 1 if lab.name == "mgcd" else K  # its criterion asks for one eigenvector more
     with pytest.raises(ValueError, match=rf"{named} .*1 samples; allowed is {least}"):
-        engine.start(lab.algorithm, federation(lab.vertical, few), lab.key)
+        engine.start(lab.algorithm, federation(lab.kind, few), lab.key)
 
 
 def test_a_whole_run_is_as_its_stages_one_by_one(lab):
