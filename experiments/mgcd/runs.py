@@ -1,225 +1,286 @@
-"""Runs of MGCD on the host's side: compiled rounds, scores, references, pictures."""
+"""The runs of MGCD's tables and figures: each row is a command line of `experiments.mgcd`.
+
+Every run is appended to runs.csv as it ends; what that file holds already is not run again, so
+after a change of the method or its defaults begin with a new file.
+"""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from sklearn.cluster import KMeans, SpectralClustering
+import pandas as pd
 
-from experiments import charts, vertical
-from experiments.lib import plots
-from jaxfedmvc import engine
-from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
+from experiments.lib import runner
+from experiments.lib.command import Command, parse
+from experiments.lib.folder import append_rows
+from experiments.lib.progress import Progress
+from experiments.lib.references import k_means
+from experiments.lib.report import losses_of
+from experiments.lib.runner import Job
+from experiments.mgcd import hooks
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
-from jaxfedmvc.algorithms.mgcd.sparse_spectral import to_sparse
-from jaxfedmvc.engine.phases import RunState, Traffic
-from jaxfedmvc.federation import Federation
+from jaxfedmvc.algorithms.mgcd.settings import LOSSES
+from jaxfedmvc.engine import RunState
+from jaxfedmvc.engine.steps import Steps
+from jaxfedmvc.metrics.host import METRICS
 
-REFERENCES = ("k-means, all views", "k-means, best view by ACC", "spectral, all views")
-METRICS = ("acc", "nmi", "ari", "purity")
-# More samples than this are not clustered spectrally as a reference: it would take too long.
-_SPECTRAL_ROWS = 20_000
-# What a round's row holds beside the losses and the scores; a server that averages lacks some.
-_NUMBERS = ("server_loss", "server_separation", "average_separation", "separation", "norm")
+# The paper's sets and what stands for them. ALOI10 is ten of its hundred objects, NoisyMNIST10k is
+# made as the 50 000 are; MNIST-USPS is not in the paper.
+SETS = {
+    "Mfeat": "mfeat",
+    "Scene": "scene15",
+    "Aloi": "aloi10",
+    "NoisyMNIST": "noisymnist10k",
+    "MNIST-USPS": "mnist_usps",
+}
+ABLATION_SET = "Aloi"
+ALL_VIEWS = "k-means, all views"
+REFERENCES = (ALL_VIEWS, hooks.BEST_VIEW, hooks.SPECTRAL)
+WEIGHTS = tuple(10.0**e for e in range(-3, 4))
+
+# Flags of a row.
+Row = tuple[str, ...]
+MODES: dict[str, Row] = {
+    "robust": ("--mode=robust",),
+    "literal": (f"--flagfile={Path(__file__).parent / 'presets' / 'literal.flags'}",),
+}
+TABLE_2: dict[str, Row] = {
+    "MGCD, robust, average": MODES["robust"],
+    "MGCD, robust, trained": (*MODES["robust"], "--server=trained"),
+    "MGCD, literal": MODES["literal"],
+    "MGCD, literal, average": (*MODES["literal"], "--server=average"),
+}
+# Names of the ablations, by the paper's letters.
+ABLATED = {
+    "A": "without L_r",
+    "B": "without L_cl",
+    "C": "without L_dd",
+    "D": "without L_cl, L_dd",
+    "E": "all",
+    "a": "one encoder",
+    "b": "without f_pre",
+    "c": "all",
+}
+
+COLUMNS = ("set", "row", "seed", "round", *METRICS, "client_loss", "server_loss", "separation")
+COLUMNS += ("average_separation", "server_separation", "norm", "seconds")
+COLUMNS += tuple(f"{graph}/{metric}" for graph in REPORTED for metric in ("acc", "nmi"))
 
 
-class Preset(NamedTuple):
-    """What a mode is run with unless told otherwise."""
-
-    config: dict[str, Any]
-    hyperparams: dict[str, float]
-    rounds: int
+# --- Rows -----------------------------------------------------------------------------------------
 
 
-PRESETS = {
-    "robust": Preset({"server": "average"}, {}, rounds=5),
-    # What the paper prints, but for the step sizes: Adam's 1e-6 of all phases moves no weight by
-    # more than 1.6e-4 in its 20 epochs of pre-training on Mfeat.
-    "literal": Preset(
-        {
-            "server": "trained",
-            "affinity": "mean",
-            "latent_dim": 512,
-            "server_hidden": 500,
-            "pretrain_epochs": 20,
-            "local_epochs": 1,
-            "server_epochs": 1,
-        },
-        {"lam": 1e-3, "pretrain_rate": 1e-3, "local_rate": 1e-4, "server_rate": 1e-4},
-        rounds=10,
-    ),
+def _without(*losses: str) -> str:
+    return "--losses=" + ",".join(name for name in LOSSES if name not in losses)
+
+
+_ABLATIONS = {
+    3: {
+        "A": _without("r"),
+        "B": _without("cl"),
+        "C": _without("dd"),
+        "D": _without("cl", "dd"),
+        "E": _without(),
+    },
+    4: {"a": "--nodual", "b": "--nodistillation", "c": "--dual"},
 }
 
 
-class Run(NamedTuple):
-    """One run: a row for each round, the final clusters [N], and the state after the last round."""
+def ablation(table: int) -> dict[str, Row]:
+    """Returns the rows of table 3 or 4, in both modes.
 
-    rounds: list[dict[str, Any]]
-    labels: np.ndarray
-    state: RunState | None
-    seconds: float
-
-
-class Program:
-    """MGCD with one static configuration, compiled once for all seeds and hyper-parameters."""
-
-    def __init__(self, config: MGCDConfig, *, report: bool = True) -> None:
-        self.config, self.report = config, report
-
-        def start(hp: MGCDHyperparams, federation: Federation, key: jax.Array) -> RunState:
-            algorithm = mgcd(config, hp)
-            state = engine.start(algorithm, federation, key)
-            return engine.setup(algorithm, federation, key, state)
-
-        def one_round(
-            hp: MGCDHyperparams, federation: Federation, key: jax.Array, state: RunState, r: Any
-        ) -> Any:
-            algorithm = mgcd(config, hp, report=report)
-            return engine.one_round(algorithm, federation, key, state, r)
-
-        self._start = jax.jit(start)
-        # The old state's memory serves the new one.
-        self._round = jax.jit(one_round, donate_argnums=3)
-
-    def traffic(self, federation: Federation) -> dict[str, Traffic]:
-        """Bytes of the stages."""
-        return engine.traffic(mgcd(self.config), federation)
-
-    def run(
-        self,
-        federation: Federation,
-        truth: np.ndarray | None,
-        seed: int,
-        rounds: int,
-        hyperparams: MGCDHyperparams,
-        on_round: Callable[[dict[str, Any]], None] | None = None,
-    ) -> Run:
-        """Runs until `rounds`, or until the method finds its own end.
-
-        Args:
-          federation: One cohort for each view.
-          truth: Labels [N], for scores only, or None.
-          seed: Of the run.
-          rounds: Most rounds.
-          hyperparams: Traced.
-          on_round: Called with each round's row.
-
-        Raises:
-          ValueError: Graphs have become NaN or infinite.
-        """
-        began = time.perf_counter()
-        key, hidden = jax.random.key(seed), federation.without_labels()
-        state, _ = self._start(hyperparams, hidden, key)
-        rows: list[dict[str, Any]] = []
-        for r in range(rounds):
-            try:
-                state, info = self._round(hyperparams, hidden, key, state, np.int32(r))
-                told = jax.device_get(info[0])
-            except (RuntimeError, ValueError) as error:  # jax's, with the host's words in it
-                if "weight" not in str(error):
-                    raise
-                raise ValueError(
-                    f"round {r + 1}: graphs hold NaN or infinite entries; take smaller step sizes"
-                ) from error
-            rows.append({"seed": seed, "round": r + 1} | _row(told, truth))
-            if on_round is not None:
-                on_round(rows[-1])
-            if self.config.mode == "robust" and bool(state.server.finished):
-                break
-        labels = np.asarray(state.server.clusters.labels)
-        return Run(rows, labels, state, time.perf_counter() - began)
-
-
-def _row(info: Mapping[str, Any], truth: np.ndarray | None) -> dict[str, Any]:
-    server = info["server"]
-    row = {"client_loss": float(np.mean([c["loss"][0] for c in info["clients"]]))}
-    row |= {name: float(server[name]) if name in server else None for name in _NUMBERS}
-    row["of_each_view"] = bool(server["of_each"])
-    for name in REPORTED if "labels" in server else ():
-        for metric, value in scores(truth, server["labels"][name]).items():
-            row[f"{name}/{metric}"] = value
-    return row
-
-
-def scores(truth: np.ndarray | None, labels: np.ndarray) -> dict[str, float]:
-    """ACC, NMI, ARI and purity; NaN without labels."""
-    found = vertical.external(truth, labels)
-    return {metric: found[metric] for metric in METRICS}
-
-
-def references(
-    views: Sequence[np.ndarray], truth: np.ndarray | None, n_clusters: int, seed: int
-) -> dict[str, dict[str, float]]:
-    """Scores of what needs no federation, or knows no privacy.
-
-    k-means (10 starts) on each view and on all views side by side, and spectral clustering of the
-    10-nearest-neighbour graph of the latter. The best view is chosen by the labels' ACC, for
-    every seed: what somebody would reach who knew which view to take.
+    The robust mode's linear encoder is one map whether there are two or one, so "one encoder" is
+    its deep encoder's.
     """
-    joined = np.concatenate(views, axis=1)
-
-    def k_means(x: np.ndarray) -> dict[str, float]:
-        found = KMeans(n_clusters, n_init=10, random_state=seed).fit_predict(x)
-        return scores(truth, found)
-
-    each = [k_means(view) for view in views]
-    found = [k_means(joined), max(each, key=lambda s: s["acc"])]
-    if len(joined) <= _SPECTRAL_ROWS:
-        method = SpectralClustering(
-            n_clusters, affinity="nearest_neighbors", n_neighbors=10, random_state=seed
-        )
-        with warnings.catch_warnings():
-            # A neighbour graph in several parts; what comes of it is the reference all the same.
-            warnings.filterwarnings("ignore", message="Graph is not fully connected")
-            found.append(scores(truth, method.fit_predict(joined)))
-    return dict(zip(REFERENCES, found, strict=False))
+    rows = {}
+    for item, flag in _ABLATIONS[table].items():
+        for mode in ("literal", "robust"):
+            deep = ("--encoder=deep",) * (mode == "robust" and item in "ac")
+            name = f"{mode}: {ABLATED[item]}" + ", deep" * len(deep)
+            rows[name] = (*MODES[mode], "--server=trained", flag, *deep)
+    return rows
 
 
-def draw(folder: Path, run: Run, truth: np.ndarray | None, title: str) -> None:
-    """graph.png and embedding.png of a run whose state was kept."""
-    found = run.state.server.clusters  # type: ignore[union-attr]
-    affinity = to_sparse(jax.tree.map(np.asarray, found.affinity))
-    plots.graph(folder / "graph.png", affinity, run.labels, f"consistency graph, {title}")
-    colourings = {"by cluster": run.labels}
-    if truth is not None:
-        clusters = charts.coloured_as(truth, run.labels)
-        colourings = {"by true class": truth, "by cluster": clusters}
-    plots.embedding(
-        folder / "embedding.png",
-        np.asarray(found.embedding),
-        colourings,
-        np.zeros(len(run.labels), int),
-        ["samples"],
-        f"t-SNE of the graph's spectral embedding, {title}",
-    )
+def figure_4_rows() -> dict[str, Row]:
+    """Returns both modes; robust runs stay where they ended."""
+    both = {name: ablation(3)[name] for name in ("literal: all", "robust: all")}
+    return both | {"MGCD, robust, average": TABLE_2["MGCD, robust, average"]}
 
 
-def draw_rounds(
-    path: Path, runs: Sequence[Run], rows: Mapping[str, Sequence[Mapping[str, float]]], title: str
-) -> None:
-    """curves.png: each graph's ACC by round, the losses, and the references as levels."""
-    longest = max(len(run.rounds) for run in runs)
-
-    def by_round(name: str) -> np.ndarray:
-        values = [[row[name] for row in run.rounds] for run in runs]
-        # A run that found its end earlier stays where it ended.
-        return np.asarray([v + [v[-1]] * (longest - len(v)) for v in values], float)
-
-    curves = {f"ACC, {name} graph": by_round(f"{name}/acc") for name in REPORTED}
-    curves = {name: values for name, values in curves.items() if np.isfinite(values).all()}
-    levels = {
-        f"ACC, {name}": float(np.mean([s["acc"] for s in scored]))
-        for name, scored in rows.items()
-        if name in REFERENCES
+def figure_5_rows() -> dict[str, Row]:
+    """Returns the literal mode with gamma or lambda from 1e-3 to 1e3, the other as printed."""
+    return {
+        f"{name}={weight:g}": (*MODES["literal"], f"--{name}={weight:g}")
+        for name in ("gamma", "lambda")
+        for weight in WEIGHTS
     }
-    losses = {"client loss": by_round("client_loss")}
-    if runs[0].rounds[0]["server_loss"] is not None:
-        losses["server loss"] = by_round("server_loss")
-    losses["separation"] = by_round("separation")
-    plots.curves(path, curves, losses, levels, title)
+
+
+def cells(
+    table: int | None,
+    figure: int | None,
+    sets: Sequence[str],
+    names: Sequence[str],
+    data_dir: str | None = None,
+) -> dict[str, dict[str, Command]]:
+    """Returns what a table or a figure needs, `{set: {row: command}}`.
+
+    Args:
+      table: 2, 3, 4 or None.
+      figure: 3, 4, 5 or None.
+      sets: Of table 2, some of `SETS`; all if empty.
+      names: Some of the rows, with ; for commas; all if empty.
+      data_dir: Where sets lie; None: as usual.
+
+    Raises:
+      ValueError: An unknown set or row.
+    """
+    if not set(sets) <= set(SETS) or (sets and table != 2):
+        raise ValueError(f"sets: got {','.join(sets)!r}; allowed for table 2 are {list(SETS)}")
+    if table is not None:
+        rows = TABLE_2 if table == 2 else ablation(table)
+    else:
+        rows = {3: MODES, 4: figure_4_rows(), 5: figure_5_rows()}[figure or 0]
+    chosen = [name.replace(";", ",") for name in names]
+    if not set(chosen) <= set(rows):
+        allowed = [name.replace(",", ";") for name in rows]
+        raise ValueError(f"methods: got {','.join(names)!r}; allowed are {allowed}")
+    return {
+        dataset: {
+            name: command_of(dataset, row, data_dir)
+            for name, row in rows.items()
+            if not chosen or name in chosen
+        }
+        for dataset in (sets or (SETS if table == 2 else [ABLATION_SET]))
+    }
+
+
+def command_of(dataset: str, row: Row, data_dir: str | None = None) -> Command:
+    """Returns a row on one of `SETS`, an agent for each view."""
+    where = () if data_dir is None else (f"--data_dir={data_dir}",)
+    data = (f"--dataset={SETS[dataset]}", "--split=views", *where)
+    return parse([*data, *row], algorithm="mgcd")
+
+
+# --- Running --------------------------------------------------------------------------------------
+
+
+def read_runs(path: Path) -> pd.DataFrame:
+    """Reads runs.csv: a row for each round, the final scores in the last; none if it is absent."""
+    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
+
+
+def run_cells(
+    wanted: Mapping[str, Mapping[str, Command]],
+    seeds: Sequence[int],
+    path: Path,
+    progress: Progress,
+) -> pd.DataFrame:
+    """Runs what `path` lacks, references included, and returns all rows of these cells.
+
+    Args:
+      wanted: `{set: {row: command}}`.
+      seeds: Of the runs.
+      path: Of runs.csv.
+      progress: Where rounds are counted.
+
+    Raises:
+      ValueError: As `one_run`.
+    """
+    recorded = read_runs(path).dropna(subset="acc")
+    done = set(recorded[["set", "row", "seed"]].itertuples(index=False, name=None))
+    todo = {
+        (dataset, name): [seed for seed in seeds if (dataset, name, seed) not in done]
+        for dataset, rows in wanted.items()
+        for name in (*rows, ALL_VIEWS)
+    }
+    left = {
+        f"{dataset}, {name}": command.rounds * len(todo[dataset, name])
+        for dataset, rows in wanted.items()
+        for name, command in rows.items()
+    }
+    for dataset, rows in wanted.items():
+        for name, command in rows.items():
+            if not todo[dataset, name]:
+                continue
+            job, kind = runner.prepare(command), f"{dataset}, {name}"
+            steps = Steps(job.make, job.hyperparams, job.federation)
+            for seed in todo[dataset, name]:
+                progress.expect(left)
+                rounds = one_run(job, steps, seed, progress, kind)[0]
+                left[kind] -= command.rounds
+                append_rows(path, [_flat(dataset, name, seed, row) for row in rounds])
+                acc, seconds = rounds[-1]["acc"], rounds[-1]["seconds"]
+                progress.write(f"{kind}, seed {seed}: ACC {acc:.3f}, {seconds:.0f} s")
+            jax.clear_caches()  # programs of many settings would exhaust the memory maps
+        for seed in todo[dataset, ALL_VIEWS]:
+            of_set = runner.prepare(next(iter(rows.values())))
+            append_rows(path, [_flat(dataset, *found) for found in _references(of_set, seed)])
+    found = read_runs(path)
+    names = [(d, name) for d, rows in wanted.items() for name in (*rows, *REFERENCES)]
+    mine = pd.MultiIndex.from_frame(found[["set", "row"]]).isin(names)
+    return found[mine & found["seed"].isin(seeds)]
+
+
+def one_run(
+    job: Job, steps: Steps, seed: int, progress: Progress, kind: str
+) -> tuple[list[dict[str, Any]], RunState]:
+    """Runs until the last round, or until the method finds its own end.
+
+    Args:
+      job: The row, with its data, which are the same for all seeds.
+      steps: Its programs.
+      seed: Of the run.
+      progress: Where rounds are counted.
+      kind: Under which name.
+
+    Returns:
+      What runs.csv holds of each round, and the state after the last.
+
+    Raises:
+      ValueError: Graphs have become NaN or infinite.
+    """
+    began, key = time.perf_counter(), jax.random.key(seed)
+    problem, federation = job.problems[0], job.federation.without_labels()
+    rows: list[dict[str, Any]] = []
+    try:
+        state = steps.start(federation, key)
+        state, _ = steps.setup(federation, key, state)
+        while len(rows) < job.command.rounds and not (rows and steps.is_done(state)):
+            state, info = steps.one_round(federation, key, state, len(rows))
+            losses = {"client_loss": losses_of(info, federation)["loss"]}
+            rows.append({"round": len(rows) + 1} | losses | hooks.HOOKS.columns(info, problem))
+            progress.done(kind)
+    except (RuntimeError, ValueError) as error:  # jax's, with the host's words in it
+        if "graphs: got NaN" not in str(error):
+            raise
+        raise ValueError(
+            f"{kind}, round {len(rows) + 1}: graphs hold NaN or infinite entries; take smaller step"
+            " sizes"
+        ) from error
+    seconds = time.perf_counter() - began
+    rows = [row | {"seconds": seconds} for row in rows]
+    rows[-1] |= hooks.scores(problem.labels, np.asarray(state.server.clusters.labels))
+    return rows, state
+
+
+def _references(job: Job, seed: int) -> list[tuple[str, int, dict[str, Any]]]:
+    problem, k = job.problems[0], job.n_clusters
+    assert k is not None
+    every = {ALL_VIEWS: k_means(np.concatenate(problem.views, axis=1), k, seed)}
+    every |= {name: x[0][0] for name, x in hooks.references(problem, k, seed).items()}
+    return [
+        (name, seed, {"round": 1} | hooks.scores(problem.labels, labels))
+        for name, labels in every.items()
+    ]
+
+
+def _flat(dataset: str, name: str, seed: int, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of runs.csv; what is not known stays empty."""
+    cell = {"set": dataset, "row": name, "seed": seed} | dict(found)
+    return {column: "" if pd.isna(cell.get(column)) else cell[column] for column in COLUMNS}

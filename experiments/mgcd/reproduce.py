@@ -1,0 +1,114 @@
+"""Tables and figures of MGCD's paper, for `python -m experiments.reproduce --paper=mgcd`.
+
+--table=2 compares methods, 3 and 4 leave out losses and parts; --figure=3 draws maps, 4 each
+graph's scores by round, 5 convergence and weights. Every run is appended to runs.csv as it ends;
+give an unfinished job's file as --trials_file and what it holds is not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from experiments.lib import runner
+from experiments.lib.command import JobSettings, checked
+from experiments.lib.data import DataSettings
+from experiments.lib.progress import Progress
+from experiments.lib.study import check_table, parse_or_exit, write_summary
+from experiments.mgcd import tables
+from experiments.mgcd.runs import COLUMNS, cells, run_cells
+
+
+@dataclasses.dataclass(frozen=True)
+class ReproduceSettings:
+    """What of the paper is made.
+
+    Attributes:
+      paper: Whose tables.
+      table: Table: 2, 3 or 4.
+      figure: Figure: 3 (maps), 4 (graphs by round) or 5 (convergence, weights).
+      methods: Rows that are run, with ; for commas; empty: all.
+      sets: Sets of table 2; empty: all.
+      trials_file: Runs to begin with; new ones are appended to it.
+    """
+
+    paper: Literal["mgcd"] = "mgcd"
+    table: tuple[int, ...] = ()
+    figure: int | None = None
+    methods: tuple[str, ...] = ()
+    sets: tuple[str, ...] = ()
+    trials_file: str | None = None
+
+    def check(self) -> None:
+        """Checks what is asked for.
+
+        Raises:
+          ValueError: Not one table or figure that there is; a trials file of something else.
+          OSError: That file cannot be written.
+        """
+        one_table = self.figure is None and self.table in ((2,), (3,), (4,))
+        if not one_table and (self.table or self.figure not in (3, 4, 5)):
+            got = ",".join(map(str, self.table))
+            raise ValueError(
+                f"table: got {got!r} and figure {self.figure}; allowed for mgcd is one of the"
+                " tables 2, 3 and 4, or one of the figures 3, 4 and 5"
+            )
+        check_table("trials_file", self.trials_file, COLUMNS)
+
+
+_FLAGS = {ReproduceSettings: None, JobSettings: ("seed", "seeds"), DataSettings: ("data_dir",)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Makes the table or the figure that the command line asks for."""
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
+    asked: ReproduceSettings = checked(partial(study.read, ReproduceSettings))
+    seeds = checked(partial(study.read, JobSettings)).all_seeds
+    data_dir = study.read(DataSettings).data_dir
+    checked(asked.check)
+    table, figure = next(iter(asked.table), None), asked.figure
+    wanted = checked(partial(cells, table, figure, asked.sets, asked.methods, data_dir))
+    for rows in wanted.values():
+        checked(partial(runner.prepare, next(iter(rows.values()))))
+    label = f"figure{figure}" if figure else f"table{table}"
+    path = checked(partial(study.open, f"reproduce-mgcd-{label}"))
+    summary: dict[str, Any] = {"paper": "mgcd", "what": label, "seeds": seeds}
+    with Progress(study.folder.progress) as progress:
+        if figure == 3:
+            rows, seeds = wanted[tables.ABLATION_SET], seeds[:1]
+            found = checked(
+                partial(tables.figure_3, path / "figure3.png", rows, seeds[0], progress)
+            )
+            summary |= {"seeds": seeds, "acc": found}
+        else:
+            file = Path(asked.trials_file or path / "runs.csv")
+            runs = checked(partial(run_cells, wanted, seeds, file, progress))
+            summary["rows"] = report(table, figure, runs, len(seeds), path)
+    write_summary(path, summary)
+    print(f"\nwritten: {path}/")
+
+
+def report(
+    table: int | None, figure: int | None, runs: pd.DataFrame, n_seeds: int, path: Path
+) -> list[dict[str, Any]]:
+    """Prints, writes and draws a table or a figure; returns its rows."""
+    found = tables.summarise(runs, tables.published(table) if table else None)
+    print(f"\n{tables.text(found)}")
+    found.to_csv(path / "table.csv", index=False)
+    if table:
+        title = f"MGCD, table {table}, {n_seeds} seeds; bars without one are the paper's"
+        tables.draw_table(path / f"table{table}.png", found, title)
+    elif figure == 4:
+        tables.draw_figure_4(path / "figure4.png", runs)
+    else:
+        tables.draw_figure_5(path, runs)
+    return found.astype(object).where(found.notna(), None).to_dict("records")
+
+
+if __name__ == "__main__":
+    main()
