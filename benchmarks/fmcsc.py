@@ -25,7 +25,7 @@ from absl import app, flags, logging
 from benchmarks.machine import bandwidth_of, machine_peaks, peak_of, take_turns
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, fmcsc
-from jaxfedmvc.algorithms.fmcsc.model import features, init_model
+from jaxfedmvc.algorithms.fmcsc.networks import features, init_model
 from jaxfedmvc.algorithms.fmcsc.objective import (
     distillation_loss,
     multi_view_loss,

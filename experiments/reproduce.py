@@ -2,37 +2,40 @@
 
     python -m experiments.reproduce --paper=fmcsc --table=1 --seeds=5
 
-Each paper's module has the flags: `reproduce_fmcsc` for fmcsc, `reproduce_vertical` for vertcohirf
-and mgcd; `--paper=... --help` shows them.
+Each paper's package has flags of its own: `--paper=fmcsc --help` shows them.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from experiments import base
+from absl import logging
 
-_MODULES = {
-    "fmcsc": "reproduce_fmcsc",
-    "mgcd": "reproduce_vertical",
-    "vertcohirf": "reproduce_vertical",
-}
+from experiments.lib.command import checked, value_of
 
 
-def module_of(argv: Sequence[str]) -> ModuleType:
-    """Imports the module of the paper that `argv` asks for, and with it its flags.
+def main_of(arguments: Sequence[str]) -> Callable[[Sequence[str]], None]:
+    """Returns `main` of the paper that is asked for.
 
     Raises:
       ValueError: An unknown paper, or a flagfile that cannot be read.
     """
-    asked = base.given(argv, "paper", "vertcohirf")
-    if asked not in _MODULES:
-        raise ValueError(f"paper: got {asked!r}; allowed are {', '.join(_MODULES)}")
-    return importlib.import_module(f"experiments.{_MODULES[asked]}")
+    papers = sorted(path.parent.name for path in Path(__file__).parent.glob("*/reproduce.py"))
+    asked = value_of(arguments, "paper", "vertcohirf")
+    if asked not in papers:
+        raise ValueError(f"paper: got {asked!r}; allowed are {', '.join(papers)}")
+    return importlib.import_module(f"experiments.{asked}.reproduce").main
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Makes the table or figure that the command line asks for."""
+    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    checked(lambda: main_of(arguments))(arguments)
 
 
 if __name__ == "__main__":
-    base.launch(base.checked(lambda: module_of(sys.argv)).main)
+    main()

@@ -1,15 +1,21 @@
-"""FMCSC's tables and figures as rows of settings; `fmcsc_tables` reads their runs.
+"""FMCSC's tables and figures as rows of settings; `tables` reads their runs.
 
-A row is a federation (set, ratio, ...) and a setting, given by flags of `experiments.fmcsc` as
-text; `sweep_setup` makes groups of runs of them, so that all seeds of a row, and all rows that
-differ in traced numbers alone, share a program. Nothing here runs anything.
+A row is a federation (set, ratio, ...) and a setting, both as a parsed command line: the preset's
+flagfiles, then what the table varies, then what the user gave. Nothing here runs anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from experiments.lib import settings
+from experiments.lib.command import Command, JobSettings, parse
+from experiments.lib.data import DataSettings, HorizontalSettings
+from jaxfedmvc.data import parse_ratio
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -42,6 +48,8 @@ LOCAL = "local FMCSC"
 ALONE = "k-means, each client alone"
 POOLED = "k-means, raw views pooled"
 REFERENCES = {"local": LOCAL, "alone": ALONE, "pooled": POOLED}
+# The sets that the paper shows a figure on, where it does not show all.
+_SETS = {"figure2": ("mnist_usps",), "figure3": ("mnist_usps",), "figure4b": ("multi_fashion",)}
 
 
 class Row(NamedTuple):
@@ -51,34 +59,116 @@ class Row(NamedTuple):
       set: As `data.load` takes it.
       x: What varies besides the method: the ratio, a share, a number of clients.
       name: Of the method or preset.
-      flags: Of `experiments.fmcsc`, as text.
-      algorithm: "fmcsc", or the reference `LOCAL` or `ALONE`.
+      command: What is run for it.
     """
 
     set: str
     x: str
     name: str
-    flags: dict[str, str]
-    algorithm: str = "fmcsc"
+    command: Command
 
     @property
     def columns(self) -> dict[str, str]:
         """What names the row's runs in runs.csv."""
         return {"set": self.set, "x": self.x, "row": self.name}
 
-
-# --- Presets --------------------------------------------------------------------------------------
-
-
-def flags_of(path: Path) -> dict[str, str]:
-    """The flags of a flagfile, without comments."""
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    pairs = [line.removeprefix("--").split("=", 1) for line in lines if line.startswith("--")]
-    return {name: value for name, value in pairs}
+    def with_flags(self, *arguments: str, **names: str) -> Row:
+        """Returns a row with further flags, under other names."""
+        command = parse([*self.command.arguments, *arguments])
+        return self._replace(command=command, **names)
 
 
-def preset(name: str, dataset: str, quick: bool) -> dict[str, str]:
-    """Flags of a preset on a set.
+@dataclasses.dataclass(frozen=True)
+class ReproduceSettings:
+    """What of the paper is made.
+
+    Attributes:
+      paper: Whose tables.
+      table: Table of the paper.
+      figure: Figure: 2 temperatures, 3 maps with and without consensus, 4a samples and 4b number of
+        clients, 4c privacy, 6 losses, 7 label skew; bytes is ACC against traffic, not in the paper.
+      datasets: Some of mnist_usps, bdgp, multi_fashion, nuswide; none: those of the paper's figure,
+        or the first three.
+      ratios: Of table 1, clients with all views : clients with one; none: all three, with --quick
+        1:1.
+      presets: paper, best, or both; none: for table 1 and bytes both, for the others best.
+      references: Of table 1: local, alone, pooled.
+      quick: The same on the digits with narrow networks: a few minutes on a CPU.
+      readme: File that table 1 is written into, too, between its marks.
+      runs_file: Files runs.csv of earlier jobs: shown anew, nothing is run.
+      batch: Runs that go together; auto: as memory allows, see --dry_run.
+      dry_run: Say what would be run, and what it takes, and end.
+    """
+
+    paper: Literal["fmcsc"] = "fmcsc"
+    table: Literal["1", "2", "3", "5"] | None = None
+    figure: Literal["2", "3", "4a", "4b", "4c", "6", "7", "bytes"] | None = None
+    datasets: tuple[str, ...] | None = None
+    ratios: tuple[str, ...] | None = None
+    presets: tuple[str, ...] | None = None
+    references: tuple[str, ...] = tuple(REFERENCES)
+    quick: bool = False
+    readme: str | None = None
+    runs_file: tuple[str, ...] = ()
+    batch: str = "auto"
+    dry_run: bool = False
+
+    @property
+    def what(self) -> str:
+        """Name of the table or figure."""
+        return f"table{self.table}" if self.table else f"figure{self.figure}"
+
+    def resolved(self) -> ReproduceSettings:
+        """Returns the settings with what was not given filled in.
+
+        Raises:
+          ValueError: Not one table or one figure, or names or ratios that there are not.
+        """
+        for ratio in self.ratios or ():
+            parse_ratio(ratio)
+        if (self.table is None) == (self.figure is None):
+            raise ValueError("table: give either --table or --figure")
+        if not set(self.references) <= set(REFERENCES):
+            got = ",".join(self.references)
+            raise ValueError(f"references: got {got!r}; allowed are {', '.join(REFERENCES)}")
+        both = self.what in ("table1", "figurebytes")
+        usual = {
+            "datasets": ("digits",) if self.quick else _SETS.get(self.what, tuple(SETS)[:3]),
+            "ratios": ("1:1",) if self.quick else RATIOS,
+            "presets": ("paper", "best") if both else ("best",),
+        }
+        missing = {name: value for name, value in usual.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
+
+
+class Request(NamedTuple):
+    """What was asked for.
+
+    Attributes:
+      settings: Nothing of which is left to defaults.
+      flags: Flags of runs on the command line, name -> "--name=value", which go before any preset.
+    """
+
+    settings: ReproduceSettings
+    flags: Mapping[str, str]
+
+    def row(self, dataset: str, x: str, name: str, **changes: Any) -> Row:
+        """Returns a row of one of the presets, with these flags changed.
+
+        Raises:
+          ValueError: The command line gives one of them, too; but for the number of rounds, which
+            a table may be read after.
+        """
+        if twice := sorted((changes.keys() & self.flags.keys()) - {"rounds"}):
+            what = self.settings.what
+            raise ValueError(f"{twice[0]}: {what} gives it values of its own; leave it out")
+        varied = [f"--{flag}={value}" for flag, value in changes.items()]
+        files = preset(name, dataset, self.settings.quick)
+        return Row(dataset, x, name, parse([*files, *varied, *self.flags.values()]))
+
+
+def preset(name: str, dataset: str, quick: bool) -> list[str]:
+    """Returns the flagfiles of a preset on a set, as arguments.
 
     Args:
       name: "paper" or "best".
@@ -90,195 +180,125 @@ def preset(name: str, dataset: str, quick: bool) -> dict[str, str]:
     """
     if name not in ("paper", "best"):
         raise ValueError(f"presets: got {name!r}; allowed are paper, best")
-    own = PRESETS / f"fmcsc_{dataset}.flags"
     if dataset not in (*SETS, "digits"):
         raise ValueError(f"datasets: got {dataset!r}; allowed are {', '.join(SETS)}, digits")
-    flags = flags_of(own)
+    files = [dataset]
     if name == "best":
-        flags |= flags_of(PRESETS / "fmcsc_best.flags")
-        # Epochs of a round, which the paper sets per set, too.
-        if (of_set := PRESETS / f"fmcsc_best_{dataset}.flags").exists():
-            flags |= flags_of(of_set)
-    return flags | (flags_of(PRESETS / "fmcsc_quick.flags") if quick else {})
+        # Epochs of a round last, which the paper sets per set, too.
+        files += ["best", f"best_{dataset}"]
+    paths = [PRESETS / f"{file}.flags" for file in [*files, *["quick"] * quick]]
+    return [f"--flagfile={path}" for path in paths if path.exists()]
 
 
 # --- Rows -----------------------------------------------------------------------------------------
 
 
-class Wish(NamedTuple):
-    """What was asked for.
-
-    Attributes:
-      what: "table1", "figure4a" and so on.
-      sets: Of `SETS`.
-      ratios: Of table 1.
-      presets: "paper", "best".
-      references: Of table 1, some of `REFERENCES`.
-      quick: See `preset`.
-      flags: Flags given on the command line, which go before any preset.
-    """
-
-    what: str
-    sets: Sequence[str]
-    ratios: Sequence[str]
-    presets: Sequence[str]
-    references: Sequence[str]
-    quick: bool
-    flags: Mapping[str, str]
-
-    def row(self, dataset: str, x: str, name: str, **flags: Any) -> Row:
-        """A row of one of the presets, with these flags changed.
-
-        Raises:
-          ValueError: The command line gives one of them, too; but for the number of rounds, which
-            a table may be read after.
-        """
-        told = {key: str(value) for key, value in flags.items()}
-        if twice := sorted((told.keys() & self.flags.keys()) - {"rounds"}):
-            raise ValueError(f"{twice[0]}: {self.what} gives it values of its own; leave it out")
-        kept = preset(name, dataset, self.quick) | told | dict(self.flags)
-        return Row(dataset, x, name, kept)
+# What is varied one value at a time: its flag, and values, those of --quick after them.
+_VARIED: dict[str, tuple[str, tuple, tuple]] = {
+    # .9 of the digits' four clients of a kind leaves nobody out.
+    "table3": ("participation", (0.5, 0.7, 0.9), (0.5, 0.7)),
+    "figure3": ("components", ("BCD", "ABCD"), ("BCD", "ABCD")),
+    "figure4a": ("samples_per_client", (50, 100, 150, 200), (40, 80, 150)),
+    "figure4b": ("n_clients", (12, 24, 48, 100), (6, 12, 24)),
+    "figure7": ("dirichlet", (5, 50, 500), (5, 50, 500)),
+}
 
 
-def rows(wish: Wish) -> list[Row]:
-    """The rows of what was asked for, of all that is made of runs.
+def rows(request: Request) -> list[Row]:
+    """Returns the rows of what was asked for.
 
     Raises:
       ValueError: An unknown set or preset, or nothing is left to run.
     """
-    makers = {
-        "table1": _table_1,
-        "table2": _table_2,
-        "table3": _table_3,
-        "figure2": _figure_2,
-        "figure4a": _figure_4a,
-        "figure4b": _figure_4b,
-        "figure4c": _figure_4c,
-        "figure7": _figure_7,
-        "figurebytes": _figure_bytes,
-        "figure3": _figure_3,
-        "figure6": _presets,
-        "table5": _presets,
-    }
-    if not wish.presets and wish.what != "table1":
+    asked = request.settings
+    if asked.what == "table1":
+        if not (found := list(_table_1(request))):
+            raise ValueError(
+                "presets: got none, and no ratios or no local or alone among references"
+            )
+        return found
+    if not asked.presets:
         raise ValueError("presets: got none; allowed are paper, best")
-    if not (found := list(makers[wish.what](wish))):
-        raise ValueError("presets: got none, and no ratios or no local or alone among references")
-    return found
+    presets = asked.presets[-1:] if asked.what == "figure3" else asked.presets
+    cells = itertools.product(asked.datasets, presets)
+    return [row for dataset, name in cells for row in _of_preset(request, dataset, name)]
+
+
+def _of_preset(request: Request, dataset: str, name: str) -> Iterator[Row]:
+    """Yields the rows of everything but table 1, on one set with one preset."""
+    what, quick = request.settings.what, request.settings.quick
+    if what in _VARIED:
+        flag, *values = _VARIED[what]
+        for value in values[quick]:
+            yield request.row(dataset, str(value), name, **{flag: value})
+    elif what == "table2":
+        # C is what partial clients do in the rounds: without them it can neither help nor harm.
+        for item in ABLATIONS:
+            letters, _, protocol = item.partition(", ")
+            yield request.row(dataset, item, name, components=letters, **_PROTOCOLS[protocol])
+    elif what == "figure2":
+        yield from _figure_2(request, dataset, name)
+    elif what == "figure4c":
+        yield from _figure_4c(request, dataset, name)
+    else:  # figure 6, table 5 and bytes: the preset as it is
+        more = {"rounds": 10 if quick else 50} if what == "figurebytes" else {}
+        yield request.row(dataset, "1:1", name, **more)
 
 
 # Rounds of `best` in table 1: it is read after the paper's 5, and after these.
 _MORE_ROUNDS = 10
 
 
-def _table_1(wish: Wish) -> Iterator[Row]:
-    for dataset in wish.sets:
-        for ratio in wish.ratios:
-            for name in wish.presets:
-                more = {"rounds": _MORE_ROUNDS} if name == "best" and not wish.quick else {}
-                yield wish.row(dataset, ratio, name, ratio=ratio, **more)
-            local = wish.row(dataset, ratio, (wish.presets or ["best"])[-1], ratio=ratio)
-            for name in (LOCAL, ALONE):
-                if name in wish.references:
-                    yield local._replace(name=name, algorithm=name, flags=dict(local.flags))
+def _table_1(request: Request) -> Iterator[Row]:
+    asked = request.settings
+    for dataset, ratio in itertools.product(asked.datasets, asked.ratios):
+        for name in asked.presets:
+            more = {"rounds": _MORE_ROUNDS} if name == "best" and not asked.quick else {}
+            yield request.row(dataset, ratio, name, ratio=ratio, **more)
+        like = request.row(dataset, ratio, (asked.presets or ["best"])[-1], ratio=ratio)
+        if "local" in asked.references:
+            yield like.with_flags("--algorithm=local_fmcsc", name=LOCAL)
+        if "alone" in asked.references:
+            yield like._replace(name=ALONE, command=_alone(like.command))
 
 
-def _table_2(wish: Wish) -> Iterator[Row]:
-    """C is what partial clients do in the rounds: without them it can neither help nor harm."""
-    for dataset in wish.sets:
-        for name in wish.presets:
-            for item in ABLATIONS:
-                letters, _, protocol = item.partition(", ")
-                yield wish.row(dataset, item, name, components=letters, **_PROTOCOLS[protocol])
+def _alone(command: Command) -> Command:
+    """Returns k-means of each client on the data of a command: its own settings are no preset's."""
+    groups = (DataSettings, HorizontalSettings, JobSettings)
+    shared = {s.flag for group in groups for s in settings.settings_of(group)} - {"rounds"}
+    lines = settings.flag_lines(command.flags, set(command.flags) - shared)
+    return parse(["--algorithm=local_kmeans", *lines])
 
 
-def _table_3(wish: Wish) -> Iterator[Row]:
-    """.9 of the digits' four clients of a kind leaves nobody out."""
-    shares = ("0.5", "0.7") if wish.quick else ("0.5", "0.7", "0.9")
-    for dataset in wish.sets:
-        for name in wish.presets:
-            for share in shares:
-                yield wish.row(dataset, share, name, participation=share)
-
-
-def _figure_2(wish: Wish) -> Iterator[Row]:
+def _figure_2(request: Request, dataset: str, name: str) -> Iterator[Row]:
     """tau_p is partial clients': it is left as it is where they stay out of the rounds."""
-    values = TEMPERATURES[::2] if wish.quick else TEMPERATURES
-    for dataset in wish.sets:
-        for name in wish.presets:
-            flags = wish.row(dataset, "", name).flags
-            idle = flags.get("partial_rounds") == "false"
-            for tau_m in values:
-                for tau_p in (flags.get("tau_p", "0.5"),) if idle else values:
-                    yield wish.row(dataset, f"{tau_m} {tau_p}", name, tau_m=tau_m, tau_p=tau_p)
-
-
-def _varied(wish: Wish, flag: str, values: Sequence[Any]) -> Iterator[Row]:
-    for dataset in wish.sets:
-        for name in wish.presets:
-            for value in values:
-                yield wish.row(dataset, str(value), name, **{flag: value})
-
-
-def _figure_4a(wish: Wish) -> Iterator[Row]:
-    values = (40, 80, 150) if wish.quick else (50, 100, 150, 200)
-    return _varied(wish, "samples_per_client", values)
-
-
-def _figure_4b(wish: Wish) -> Iterator[Row]:
-    return _varied(wish, "n_clients", (6, 12, 24) if wish.quick else (12, 24, 48, 100))
-
-
-def _figure_7(wish: Wish) -> Iterator[Row]:
-    return _varied(wish, "dirichlet", (5, 50, 500))
-
-
-def _figure_3(wish: Wish) -> Iterator[Row]:
-    for dataset in wish.sets:
-        for letters in ("BCD", "ABCD"):
-            yield wish.row(dataset, letters, wish.presets[-1], components=letters)
-
-
-def _presets(wish: Wish) -> Iterator[Row]:
-    for dataset in wish.sets:
-        for name in wish.presets:
-            yield wish.row(dataset, "1:1", name)
-
-
-def _figure_bytes(wish: Wish) -> Iterator[Row]:
-    for dataset in wish.sets:
-        for name in wish.presets:
-            yield wish.row(dataset, "1:1", name, rounds=10 if wish.quick else 50)
+    values = TEMPERATURES[::2] if request.settings.quick else TEMPERATURES
+    flags = request.row(dataset, "", name).command.flags
+    idle = not flags["partial_rounds"].value
+    for tau_m, tau_p in itertools.product(values, [flags["tau_p"].value] if idle else values):
+        yield request.row(dataset, f"{tau_m} {tau_p}", name, tau_m=tau_m, tau_p=tau_p)
 
 
 # L1 norm that a client's update is scaled down to where epsilon is to mean something.
 _CLIP = 10.0
 
 
-def _figure_4c(wish: Wish) -> Iterator[Row]:
+def _figure_4c(request: Request, dataset: str, name: str) -> Iterator[Row]:
     """Laplace noise of scale 1 / epsilon, and noise that keeps what epsilon promises.
 
     The first is how the paper's figure can be read: it names neither a bound of the update nor the
     sum over rounds, and without these no epsilon follows from the noise. In the second, replacing
     a whole client changes an upload by 2 `_CLIP` in L1 at most, and epsilon is that of all uploads.
     """
-    epsilons = EPSILONS[:2] if wish.quick else EPSILONS
-    for dataset in wish.sets:
-        for name in wish.presets:
-            plain = wish.row(dataset, "inf", name, ratio="2:1")
-            yield plain
-            # Two of pre-training and a leader's, at most, and the exchanges of every round;
-            # centroids are not counted.
-            branched = plain.flags.get("partial_models") == "branch"
-            exchanges = 2 if plain.flags.get("target") == "global" and not branched else 1
-            leads = int(plain.flags.get("leader_epochs", 0)) > 0
-            uploads = 2 + leads + exchanges * int(plain.flags["rounds"])
-            for epsilon in epsilons:
-                noise = {"upload_noise": f"{1 / epsilon:.9g}"}
-                yield plain._replace(x=str(epsilon), flags=plain.flags | noise)
-            for epsilon in epsilons:
-                scale = 2 * _CLIP * uploads / epsilon
-                noise = {"upload_noise": f"{scale:.9g}", "upload_clip": str(_CLIP)}
-                yield plain._replace(
-                    x=str(epsilon), name=f"{name}, clipped", flags=plain.flags | noise
-                )
+    plain = request.row(dataset, "inf", name, ratio="2:1")
+    yield plain
+    # What a client sends at most, a leader's included; centroids are not counted.
+    command = plain.command
+    algorithm = command.method.make(command.config(1, 1), command.hyperparams())
+    uploads = len(algorithm.setup) + len(algorithm.round) * command.rounds
+    epsilons = EPSILONS[:2] if request.settings.quick else EPSILONS
+    for epsilon in epsilons:
+        yield plain.with_flags(f"--upload_noise={1 / epsilon:.9g}", x=str(epsilon))
+    for epsilon in epsilons:
+        noise = f"--upload_noise={2 * _CLIP * uploads / epsilon:.9g}", f"--upload_clip={_CLIP}"
+        yield plain.with_flags(*noise, x=str(epsilon), name=f"{name}, clipped")

@@ -1,260 +1,233 @@
-"""FMCSC's tables and figures: what is read from runs of `fmcsc_rows`, and how it is shown."""
+"""FMCSC's tables: what is read from the runs of `rows`, and how it is shown beside the paper's.
+
+Runs are a table as runs.csv holds it, all cells text. What is shown is a table with the columns
+`COLUMNS`: a line for each mean over seeds, and for each number of the paper.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from experiments import base, charts
-from experiments.fmcsc_rows import ABLATIONS, ALONE, LOCAL, SETS
-from experiments.sweep_runs import ROUNDS
+from experiments.fmcsc.rows import ABLATIONS, ALONE, LOCAL, SETS
+from experiments.lib import charts
+from experiments.lib.batches import ROUNDS
+from jaxfedmvc.files import write_text
 
 PUBLISHED = Path(__file__).parent / "published"
 METRICS = ("acc", "nmi", "ari")
+COLUMNS = ["set", "x", "row", "seeds", "megabytes"]
+COLUMNS += [name for metric in METRICS for name in (metric, f"{metric}_std")]
+_CELL = ["set", "x", "row"]
+# Groups of clients, and how they are called.
+KINDS = {"all": "", "multi_view": ": multi-view", "partial_view": ": single-view"}
 
-# Between these lines of the README stands table 1.
+Line = dict[str, Any]
+
+# Between these lines of a file stands table 1.
 _MARKS = ("<!-- results: begin -->", "<!-- results: end -->")
 
 
-# --- What is read from runs.csv -------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------
 
 
-def value(
-    row: Mapping[str, str], metric: str, group: str = "all", after: int | None = None
-) -> float:
-    """A score of a run, after the last round or after round `after`; NaN where there is none."""
-    name = f"{group}/pooled/{metric}"
-    if after is None:
-        return float(row[name])
-    numbers = row[ROUNDS + name].split()
-    return float(numbers[after - 1]) if after <= len(numbers) else float("nan")
+def read_runs(path: Path) -> pd.DataFrame:
+    """Reads runs.csv."""
+    return pd.read_csv(path, dtype=str)
 
 
-class Entry(NamedTuple):
-    """A line of a table: a mean and a deviation over seeds for each metric."""
-
-    set: str
-    x: str
-    name: str
-    seeds: int
-    scores: dict[str, tuple[float, float]]
-    bytes: float = float("nan")
-
-    def flat(self) -> dict[str, Any]:
-        """As a row of table.csv."""
-        flat: dict[str, Any] = {
-            "set": self.set,
-            "x": self.x,
-            "row": self.name,
-            "seeds": self.seeds or "",
-            "megabytes": "" if np.isnan(self.bytes) else round(self.bytes / 1e6, 1),
-        }
-        for metric, (mean, std) in self.scores.items():
-            flat |= {metric: mean, f"{metric}_std": "" if np.isnan(std) else std}
-        return flat
-
-    @classmethod
-    def of(cls, row: Mapping[str, str]) -> Entry:
-        """From a row of table.csv."""
-        nan = float("nan")
-        scores = {m: (float(row[m]), float(row[f"{m}_std"] or nan)) for m in METRICS}
-        size = float(row["megabytes"] or nan) * 1e6
-        return cls(row["set"], row["x"], row["row"], int(row["seeds"] or 0), scores, size)
+def read_lines(path: Path) -> pd.DataFrame:
+    """Reads a table with the columns `COLUMNS`."""
+    return pd.read_csv(path, dtype=dict.fromkeys(_CELL, str))
 
 
-def _of(runs: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], list]:
-    """Runs by row; those that failed are left out."""
-    found: dict[tuple[str, str, str], list] = {}
-    for run in runs:
-        if run["status"] == "ok":
-            found.setdefault((run["set"], run["x"], run["row"]), []).append(run)
-    return found
+def csv_text(table: pd.DataFrame) -> str:
+    """Returns a table with the columns `COLUMNS` as .csv."""
+    return table.round({"megabytes": 1}).astype({"seeds": "Int64"}).to_csv(index=False)
 
 
-def entry(
-    key: tuple[str, str, str],
-    runs: Sequence[Mapping[str, str]],
+def _published(name: str, index: list[str]) -> pd.DataFrame:
+    """Reads a table of the paper: scores as fractions, by the set's name and further columns."""
+    found = pd.read_csv(PUBLISHED / name, dtype=dict.fromkeys(index, str))
+    found["dataset"] = found["dataset"].map({title: key for key, title in SETS.items()})
+    if "metric" not in found:
+        found["metric"], found["value_percent"] = "acc", found["ACC_percent"]
+    values = [name for name in ("value_percent", "mean_percent", "std_percent") if name in found]
+    wide = found.assign(metric=found["metric"].str.lower()).pivot_table(
+        index=["dataset", *index], columns="metric", values=values, sort=False
+    )
+    ending = {"value_percent": "", "mean_percent": "", "std_percent": "_std"}
+    wide.columns = pd.Index([f"{metric}{ending[value]}" for value, metric in wide.columns])
+    return wide / 100
+
+
+# --- Lines ----------------------------------------------------------------------------------------
+
+
+def by_round(runs: pd.DataFrame, name: str, after: int) -> np.ndarray:
+    """Returns a column's number after round `after` of each run; NaN where there is none."""
+    return runs[ROUNDS + name].str.split().str[after - 1].astype(float).to_numpy()
+
+
+def statistics(scores: Mapping[str, np.ndarray]) -> Line:
+    """Returns mean and population deviation of each score; one seed has no spread."""
+    means = {name: np.mean(values) for name, values in scores.items()}
+    stds = {name: np.std(v) if len(v) > 1 else np.nan for name, v in scores.items()}
+    return means | {f"{name}_std": std for name, std in stds.items()}
+
+
+def mean_line(
+    runs: pd.DataFrame,
+    row: str,
     group: str = "all",
     after: int | None = None,
     way: str = "pooled",
-) -> Entry:
-    """Mean and population deviation over the seeds of a row."""
-    scores = {}
-    for metric in METRICS:
-        if way == "pooled":
-            values = [value(run, metric, group, after) for run in runs]
-        else:
-            values = [float(run[f"{group}/{way}/{metric}"]) for run in runs]
-        # One seed has no spread.
-        std = float(np.std(values)) if len(values) > 1 else float("nan")
-        scores[metric] = (float(np.mean(values)), std)
-    traffic = [
-        float(run[f"{ROUNDS}bytes"].split()[after - 1])
-        if after
-        else float(run["bytes_up"]) + float(run["bytes_down"])
-        for run in runs
+) -> Line:
+    """Returns a line of the table: the statistics of a row over its seeds.
+
+    Args:
+      runs: Of one row.
+      row: What the line is called.
+      group: Of clients.
+      after: Round; None: the last one.
+      way: "pooled" or "per_client".
+    """
+
+    def values(name: str) -> np.ndarray:
+        return by_round(runs, name, after) if after else runs[name].astype(float).to_numpy()
+
+    traffic = values("bytes") if after else values("bytes_up") + values("bytes_down")
+    line = {"set": runs["set"].iloc[0], "x": runs["x"].iloc[0], "row": row, "seeds": len(runs)}
+    line["megabytes"] = traffic.mean() / 1e6
+    return line | statistics({metric: values(f"{group}/{way}/{metric}") for metric in METRICS})
+
+
+def kind_lines(runs: pd.DataFrame, row: str, after: int | None = None) -> list[Line]:
+    """Returns the lines of a row: of all clients, of multi-view and of single-view ones."""
+    return [
+        mean_line(runs, f"{row}{kind} clients" if kind else row, group, after)
+        for group, kind in KINDS.items()
     ]
-    return Entry(*key, len(runs), scores, float(np.mean(traffic)))
 
 
-def published_1() -> dict[tuple[str, str, str], dict[str, tuple[float, float]]]:
-    """Table 1 of the paper, `{(set, ratio, method): {metric: (mean, std)}}`, as fractions."""
-    names = {title: name for name, title in SETS.items()}
-    found: dict[tuple[str, str, str], dict[str, tuple[float, float]]] = {}
-    for row in read(PUBLISHED / "fmcsc_table1.csv"):
-        key = (names[row["dataset"]], row["ratio_multi_single"], row["method"])
-        pair = (float(row["mean_percent"]) / 100, float(row["std_percent"]) / 100)
-        found.setdefault(key, {})[row["metric"].lower()] = pair
-    return found
+def _published_line(dataset: str, x: str, name: str, scores: pd.Series) -> Line:
+    return {"set": dataset, "x": x, "row": f"published: {name}"} | scores.to_dict()
 
 
-def table_1(runs: Sequence[Mapping[str, str]], references: Sequence[Entry]) -> list[Entry]:
-    """For each set and ratio the paper's row and the best other of it, then what was measured."""
-    paper = published_1()
-    measured = _of(runs)
-    result = []
-    for dataset, ratio in dict.fromkeys((s, x) for s, x, _ in measured):
-        of_cell = {m: v for (s, x, m), v in paper.items() if (s, x) == (dataset, ratio)}
-        if of_cell:
-            others = [m for m in of_cell if m != "FMCSC"]
-            best = max(others, key=lambda m: of_cell[m]["acc"][0])
-            for method in ("FMCSC", best):
-                result.append(Entry(dataset, ratio, f"published: {method}", 0, of_cell[method]))
-        for (s, x, name), of_row in measured.items():
-            if (s, x) != (dataset, ratio):
-                continue
-            last = min(int(run["rounds_made"]) for run in of_row)
+def rows_of(runs: pd.DataFrame) -> Iterator[tuple[tuple[str, str, str], pd.DataFrame]]:
+    """Yields the finished runs of each row, rows in the order of their first runs."""
+    return iter(runs[runs["status"] == "ok"].groupby(_CELL, sort=False))
+
+
+def _table(lines: list[Line]) -> pd.DataFrame:
+    return pd.DataFrame(lines, columns=COLUMNS)
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+def table_1(runs: pd.DataFrame, references: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Returns for each set and ratio the paper's line and the best other of it, then ours."""
+    paper = _published("table1.csv", ["ratio_multi_single", "method"])
+    lines: list[Line] = []
+    for (dataset, ratio), cell in runs[runs["status"] == "ok"].groupby(["set", "x"], sort=False):
+        if (dataset, ratio) in paper.index:
+            methods = paper.loc[dataset, ratio]
+            for method in ("FMCSC", methods["acc"].drop("FMCSC").idxmax()):
+                lines.append(_published_line(dataset, ratio, method, methods.loc[method]))
+        for name, mine in cell.groupby("row", sort=False):
             if name in (LOCAL, ALONE):
-                result.append(entry((s, x, name), of_row))
-                matched = (s, x, f"{name}, each matched by itself")
-                result.append(entry(matched, of_row, way="per_client"))
+                alone = mean_line(mine, f"{name}, each matched by itself", way="per_client")
+                lines += [mean_line(mine, name), alone]
                 continue
+            last = mine["rounds_made"].astype(int).min()
             for after in sorted({min(5, last), last}):
-                title = f"{name}, R = {after}"
-                result.append(entry((s, x, title), of_row, after=after))
-                for group, label in (("multi_view", "multi-view"), ("partial_view", "single-view")):
-                    key = (s, x, f"{title}: {label} clients")
-                    result.append(entry(key, of_row, group, after))
-        result += [e for e in references if (e.set, e.x) == (dataset, ratio)]
-    return result
+                lines += kind_lines(mine, f"{name}, R = {after}", after)
+        if references is not None:
+            here = (references["set"] == dataset) & (references["x"] == ratio)
+            lines += references[here].to_dict("records")
+    return _table(lines)
 
 
-def table_2(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
-    """The ablation, the paper's item beside ours."""
-    names = {title: name for name, title in SETS.items()}
-    paper: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
-    for row in read(PUBLISHED / "fmcsc_table2.csv"):
-        pair = (float(row["value_percent"]) / 100, float("nan"))
-        key = (names[row["dataset"]], row["components_kept"])
-        paper.setdefault(key, {})[row["metric"].lower()] = pair
-    result = []
-    for (dataset, letters, name), of_row in _of(runs).items():
-        if (dataset, letters) in paper:
-            scores = paper.pop((dataset, letters))
-            result.append(Entry(dataset, letters, f"published: {ABLATIONS[letters]}", 0, scores))
-        result.append(entry((dataset, letters, f"{name}: {ABLATIONS[letters]}"), of_row))
-    return sorted(
-        result, key=lambda e: (e.set, not e.name.startswith("published"), e.name.split(":")[0])
-    )
+def table_2(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the ablation, the paper's item beside ours."""
+    paper = _published("table2.csv", ["components_kept"])
+    lines = []
+    for (dataset, letters, name), mine in rows_of(runs):
+        if (dataset, letters) in paper.index:
+            scores = paper.loc[(dataset, letters)]
+            lines.append(_published_line(dataset, letters, ABLATIONS[letters], scores))
+            paper = paper.drop((dataset, letters))  # once for both presets
+        lines.append(mean_line(mine, f"{name}: {ABLATIONS[letters]}"))
+    table = _table(lines)
+    preset = table["row"].str.partition(":")[0]
+    order = table.assign(ours=preset != "published", preset=preset)
+    return table.loc[order.sort_values(["set", "ours", "preset"], kind="stable").index]
 
 
-def table_3(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
-    """Participation: clients that took part and clients that did not, the paper's beside ours.
+def table_3(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns participation: clients that took part and clients that did not, the paper's beside.
 
     A share is that of multi-view and of single-view clients, rounded, one client of every view at
     least: of few clients the two groups can differ in how many hold all views.
     """
-    names = {title: name for name, title in SETS.items()}
-    paper = {
-        (names[row["dataset"]], row["participation_rate"], row["client_type"]): float(
-            row["ACC_percent"]
-        )
-        / 100
-        for row in read(PUBLISHED / "fmcsc_table3.csv")
-    }
-    nan = float("nan")
-    result = []
-    for (dataset, share, name), of_row in _of(runs).items():
+    paper = _published("table3.csv", ["participation_rate", "client_type"])
+    lines = []
+    for (dataset, share, name), mine in rows_of(runs):
         for kind in ("participating", "non-participating"):
-            number = paper.pop((dataset, share, kind), None)
-            if number is not None:
-                scores = {"acc": (number, nan), "nmi": (nan, nan), "ari": (nan, nan)}
-                result.append(Entry(dataset, share, f"published: {kind}", 0, scores))
-            group = kind.replace("-", "_")
-            result.append(entry((dataset, share, f"{name}: {kind}"), of_row, group))
-    return result
+            if (place := (dataset, share, kind)) in paper.index:
+                lines.append(_published_line(dataset, share, kind, paper.loc[place]))
+                paper = paper.drop(place)
+            lines.append(mean_line(mine, f"{name}: {kind}", kind.replace("-", "_")))
+    return _table(lines)
 
 
-def plain(runs: Sequence[Mapping[str, str]]) -> list[Entry]:
-    """All rows after their last round, multi-view and single-view clients apart too."""
-    result = []
-    for (dataset, x, name), of_row in _of(runs).items():
-        result.append(entry((dataset, x, name), of_row))
-        for group, label in (("multi_view", "multi-view"), ("partial_view", "single-view")):
-            result.append(entry((dataset, x, f"{name}: {label} clients"), of_row, group))
-    return result
+def plain(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns all rows after their last round, multi-view and single-view clients apart too."""
+    return _table([line for key, mine in rows_of(runs) for line in kind_lines(mine, key[2])])
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of a .csv."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def of_one_colour(table: Sequence[Entry]) -> list[Entry]:
-    """Of table 1: the best other method is another one in every cell; a picture needs one name."""
-
-    def name(e: Entry) -> str:
-        is_other = e.name.startswith("published: ") and e.name != "published: FMCSC"
-        return "published: best other method" if is_other else e.name
-
-    return [e._replace(name=name(e)) for e in table]
-
-
-def short(table: Sequence[Entry]) -> list[Entry]:
-    """Of table 1, without the rows of one kind of clients."""
-    return [e for e in table if not e.name.endswith(" clients")]
+def short(table: pd.DataFrame) -> pd.DataFrame:
+    """Leaves the rows of one kind of clients out of table 1."""
+    return table[~table["row"].str.endswith(" clients")]
 
 
 # --- What is shown --------------------------------------------------------------------------------
 
 
-def _cell(score: tuple[float, float]) -> str:
-    mean, std = score
-    if np.isnan(mean):
-        return "-"
-    return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
+def shown(table: pd.DataFrame, x: str) -> pd.DataFrame:
+    """Returns a table as text, mean +- deviation and titles of sets; `x` heads its column."""
+
+    def score(mean: float, std: float) -> str:
+        if np.isnan(mean):
+            return "-"
+        return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
+
+    def number(value: float) -> str:
+        return "" if np.isnan(value) else f"{value:.0f}"
+
+    text = {"set": table["set"].map(lambda name: SETS.get(name, name)), x: table["x"]}
+    text |= {"": table["row"], "seeds": table["seeds"].map(number)}
+    for metric in METRICS:
+        pairs = zip(table[metric], table[f"{metric}_std"], strict=True)
+        text[metric.upper()] = [score(*pair) for pair in pairs]
+    return pd.DataFrame(text | {"MB": table["megabytes"].map(number)})
 
 
-def lines(table: Sequence[Entry]) -> Iterator[str]:
-    """The table for the terminal."""
-    width = max(len(e.name) for e in table) + 2
-    head = "".join(f"{m.upper():>16s}" for m in METRICS)
-    varied = max(len(e.x) for e in table) + 2
-    yield f"{'set':15s}{'':{varied}s}{'':{width}s}{'seeds':>6s}{head}{'MB':>10s}"
-    for e in table:
-        cells = "".join(f"{_cell(e.scores[m]):>16s}" for m in METRICS)
-        size = "" if np.isnan(e.bytes) else f"{e.bytes / 1e6:.0f}"
-        yield f"{e.set:15s}{e.x:{varied}s}{e.name:{width}s}{e.seeds or '':>6}{cells}{size:>10s}"
-
-
-def markdown(table: Sequence[Entry], x: str) -> str:
-    """The table in Markdown."""
-    text = [f"| set | {x} | | seeds | ACC | NMI | ARI | MB |", "|---|---|---|---|---|---|---|---|"]
-    for e in table:
-        cells = " | ".join(_cell(e.scores[m]) for m in METRICS)
-        size = "" if np.isnan(e.bytes) else f"{e.bytes / 1e6:.0f}"
-        title = SETS.get(e.set, e.set)
-        text.append(f"| {title} | {e.x} | {e.name} | {e.seeds or ''} | {cells} | {size} |")
-    return "\n".join(text) + "\n"
+def markdown(table: pd.DataFrame, x: str) -> str:
+    """Returns the table in Markdown."""
+    text = shown(table, x)
+    head = "| " + " | ".join(text.columns) + " |\n" + "|---" * text.shape[1] + "|\n"
+    body = "".join("| " + " | ".join(cells) + " |\n" for cells in text.to_numpy())
+    return head.replace("|  |", "| |") + body
 
 
 def around_marks(path: Path) -> tuple[str, str]:
-    """What stands before and after the marks of a file.
+    """Returns what stands before and after the marks of a file.
 
     Raises:
       ValueError, OSError: There are no marks, or the file cannot be read.
@@ -273,48 +246,49 @@ def write_between_marks(path: Path, text: str) -> None:
       ValueError, OSError: There are no marks, or the file cannot be written.
     """
     before, after = around_marks(path)
-    base.write(path, f"{before}{_MARKS[0]}\n{text}{_MARKS[1]}{after}")
+    write_text(path, f"{before}{_MARKS[0]}\n{text}{_MARKS[1]}{after}")
 
 
-def draw_bars(path: Path, table: Sequence[Entry], title: str) -> None:
-    """ACC and NMI, a group of bars for each set and x."""
-    shown = [e for e in table if "clients" not in e.name]
-    panels = {
-        metric.upper(): {
-            f"{SETS.get(s, s)}\n{x}": {
-                e.name: (e.scores[metric][0], float(np.nan_to_num(e.scores[metric][1])))
-                for e in shown
-                if (e.set, e.x) == (s, x) and not np.isnan(e.scores[metric][0])
+# --- Pictures -------------------------------------------------------------------------------------
+
+
+def draw_bars(path: Path, table: pd.DataFrame, title: str) -> None:
+    """Draws ACC and NMI, a group of bars for each set and x."""
+    drawn = table[~table["row"].str.contains("clients")]
+    # The best other method differs by cell, and a colour needs one name.
+    other = "published: (?!FMCSC$|.*participating$).*"
+    drawn = drawn.replace({"row": {other: "published: best other method"}}, regex=True)
+    panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
+    for metric in ("acc", "nmi"):
+        panel = panels.setdefault(metric.upper(), {})
+        for (dataset, x), mine in drawn.groupby(["set", "x"], sort=False):
+            known = mine[mine[metric].notna()].fillna({f"{metric}_std": 0.0})
+            panel[f"{SETS.get(dataset, dataset)}\n{x}"] = {
+                name: (mean, std)
+                for name, mean, std in known[["row", metric, f"{metric}_std"]].to_numpy()
             }
-            for s, x in dict.fromkeys((e.set, e.x) for e in shown)
-        }
-        for metric in ("acc", "nmi")
-    }
     charts.bars(path, panels, "score", title)
 
 
-def draw_lines(path: Path, table: Sequence[Entry], xlabel: str, title: str, log_x: bool) -> None:
-    """ACC against x for each set; x = inf is drawn as a level."""
+def draw_lines(path: Path, table: pd.DataFrame, xlabel: str, title: str, log_x: bool) -> None:
+    """Draws ACC against x for each set; x = inf is drawn as a level."""
     panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
-    for e in table:
-        mean, std = e.scores["acc"]
-        series = panels.setdefault(SETS.get(e.set, e.set), {})
-        series.setdefault(e.name, []).append((float(e.x), mean, std))
+    for (dataset, name), mine in table.groupby(["set", "row"], sort=False):
+        series = panels.setdefault(SETS.get(dataset, dataset), {})
+        points = zip(mine["x"].astype(float), mine["acc"], mine["acc_std"], strict=True)
+        series[name] = list(points)
     charts.lines(path, panels, xlabel, "ACC", title, log_x)
 
 
-_KINDS = (("all", ""), ("multi_view", ": multi-view"), ("partial_view", ": single-view"))
-
-
-def draw_bytes(path: Path, runs: Sequence[Mapping[str, str]], title: str) -> None:
-    """ACC after every round against all bytes that had travelled by then, for each set."""
+def draw_bytes(path: Path, runs: pd.DataFrame, title: str) -> None:
+    """Draws ACC after every round against all bytes that had travelled by then, for each set."""
     panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
-    for (dataset, _, name), of_row in _of(runs).items():
+    for (dataset, _, name), mine in rows_of(runs):
         series = panels.setdefault(SETS.get(dataset, dataset), {})
-        for group, label in _KINDS:
-            points = series.setdefault(name + label, [])
-            for r in range(int(of_row[0]["rounds_made"])):
-                acc = [value(run, "acc", group, r + 1) for run in of_row]
-                sent = float(of_row[0][f"{ROUNDS}bytes"].split()[r]) / 1e9
-                points.append((sent, float(np.mean(acc)), float(np.std(acc))))
+        for group, kind in KINDS.items():
+            series[name + kind] = [
+                (by_round(mine, "bytes", after)[0] / 1e9, acc.mean(), acc.std())
+                for after in range(1, int(mine["rounds_made"].iloc[0]) + 1)
+                for acc in [by_round(mine, f"{group}/pooled/acc", after)]
+            ]
     charts.lines(path, panels, "GB sent and received by all clients", "ACC", title, log_x=True)
