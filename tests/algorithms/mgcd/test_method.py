@@ -38,7 +38,7 @@ from jaxfedmvc.federation import Cohort, Federation
 
 K, N, ROUNDS = 3, 24, 4
 KEY = jax.random.key(3)
-HYPER = MGCDHyperparams(server_rate=1e-3, local_rate=1e-3)
+HYPER = MGCDHyperparams(lam=1.0, server_rate=1e-3, local_rate=1e-3)
 BASE = MGCDConfig(
     K,
     server="trained",
