@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import adjusted_rand_score
@@ -88,6 +89,23 @@ def test_vertical_agents_with_clusterers_of_their_own_find_the_six_clusters():
     names = run_blocks(DOCS / "how-to" / "vertical.md")
     truth = names["data"].load("multimodal").labels
     assert adjusted_rand_score(truth, names["result"].labels[0][0]) == 1.0
+
+
+def test_messages_under_masks_and_noise_still_cluster():
+    names = run_blocks(DOCS / "how-to" / "private-runs.md", lambda code: "noisy" in code)
+    (labels,), (truth,) = names["labels"], names["clients"].labels
+    real = np.asarray(truth) >= 0
+    assert adjusted_rand_score(np.asarray(truth)[real], np.asarray(labels)[real]) > 0.5
+
+
+def test_quantised_graphs_still_cluster():
+    names = run_blocks(DOCS / "how-to" / "private-runs.md", lambda code: "quantised" in code)
+    assert adjusted_rand_score(names["digits"].labels, names["labels"]) > 0.6
+
+
+def test_a_batch_of_tensors_is_decomposed_at_once(capsys):
+    run_blocks(DOCS / "methods" / "fedhk.md")
+    assert "(64, 6, 12, 3)" in capsys.readouterr().out
 
 
 def test_csv_becomes_a_data_set(tmp_path, monkeypatch):
