@@ -26,7 +26,7 @@ def traffic(
     ledgers: dict[str, list[Exchanged]] = {"setup": [], "round": [], "finish": []}
     n_clients = 0
 
-    def trace(key: jax.Array) -> None:
+    def trace(key: jax.Array, federation: Federation) -> None:
         nonlocal n_clients
         state = start(algorithm, federation, key, participation=participation)
         n_clients = sum(len(places) for places in state.participants)
@@ -34,7 +34,8 @@ def traffic(
             phases = getattr(algorithm, stage)
             state, _ = run_phases(phases, stage, federation, key, state, None, None, ledger)
 
-    jax.eval_shape(trace, jax.random.key(0))
+    # Traced, so that shapes suffice and data may be zeros that take no memory.
+    jax.eval_shape(trace, jax.random.key(0), federation)
     return {
         stage: total(ledger, n_clients if algorithm.peers else None)
         for stage, ledger in ledgers.items()

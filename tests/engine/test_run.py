@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfedmvc import engine
+from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms import FMCSCConfig, fmcsc
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine.phases import Traffic
 from jaxfedmvc.federation import Federation
@@ -719,3 +720,21 @@ def test_progress_adds_up_to_the_participants(share, chunk):
     }
     if chunk is not None:
         assert max(n for *_, n in calls) == chunk
+
+
+def test_traffic_needs_no_data():
+    """Zeros that take no memory will do, for a leader and for a part of the clients, too."""
+    rng = np.random.default_rng(0)
+    views = [rng.normal(size=(40, d)) for d in (3, 2)]
+    parts = data.hybrid_partition(0, n_samples=40, n_views=2, n_clients=4, ratio=(1, 1))
+    real = Federation.from_arrays(views, partition=parts)
+    empty = real.replace(
+        cohorts=tuple(
+            c.replace(views=tuple(np.broadcast_to(np.float32(0), v.shape) for v in c.views))
+            for c in jax.device_get(real.cohorts)
+        )
+    )
+    method = fmcsc(FMCSCConfig(2, hidden=(), latent_dim=2, head_hidden=2))
+    for share in (1.0, 0.5):
+        found = engine.traffic(method, empty, participation=share)
+        assert found == engine.traffic(method, real, participation=share)
