@@ -29,7 +29,7 @@ from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
 from experiments.lib.study import parse_or_exit
-from jaxfedmvc import data
+from jaxfedmvc import checks, data
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc, releases
 from jaxfedmvc.data.dataset import Dataset
 from jaxfedmvc.engine import batching
@@ -100,9 +100,7 @@ class StudySettings:
                 raise ValueError(f"{name}: got {unknown}; allowed are {', '.join(allowed)}")
         if not self.study_parts:
             raise ValueError(f"study_parts: got none; allowed are {', '.join(PARTS)}")
-        for name in ("study_clients", "max_rounds", "batch"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}: got {value}; allowed is 1 or more")
+        checks.at_least(self, 1, "study_clients", "max_rounds", "batch")
 
 
 _FLAGS = {StudySettings: None, DataSettings: ("data_dir", "scale"), JobSettings: ("seed", "seeds")}
@@ -276,7 +274,9 @@ def finished_runs(rows: Sequence[Mapping[str, Any]], n_clients: int) -> pd.DataF
     return runs[[*_CELL, "seed"]].assign(**numbers)
 
 
-def pooled_runs(settings: StudySettings, sets: Mapping[str, Dataset], seeds: list[int]) -> Any:
+def pooled_runs(
+    settings: StudySettings, sets: Mapping[str, Dataset], seeds: list[int]
+) -> pd.DataFrame:
     """Returns k-means on all samples in one place, views scaled to equal weight, as such lines."""
     rows = []
     for name in settings.study_sets if "methods" in settings.study_parts else ():
