@@ -168,7 +168,7 @@ def _draw_boxes(path: Path, dataset: str, trials: pd.DataFrame) -> None:
     alone = groups.pop(LOCAL, [])
     if groups:
         plots.boxes(
-            path / f"boxes_{STEMS[dataset]}.png",
+            path / f"boxes_{Path(STEMS[dataset]).stem}.png",
             groups,
             {"local k-means": float(np.median(alone))} if alone else {},
             "ARI",

@@ -1,0 +1,204 @@
+"""VertCoHiRF's tables: what is searched, what is read from trials, and one end to end."""
+
+from unittest import mock
+
+import chex
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import metrics
+
+from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
+from experiments.vertcohirf import reproduce, tables, trials
+from jaxfedmvc.data.vertical import vertical_partition
+from jaxfedmvc.federation import Federation
+from tests.helpers import binaries
+
+COMMON = ("--compilation_cache=", "--noprogress")
+
+
+def launch(*arguments):
+    return binaries.launch(reproduce.main, *COMMON, *arguments)
+
+
+def trial(method, ari, silhouette, search="random:any"):
+    scores = {"ARI": ari, "Silhouette": silhouette}
+    return {"dataset": "coil-20", "method": method, "seed": 0, "search": search} | scores
+
+
+def test_table_by_hand():
+    """Tuned takes the best agent-mean of the score, unsupervised that of the silhouette."""
+    found = [
+        trial(trials.LOCAL, [0.4, 0.2, 0.3], [0.1, 0.1, 0.1]),
+        trial(trials.LOCAL, [0.1, 0.1, 0.1], [0.2, 0.2, 0.2]),
+        trial("Distr.KMeans", [0.6, 0.6, 0.6], [0.0, 0.0, 0.0]),
+        trial("Distr.KMeans", [0.5, 0.5, 0.5], [0.3, 0.3, 0.3]),
+        trial("Distr.KMeans", [0.9, 0.9, 0.9], [0.0, 0.0, 0.0], "tpe:Silhouette"),
+    ]
+    table = tables.table("coil-20", "ARI", pd.DataFrame(found)).set_index("method")
+    assert list(table.index) == [trials.LOCAL, "Distr.KMeans"]
+    row = table.loc["Distr.KMeans"]
+    np.testing.assert_allclose(row["tuned_mean"], 0.6)
+    np.testing.assert_allclose(row["tuned_diff"], np.median([0.2, 0.4, 0.3]))
+    np.testing.assert_allclose(row["unsupervised_mean"], 0.5)
+    np.testing.assert_allclose(row["unsupervised_diff"], 0.4)
+    assert row["seeds"] == 1 and np.isfinite(row["paper_mean"])
+    (line,) = (x for x in tables.text(table.reset_index()).splitlines() if "Distr" in x)
+    assert line.split()[1:5] == ["0.600", "+-", "0.000", "+0.300"]
+
+
+def test_a_method_alone_has_no_difference():
+    found = pd.DataFrame([trial("DPFMPS", [0.6, 0.6], [0.0, 0.0])])
+    table = tables.table("coil-20", "Silhouette", found)
+    assert np.isnan(table["tuned_diff"]).all() and "-" in tables.text(table)
+
+
+@pytest.mark.parametrize("kind", ["random", "tpe"])
+def test_searches_keep_to_their_space_and_to_their_seed(kind):
+    if kind == "tpe":
+        pytest.importorskip("optuna", reason="the extra hpo is not installed")
+    space = {"n_clusters": (2, 5, True), "feature_share": (0.1, 1.0, False)}
+
+    def ask():
+        search = trials.Search(kind, space, 0, "ARI")
+        first = search.ask(3)
+        search.tell([{"ARI": [float(p["n_clusters"])], "Silhouette": [0.0]} for p in first])
+        return first + search.ask(2)
+
+    settings = ask()
+    assert settings == ask() and len(settings) == 5
+    for p in settings:
+        assert p["n_clusters"] in range(2, 6) and isinstance(p["n_clusters"], int)
+        assert 0.1 <= p["feature_share"] <= 1.0
+
+
+def test_trials_of_one_set_do_not_stand_for_another(tmp_path, monkeypatch):
+    """Two sets in one file; a killed TPE search goes on as if it had not been."""
+    pytest.importorskip("optuna", reason="the extra hpo is not installed")
+    ran = []
+
+    def evaluate(federation, key, params):
+        ran.append(len(params))
+        return [[np.arange(6)[None] % p["n_clusters"]] * 2 for p in params]
+
+    views = np.random.default_rng(0).normal(size=(2, 6, 2))
+    federation = Federation.from_arrays(
+        list(views), np.arange(6) % 2, partition=vertical_partition(6, 2)
+    )
+    problem = Problem(federation, list(views), np.arange(6) % 2, np.arange(6))
+    monkeypatch.setattr(trials, "evaluator", lambda *_: evaluate)
+    settings = trials.SearchSettings(4, 2, "tpe", 5, (trials.LOCAL,))
+    path, progress = tmp_path / "trials.csv", mock.Mock()
+
+    def search(*sets):
+        return trials.run_trials(sets, settings, [0], lambda *_: problem, path, progress)
+
+    found, whole = search("coil-20", "shuttle"), path.read_text()
+    assert ran == [2] * 8 and len(found) == 16
+    assert progress.expect.call_args.args[0] == {
+        f"coil-20, {trials.LOCAL}": 8,
+        f"shuttle, {trials.LOCAL}": 8,
+    }
+    path.write_text("".join(whole.splitlines(keepends=True)[:-2]))
+    assert len(search("shuttle")) == 8
+    assert path.read_text() == whole and ran == [2] * 9
+    assert progress.expect.call_args.args[0] == {f"shuttle, {trials.LOCAL}": 2}
+
+
+def test_published_tables_are_complete():
+    for dataset, metric in tables.TABLES.values():
+        rows = trials.methods(dataset).values()
+        assert {row.published for row in rows} == set(tables.published(dataset, metric).index)
+
+
+@pytest.mark.parametrize("dataset", ["coil-20", "nursery", "garber-2001"])
+def test_settings_at_both_ends_of_every_space_are_valid(dataset):
+    for row in trials.methods(dataset, max_local=5).values():
+        for end in (0, 1):
+            row.make({name: bounds[end] for name, bounds in row.space.items()})
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Three groups in eight features, in place of a set of the paper."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(45) % 3
+    path = tmp_path / "toy.npz"
+    np.savez(path, view_0=rng.normal(size=(45, 8)) + 9 * np.eye(3, 8)[labels], labels=labels)
+    monkeypatch.setitem(trials.STEMS, "chowdary-2006", str(path))
+    return path
+
+
+def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
+    file = tmp_path / "trials.csv"
+    arguments = (
+        "--table=7",
+        "--search_trials=2",
+        "--search_batch=2",
+        "--seeds=1",
+        f"--methods={trials.LOCAL},VertCoHiRF(kmeans)",
+        "--max_local_clusters=3",
+        f"--trials_file={file}",
+    )
+    code, out, err = launch(*arguments, f"--output_dir={tmp_path / 'one'}")
+    assert code == 0, err
+    assert "chowdary-2006, ARI" in out and "0.060 +- 0.000" in out  # the paper's
+    before = file.read_text()
+    assert len(trials.read_trials(file)) == 4
+    code, again, _ = launch(*arguments, f"--output_dir={tmp_path / 'two'}")
+    assert code == 0 and file.read_text() == before
+    assert again.splitlines()[1:6] == out.splitlines()[1:6]
+    assert {path.name for path in (tmp_path / "two").iterdir()} == {
+        "boxes_toy.png",
+        "flags.txt",
+        "summary.json",
+        "tables.csv",
+    }
+    other = [a.replace("trials=2", "trials=4").replace("batch=2", "batch=4") for a in arguments]
+    code, _, err = launch(*other, f"--output_dir={tmp_path / 'three'}")
+    assert code == 2 and "holds another search" in err
+
+
+def test_every_way_to_run_settings_gives_each_agent_its_clusters(toy, monkeypatch):
+    """A program for all, one for each, and arrays that shrink between rounds agree."""
+    problem = load_agents(DataSettings(str(toy)), VerticalSettings(agents=2), seed=0)
+    hidden, key = problem.federation.without_labels(), jax.random.key(0)
+
+    def run(row, **changes):
+        params = [{name: bounds[0] for name, bounds in row.space.items()}] * 2
+        params[1] = params[1] | {"n_clusters": 3}
+        return trials.evaluator(row._replace(**changes), 45)(hidden, key, params)
+
+    baseline = trials.methods("coil-20")[trials.LOCAL]
+    together = run(baseline)
+    chex.assert_trees_all_equal(together, run(baseline, static=True))
+    assert [[x.shape for x in labels] for labels in together] == [[(1, 45)] * 2] * 2
+    found = trials.scores(problem, together[1])
+    for agent, (view, (labels,)) in enumerate(zip(problem.views, together[1], strict=True)):
+        ari = metrics.adjusted_rand_score(problem.labels, labels)
+        np.testing.assert_allclose(found["ARI"][agent], ari)
+        own = metrics.silhouette_score(view, labels)
+        np.testing.assert_allclose(found["Silhouette"][agent], own)
+    monkeypatch.setattr(trials, "_MAX_REPETITIONS", 2)
+    row = trials.vertcohirf_row("kmeans", None, 3)
+    monkeypatch.setattr(trials, "_COMPACT_ABOVE", 45)
+    together = run(row)
+    monkeypatch.setattr(trials, "_COMPACT_ABOVE", 10)
+    chex.assert_trees_all_equal(together, run(row))
+
+
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--table=4", "table: got '4'; allowed are 1 and 5 to 16"),
+        ("--figure=2", "figure: got 2"),
+        ("--methods=SVM", "methods: got 'SVM'"),
+        ("--seed=0", "give either --table or --figure"),
+        ("--table=5 --figure=5", "give either --table or --figure"),
+    ],
+)
+def test_reproduce_refuses(flag, line):
+    more = ["--table=5"] if "methods" in flag else []
+    code, _, err = launch(*more, *flag.split())
+    assert code == 2 and line in err
