@@ -1,7 +1,7 @@
 """Federated multi-view clustering in JAX.
 
 Read `algorithm.py` (the two types that every method is made of), then a method under
-`algorithms/`, then `engine.py`, which runs it.
+`algorithms/`, then `engine/run.py`, which runs it.
 """
 
 from jaxfedmvc import data, engine

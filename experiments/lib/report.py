@@ -125,8 +125,10 @@ class Report:
             yield self._table(way)
         self._draw(last)
         summary = self._summary(traffic) | facts
-        up, down = (sum(getattr(t, d) for t in traffic.values()) for d in ("up", "down"))
-        yield f"\na run of one round: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down, all clients"
+        run = {"setup": 1, "round": self.command.rounds, "finish": 1}
+        up, down = (sum(n * getattr(traffic[s], d) for s, n in run.items()) for d in ("up", "down"))
+        most = f"a run of {self.command.rounds} rounds, all clients"
+        yield f"\n{most}: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"

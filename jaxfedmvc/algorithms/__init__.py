@@ -43,13 +43,13 @@ from jaxfedmvc.algorithms.vertcohirf import (
 # A new method is one file and one line here.
 METHODS: dict[str, Method] = {
     "coreset_kmeans": Method(
-        coreset_kmeans, CoresetKMeansConfig, CoresetKMeansHyperparams, "vertical", "", 0
+        coreset_kmeans, CoresetKMeansConfig, CoresetKMeansHyperparams, "vertical", "huang2022", 0
     ),
     "distr_kmeans": Method(
-        distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "", 0
+        distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "ding2016", 0
     ),
-    "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "", 0),
-    "dpfmps_p2est": Method(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "", 0),
+    "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0),
+    "dpfmps_p2est": Method(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
     "fedhk_parafac2": Method(
         fedhk_parafac2, Parafac2Config, FedHKHyperparams, "horizontal", "sinaga2025", 50
