@@ -165,14 +165,14 @@ def test_every_way_to_run_settings_gives_each_agent_its_clusters(toy, monkeypatc
     problem = load_agents(DataSettings(str(toy)), VerticalSettings(agents=2), seed=0)
     hidden, key = problem.federation.without_labels(), jax.random.key(0)
 
-    def run(row, **changes):
-        params = [{name: bounds[0] for name, bounds in row.space.items()}] * 2
-        params[1] = params[1] | {"n_clusters": 3}
-        return trials.evaluator(row._replace(**changes), 45)(hidden, key, params)
+    def run(row, *ks):
+        least = {name: bounds[0] for name, bounds in row.space.items()}
+        params = [least | {"n_clusters": k} for k in ks]
+        return trials.evaluator(row, 45)(hidden, key, params)
 
     baseline = trials.methods("coil-20")[trials.LOCAL]
-    together = run(baseline)
-    chex.assert_trees_all_equal(together, run(baseline, static=True))
+    together = run(baseline, 2, 3)
+    chex.assert_trees_all_equal(together[1:], run(baseline._replace(static=True), 3))
     assert [[x.shape for x in labels] for labels in together] == [[(1, 45)] * 2] * 2
     found = trials.scores(problem, together[1])
     for agent, (view, (labels,)) in enumerate(zip(problem.views, together[1], strict=True)):
@@ -182,10 +182,9 @@ def test_every_way_to_run_settings_gives_each_agent_its_clusters(toy, monkeypatc
         np.testing.assert_allclose(found["Silhouette"][agent], own)
     monkeypatch.setattr(trials, "_MAX_REPETITIONS", 2)
     row = trials.vertcohirf_row("kmeans", None, 3)
-    monkeypatch.setattr(trials, "_COMPACT_ABOVE", 45)
-    together = run(row)
+    together = run(row, 3)
     monkeypatch.setattr(trials, "_COMPACT_ABOVE", 10)
-    chex.assert_trees_all_equal(together, run(row))
+    chex.assert_trees_all_equal(together, run(row, 3))
 
 
 @pytest.mark.parametrize(
