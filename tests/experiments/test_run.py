@@ -266,7 +266,7 @@ BAD = {
     "more than all take part": (["--participation=1.5"], "participation: got"),
     "three shares": (["--participation=1,1,1"], "participation: got '1.0,1.0,1.0'"),
     "share of words": (["--participation=half"], "participation=half"),
-    "a mesh of runs": (["--mesh=sweep:1,clients:3"], "mesh"),
+    "a mesh of rows": (["--mesh=rows:2"], "mesh: got 'rows:2'"),
 }
 
 
