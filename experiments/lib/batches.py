@@ -293,7 +293,7 @@ class Program:
 
 def free_bytes() -> int:
     """Returns the memory that a program may take: of the accelerator, else of this machine."""
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     try:

@@ -133,7 +133,11 @@ def _values(name: str, text: str) -> list[str]:
     numbers = _SPACED[scale](first, last, n)
     if scale == "lin":  # what is left of a zero after rounding
         numbers[np.abs(numbers) < 1e-13 * np.max(np.abs(numbers))] = 0.0
-    return [_written(x) for x in numbers]
+    texts = [_written(x) for x in numbers]
+    whole = [text.lstrip("-").isdecimal() for text in texts]
+    # Some flags take 1 for something else than 1.0: numbers of one range are of one kind.
+    ending = "" if all(whole) else ".0"
+    return [text + ending * is_whole for text, is_whole in zip(texts, whole, strict=True)]
 
 
 def _written(number: float) -> str:

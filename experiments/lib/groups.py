@@ -20,6 +20,7 @@ from experiments.lib.data import count_classes, partitioned
 from experiments.lib.references import internal_scores
 from jaxfedmvc import data
 from jaxfedmvc.engine import batching, mesh
+from jaxfedmvc.engine.steps import as_number
 from jaxfedmvc.metrics import host
 
 # The same set is asked for once for every program.
@@ -36,7 +37,8 @@ def groups_of(
 ) -> list[Group]:
     """Groups commands by program: alike in method, data, job and the method's static settings.
 
-    A number that is switched off (None) is another program than a number.
+    A number that is switched off (None) is another program than a number, and so is a whole number
+    where it means something else than a fraction.
 
     Args:
       commands: Any methods, on any data.
@@ -51,7 +53,8 @@ def groups_of(
     for i, (command, hyper) in enumerate(zip(commands, hyperparams, strict=True)):
         traced = {"algorithm", *flags_of(command.method.hyperparams), *flags_of(FolderSettings)}
         static = [(name, command.flags[name].value) for name in command.flags if name not in traced]
-        key = (command.name, tuple(sorted(static)), jax.tree.structure(hyper))
+        kinds = tuple(as_number(number).dtype for number in jax.tree.leaves(hyper))
+        key = (command.name, tuple(sorted(static)), jax.tree.structure(hyper), kinds)
         together.setdefault(key, []).append(i)
     return [
         _group(

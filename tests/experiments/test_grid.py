@@ -24,8 +24,10 @@ def test_ranges_are_numbers_of_twelve_digits_with_both_ends():
     log, lin = grid.parse("lr=log(1e-4, 1e-2, 3); tau=lin(-0.1,0.5,7)")
     assert log == Axis("lr", ("0.0001", "0.001", "0.01"), "log")
     # 0.0 and 0.3 are 2.8e-17 and 0.30000000000000004 before they are rounded.
-    assert lin.scale == "lin" and lin.values == ("-0.1", "0", "0.1", "0.2", "0.3", "0.4", "0.5")
+    assert lin.scale == "lin" and lin.values == ("-0.1", "0.0", "0.1", "0.2", "0.3", "0.4", "0.5")
     assert grid.parse("a=log(1,10,3)")[0].values[1] == "3.16227766017"
+    # Whole numbers are written as such where all are: a flag may take 1 for another thing than 1.0.
+    assert grid.parse("a=lin(0.5,1,2)")[0].values == ("0.5", "1.0")
     assert grid.parse("a=lin(1,0,2)") == [Axis("a", ("1", "0"), "lin")]
 
 

@@ -4,7 +4,9 @@ import csv
 import json
 import os
 import re
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -162,6 +164,16 @@ def test_numbers_that_are_off_are_another_program():
     assert batches.Program(found[0]).compilations == 0
 
 
+def test_whole_numbers_that_mean_something_else_are_another_program():
+    values = ("0.5", "1", "1.0")
+    commands = [
+        parse([f"--feature_share={v}", "--dataset=digits"], algorithm="vertcohirf") for v in values
+    ]
+    found = groups.groups_of(commands, [{"feature_share": v} for v in values])
+    columns = [[column["feature_share"] for column in group.columns] for group in found]
+    assert columns == [["0.5", "1.0"], ["1"]]  # shares, and a number of features
+
+
 @pytest.mark.parametrize(
     ("algorithm", "more", "traced", "static"),
     [
@@ -187,6 +199,30 @@ def test_vertical_methods_are_swept_alike(toy, tmp_path, algorithm, more, traced
     assert summary["compilations_here"] == 2
     assert all(0.3 < float(row["acc"]) <= 1 for row in rows)
     assert all(3 <= float(row["clusters"]) <= 40 for row in rows)
+
+
+def test_two_processes_make_the_runs_of_one(toy, tmp_path):
+    job = (
+        *("--algorithm=local_kmeans", "--n_clients=4", "--ratio=1:0", "--noprogress"),
+        *(*toy, "--grid=limit=5,20", "--seeds=3", "--batch=4"),
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        together = (f"--coordinator=127.0.0.1:{free.getsockname()[1]}", "--num_processes=2")
+    mesh = ("--mesh=sweep:2", *together, f"--output_dir={tmp_path / 'two'}")
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(binaries.alone, "experiments.sweep", *job, *mesh, f"--process_id={i}")
+            for i in range(2)
+        ]
+    for done in both:
+        assert done.result()[0] == 0, done.result()[2]
+    code, _, err = launch(*job, f"--output_dir={tmp_path / 'one'}")
+    assert code == 0, err
+    for one, two in zip(*(rows_of(tmp_path / n / "runs.csv") for n in ("one", "two")), strict=True):
+        assert one.keys() == two.keys() and one["limit"] == two["limit"]
+        for name in one.keys() - {"status"}:
+            assert float(one[name]) == pytest.approx(float(two[name]), nan_ok=True, abs=1e-5)
 
 
 # --- Bad input ------------------------------------------------------------------------------------
