@@ -58,7 +58,7 @@ SHORT, REPEATS = 10.0, 3  # seconds; what takes less is repeated
 
 
 def blobs(seed: int, n: int, widths: Sequence[int]) -> tuple[list[Any], Any]:
-    """Views [n, d_v] of clusters in `RANK` dimensions, a little noise on top; labels [n]."""
+    """Draws views [n, d_v] of clusters in `RANK` dimensions, a little noise on top; labels [n]."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -77,7 +77,7 @@ def blobs(seed: int, n: int, widths: Sequence[int]) -> tuple[list[Any], Any]:
 
 
 def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
-    """The program, and the seconds that compilation took."""
+    """Compiles a function; returns the program and the seconds that it took."""
     import jax
 
     began = time.perf_counter()
@@ -86,7 +86,7 @@ def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> t
 
 
 def median_seconds(call: Callable[[], Any]) -> float:
-    """Median wall time of several calls; of one, if it takes long. The first warms up."""
+    """Times several calls, or one if it takes long; the median, without the first to warm up."""
     import jax
     import numpy as np
 
@@ -99,13 +99,13 @@ def median_seconds(call: Callable[[], Any]) -> float:
 
 
 def memory_mb(field: str, of: str = "self/status") -> float:
-    """Resident memory of this process, now ("VmRSS") or at its peak ("VmHWM"); Linux only."""
+    """Reads resident memory of this process, now ("VmRSS") or at its peak ("VmHWM"); Linux only."""
     lines = Path("/proc", of).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e6
 
 
 def available_gb() -> float:
-    """Memory that the machine can give now; Linux only."""
+    """Returns the memory that the machine can give now; Linux only."""
     return memory_mb("MemAvailable", "meminfo") / 1e3
 
 
@@ -113,27 +113,27 @@ def available_gb() -> float:
 
 
 def measure_run(case: dict[str, Any]) -> dict[str, Any]:
-    """Seconds, memory, bytes and accuracy of one point."""
+    """Measures seconds, memory, bytes and accuracy of one point."""
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from scipy.optimize import linear_sum_assignment
 
     from jaxfedmvc import engine
     from jaxfedmvc.algorithms.mgcd import MGCDConfig, graph, mgcd
     from jaxfedmvc.algorithms.mgcd.affinity import clusters
-    from jaxfedmvc.algorithms.mgcd.model import predicted_bytes
+    from jaxfedmvc.algorithms.mgcd.sizes import predicted_bytes
     from jaxfedmvc.federation import Federation
+    from jaxfedmvc.metrics import host
 
     config = MGCDConfig(
         CLUSTERS,
         server=case["server"],
         server_epochs=1,
         dense=case["transport"] == "dense",
-        memory_limit=case["limit_gb"] * 1e9,
-    )
+        memory_limit=case["limit_gb"],
+    ).resolved()
     predicted = predicted_bytes(config, case["n"], case["view_dims"])
-    if predicted > config.memory_limit:
+    if predicted > config.memory_limit * 1e9:
         return {"refused_GB": predicted / 1e9, "limit_GB": case["limit_gb"]}
     views, labels = blobs(case["seed"], case["n"], case["view_dims"])
     federation = Federation.from_agents([(np.arange(case["n"]), view) for view in views])
@@ -146,7 +146,7 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
         return engine.assign(algorithm, federation, state)[0][0]
 
     def clients(federation: Any, key: Any, state: Any) -> list[Any]:
-        """What both clients send, and their losses."""
+        """Returns what both clients send, and their losses."""
         sent = phase.broadcast(state.server, ())
         first = jax.tree.map(lambda x: x[0], (state.clients, federation.cohorts))
         return [phase.client(key, sent, *of)[1:] for of in zip(*first, strict=True)]
@@ -179,10 +179,10 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
 
     round_seconds = median_seconds(call)
     found = np.asarray(assigning(federation, key, state, r))
-    table = np.zeros((CLUSTERS, CLUSTERS))
-    np.add.at(table, (labels, found), 1)
     peak = memory_mb("VmHWM")
 
+    everyone = np.ones((1, case["n"]), bool)
+    (table,) = host.client_tables(labels[None], found[None], everyone, (CLUSTERS, CLUSTERS))
     account = a_round.memory_analysis()
     # The state is donated: its result lies where the argument was.
     reserved = account.temp_size_in_bytes + account.output_size_in_bytes
@@ -206,7 +206,7 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
         "up_MB": up,
         "down_MB": down,
         "rounds": int(r),
-        "acc": table[linear_sum_assignment(table, maximize=True)].sum() / case["n"],
+        "acc": host.table_scores(table)["acc"],
         "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
     }
 
@@ -215,7 +215,7 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def padded(tree: Any, shapes: Any) -> Any:
-    """Every array with zeros at the end of its axes, up to the shapes of another tree.
+    """Adds zeros at the end of every array's axes, up to the shapes of another tree.
 
     A parameter that starts at zero, and whose input or target is zero, has no gradient: it stays
     zero, and the others learn as they would without it.
@@ -230,7 +230,7 @@ def padded(tree: Any, shapes: Any) -> Any:
 
 
 def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
-    """Seconds an epoch, compilation, FLOPs and results of both ways, which take turns."""
+    """Measures seconds an epoch, compilation, FLOPs and results of both ways, which take turns."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -239,7 +239,8 @@ def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
     from jaxfedmvc.algorithms.mgcd.client import pretrain
     from jaxfedmvc.algorithms.mgcd.model import init_autoencoder
 
-    config = MGCDConfig(CLUSTERS, encoder="deep", hidden=tuple(case["hidden"]), pretrain_epochs=1)
+    hidden = tuple(case["hidden"])
+    config = MGCDConfig(CLUSTERS, encoder="deep", hidden=hidden, pretrain_epochs=1).resolved()
     widths, widest = case["widths"], max(case["widths"])
     views = [jnp.asarray(view) for view in blobs(case["seed"], case["n"], widths)[0]]
     key = jax.random.key(case["seed"])
@@ -308,7 +309,7 @@ def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_process(case: dict[str, Any]) -> dict[str, Any]:
-    """One measurement, in a fresh process."""
+    """Makes one measurement in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.mgcd", f"--measure={json.dumps(case)}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -333,7 +334,7 @@ COLUMNS = [
 
 
 def row(case: dict[str, Any], m: dict[str, Any]) -> str:
-    """A line of the first table."""
+    """Returns a line of the first table."""
     name = f"{case['n']:6d} {case['transport']:8s} {case['server']:8s}"
     if "refused_GB" in m:
         return f"{name}  refused: {m['refused_GB']:.1f} GB predicted, of {m['limit_GB']:.1f} GB"

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ REPEATS = 3
 
 
 def load(case: dict[str, Any]) -> tuple[list[Any], Any]:
-    """One array [n, p_a] for each agent, features dealt at random, and the labels."""
+    """Returns an array [n, p_a] for each agent, features dealt at random, and the labels."""
     import numpy as np
     from sklearn.datasets import make_blobs
 
@@ -73,40 +74,41 @@ def load(case: dict[str, Any]) -> tuple[list[Any], Any]:
 
 
 def ours(case: dict[str, Any], views: list[Any]) -> Callable[[], dict[str, Any]]:
-    """A run of the compacting engine."""
+    """Returns a run of the compacting engine."""
     import jax
     import numpy as np
 
     from jaxfedmvc import engine
-    from jaxfedmvc.algorithm import FederatedAlgorithm
-    from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf
-    from jaxfedmvc.clustering import local
+    from jaxfedmvc.algorithms.vertcohirf import (
+        VertCoHiRFConfig,
+        VertCoHiRFHyperparams,
+        vertcohirf,
+    )
     from jaxfedmvc.federation import Federation
 
-    if case["method"] == "kmeans":
-        step = LocalStep(
-            local.kmeans_method(CLUSTERS), feature_share=SHARE, repetitions=REPETITIONS
-        )
-    else:
-        step = LocalStep(local.dbscan_method(EPS, MIN_SAMPLES))
-    algorithm = vertcohirf(step, n_candidates=case["candidates"] or None)
-
-    def make(_: None) -> FederatedAlgorithm:
-        return algorithm
-
+    is_kmeans = case["method"] == "kmeans"
+    repetitions = REPETITIONS if is_kmeans else 1
+    config = VertCoHiRFConfig(CLUSTERS, base=(case["method"],), repetitions=repetitions)
+    hyperparams = VertCoHiRFHyperparams(
+        feature_share=SHARE if is_kmeans else 1.0,
+        n_candidates=case["candidates"] or None,
+        eps=EPS,
+        min_samples=MIN_SAMPLES,
+    )
+    make = partial(vertcohirf, config)
     ids = np.arange(len(views[0]))
     federation = Federation.from_agents([(ids, view) for view in views])
     key = jax.random.key(case["seed"])
 
     def run() -> dict[str, Any]:
-        result = engine.run_compacting(make, federation, key, MAX_ITER)
+        result = engine.run_compacting(make, federation, key, MAX_ITER, hyperparams=hyperparams)
         return {"labels": np.asarray(result.labels[0][0]), "n_iter": int(result.n_rounds)}
 
     return run
 
 
 def theirs(case: dict[str, Any], views: list[Any]) -> Callable[[], dict[str, Any]]:
-    """A run of the reference."""
+    """Returns a run of the reference."""
     from benchmarks import vertcohirf_reference as peer
 
     if case["method"] == "kmeans":
@@ -124,7 +126,7 @@ def theirs(case: dict[str, Any], views: list[Any]) -> Callable[[], dict[str, Any
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Seconds, memory and result of one case."""
+    """Measures seconds, memory and result of one case."""
     if case["cores"]:  # before the imports: they count the cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case["cores"]])
     import numpy as np
@@ -175,7 +177,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def peak_mb() -> float:
-    """Peak resident memory of this process so far; Linux counts KiB."""
+    """Returns the peak resident memory of this process so far; Linux counts KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
@@ -183,7 +185,7 @@ def peak_mb() -> float:
 
 
 def in_process(case: dict[str, Any]) -> dict[str, Any]:
-    """`measure`, in a fresh process."""
+    """Makes one measurement in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.vertcohirf", f"--measure={json.dumps(case)}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -192,7 +194,7 @@ def in_process(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def cases() -> list[dict[str, Any]]:
-    """What the flags ask for."""
+    """Returns the measurements that the flags ask for."""
     common = {
         "seed": FLAGS.seed,
         "cores": FLAGS.cores,
@@ -213,7 +215,7 @@ def cases() -> list[dict[str, Any]]:
 
 
 def machine() -> str:
-    """The processor's name and how many cores of it."""
+    """Names the processor, and how many cores of it are used."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -222,7 +224,7 @@ def machine() -> str:
 
 
 def row(case: dict[str, Any], who: str, m: dict[str, Any]) -> str:
-    """A line of the table."""
+    """Returns a line of the table."""
     listed = case["candidates"] or "all"
     name = f"{case['data']} {case['n']:8d} {case['method']:7s} N_s {listed!s:5s} {who:9s}"
     if "failed" in m:

@@ -60,7 +60,7 @@ def reference(
     candidates: Candidates | None = None,
     max_iter: int = 100,
 ) -> ReferenceResult:
-    """Algorithm 1.
+    """Runs algorithm 1.
 
     Args:
       views: One array [n, p_a] for each agent.
@@ -119,12 +119,12 @@ def noise_apart(labels: np.ndarray) -> np.ndarray:
 
 
 def strict_consensus(labels: np.ndarray) -> np.ndarray:
-    """Codes [m] of label rows [m, columns]: ranks of the distinct rows in lexicographic order."""
+    """Returns codes [m] of label rows [m, columns]: ranks of distinct rows, lexicographically."""
     return np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def relaxed_consensus(labels: np.ndarray, threshold: float) -> np.ndarray:
-    """Strict consensus of the columns that are left when those at odds with the rest are dropped.
+    """Drops the columns at odds with the rest, and returns the strict consensus of those left.
 
     As long as there are two columns or more: ARI_i compares the consensus of all with that of all
     but i; if the least is below the threshold h, its column (the first of equals) goes.
@@ -143,7 +143,7 @@ def relaxed_consensus(labels: np.ndarray, threshold: float) -> np.ndarray:
 
 
 def members_of(codes: np.ndarray) -> list[np.ndarray]:
-    """For each code the places of its members, ascending."""
+    """Returns for each code the places of its members, ascending."""
     order = np.argsort(codes, kind="stable")
     return np.split(order, np.cumsum(np.bincount(codes))[:-1])
 
@@ -157,7 +157,7 @@ def choose_medoid(
     iteration: int = 0,
     candidates: Candidates | None = None,
 ) -> int:
-    """Id of the candidate of least S(m) = sum_a rank_a(m), the first of equals.
+    """Returns the id of the candidate of least S(m) = sum_a rank_a(m), the first of equals.
 
     Args:
       views: One array [n, p_a] for each agent.
@@ -174,7 +174,7 @@ def choose_medoid(
 
 
 def mean_cosine(x: np.ndarray) -> np.ndarray:
-    """sum_i cos(x_i, x_j) / c for each of c rows [c, p]; a zero vector has cosine 0 with all.
+    """Computes sum_i cos(x_i, x_j) / c for each of c rows [c, p]; a zero vector has cosine 0.
 
     Two rows have the same sum by symmetry, whatever their angle: they score 1, or 0 if zero.
     """
@@ -184,7 +184,7 @@ def mean_cosine(x: np.ndarray) -> np.ndarray:
 
 
 def ranks(scores: np.ndarray) -> np.ndarray:
-    """Rank of each score, 0 the greatest; scores that are equal but for rounding rank by place."""
+    """Ranks scores, 0 the greatest; those that are equal but for rounding rank by place."""
     best_first = np.argsort(-np.round(scores / _STEP), kind="stable")
     rank = np.empty(len(scores), np.int64)
     rank[best_first] = np.arange(len(scores))
@@ -192,7 +192,7 @@ def ranks(scores: np.ndarray) -> np.ndarray:
 
 
 def random_candidates(n_candidates: int, seed: int) -> Candidates:
-    """N_s members of each cluster, or all if there are no more, drawn by all agents alike."""
+    """Draws N_s members of each cluster, or all if there are no more, alike for all agents."""
 
     def draw(iteration: int, members: np.ndarray) -> np.ndarray:
         if len(members) <= n_candidates:
@@ -215,7 +215,7 @@ def kmeans_step(
     seed: int,
     relaxed: float | None = None,
 ) -> Cluster:
-    """GetClusters with scikit-learn's k-means, one greedy k-means++ start each time."""
+    """Makes GetClusters with scikit-learn's k-means, one greedy k-means++ start each time."""
 
     def fit(x: np.ndarray, random_state: int) -> np.ndarray:
         clusterer = KMeans(min(n_clusters, len(x)), n_init=1, random_state=random_state)
@@ -234,7 +234,7 @@ def dbscan_step(
     seed: int = 0,
     relaxed: float | None = None,
 ) -> Cluster:
-    """GetClusters with scikit-learn's DBSCAN."""
+    """Makes GetClusters with scikit-learn's DBSCAN."""
 
     def fit(x: np.ndarray, random_state: int) -> np.ndarray:
         return DBSCAN(eps=eps, min_samples=min_samples).fit_predict(x)
@@ -249,7 +249,7 @@ def _local_step(
     seed: int,
     relaxed: float | None,
 ) -> Cluster:
-    """Consensus of R fits, each to max(1, int(q p)) features (min(q, p) for a whole number q)."""
+    """Makes the consensus of R fits to max(1, int(q p)) features, or min(q, p) for a whole q."""
 
     def step(agent: int, iteration: int, x: np.ndarray) -> np.ndarray:
         p = x.shape[1]
