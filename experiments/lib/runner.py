@@ -231,9 +231,12 @@ class _Runner:
     def run_all(self) -> list[str]:
         """Runs the seeds that are left; returns the last lines for the terminal."""
         command, write = self.job.command, self.progress.write
+        resumes = command.folder.resume
+        at = checked(self._reopened) if resumes else (*self._beginning(), [])
+        seed, made, state, rows = at
         write(self.job.federation.describe())
         self.steps.compile(self.progress.compiling)
-        seed, made, state = checked(self._reopened) if command.folder.resume else self._beginning()
+        self._show_again(rows)
         self._expect(seed, made, state)
         for seed_now, problem in zip(command.job.all_seeds, self.job.problems, strict=True):
             if seed_now >= seed:
@@ -362,29 +365,32 @@ class _Runner:
         }
         checkpoint.save(self.store, state, meta)
 
-    def _reopened(self) -> tuple[int, int, RunState | None]:
-        """Returns where the job of the folder stands, and shows its rounds until there.
+    def _reopened(self) -> tuple[int, int, RunState | None, list[dict[str, Any]]]:
+        """Returns where the job of the folder stands, and the rows of its rounds until there.
 
         Raises:
           ValueError: The checkpoint is damaged, or of another shape than this job's.
         """
-        (self.path / "rounds.csv").unlink(missing_ok=True)
         if not self.store.exists():
             (self.path / "labels.csv").unlink(missing_ok=True)
-            return self._beginning()
+            return (*self._beginning(), [])
         like = self.steps.state_shapes()
         state, meta = checkpoint.restore(self.store, like, any_shape=self.compacts)
         # Copies, as the programs give their memory away.
         state = jax.tree.map(jnp.array, state)._replace(
             participants=jax.tree.map(np.asarray, state.participants)
         )
-        for row in meta["rows"]:
-            self._show(row)
-            self.report.add_round(row)
         folder.keep_rows(self.path / "labels.csv", lambda table: table["seed"] < meta["seed"])
         self.report.references = meta["references"]
         self.report.seconds = meta["seconds"]
-        return meta["seed"], meta["made"], state
+        return meta["seed"], meta["made"], state, meta["rows"]
+
+    def _show_again(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Shows the rounds of a checkpoint; rounds.csv then holds these and no others."""
+        (self.path / "rounds.csv").unlink(missing_ok=True)
+        for row in rows:
+            self._show(row)
+            self.report.add_round(row)
 
     # --- The rest ---------------------------------------------------------------------------------
 

@@ -100,17 +100,18 @@ def run(asked: Study) -> None:
         scores = measured(settings, variants, seeds, path, progress)
     title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {len(seeds)} seeds"
     plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
-    summary = {name: interval(values) for name, values in scores.items()}
-    differences = {
-        name: interval(values - scores[HONEST]) for name, values in scores.items() if name != HONEST
-    }
+    found = summarise(settings.sigmas, scores)
     n = len(seeds)
     print(f"mean ARI over {n} seeds, +- half the 95 % confidence interval of the mean")
-    print(_text(summary, settings.sigmas, ".4f"))
+    print(_text(found["mean"].map("{:.4f}".format), found["half_width_95"]))
+    differences = found.dropna()
     print("\nattack minus no attack, paired by seed")
-    print(_text(differences, settings.sigmas, "+.4f"))
-    found = _by_sigma(settings.sigmas, summary, differences)
-    write_summary(path, {"seeds": seeds, "sigmas": settings.sigmas, "ari": found})
+    signed = differences["difference"].map("{:+.4f}".format)
+    print(_text(signed, differences["difference_half_width_95"]))
+    by_sigma: dict[str, dict[str, Any]] = {str(sigma): {} for sigma in settings.sigmas}
+    for (sigma, name), row in found.iterrows():
+        by_sigma[str(sigma)][name] = row.dropna().to_dict()
+    write_summary(path, {"seeds": seeds, "sigmas": settings.sigmas, "ari": by_sigma})
     print(f"\nwritten: {path}/ (trials.csv, summary.json, flags.txt, attack.png)")
 
 
@@ -187,38 +188,35 @@ def _ari(federations: Federation, labels: jax.Array) -> list[float]:
     return [host.table_scores(table)["ari"] for table in tables]
 
 
-def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes means [sigmas] and half the widths of their 95 % confidence intervals.
+def summarise(sigmas: Sequence[float], scores: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Returns means and half the widths of their 95 % confidence intervals, by Student's t.
 
     Args:
-      values: [seeds, sigmas]; Student's t.
+      sigmas: What was varied.
+      scores: For each variant the ARI [seeds, sigmas].
+
+    Returns:
+      A row for each sigma and variant; differences are to no attack, paired by seed.
     """
-    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values, axis=0)
-    return np.mean(values, axis=0), half
 
+    def interval(values: np.ndarray) -> tuple[float, float]:
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        return float(np.mean(values)), float(half)
 
-def _text(found: dict[str, Any], sigmas: Sequence[float], form: str) -> str:
-    cells = {
-        name: [f"{m:{form}} +- {h:.4f}" for m, h in zip(*pair, strict=True)]
-        for name, pair in found.items()
-    }
-    return pd.DataFrame(cells, index=pd.Index(sigmas, name="sigma")).to_string()
-
-
-def _by_sigma(
-    sigmas: Sequence[float], summary: dict[str, Any], differences: dict[str, Any]
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns `{sigma: {variant: numbers}}`, as summary.json holds them."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    rows: dict[tuple[float, str], dict[str, float]] = {}
     for s, sigma in enumerate(sigmas):
-        found[str(sigma)] = {}
-        for name, (mean, half) in summary.items():
-            row = {"mean": float(mean[s]), "half_width_95": float(half[s])}
-            if name in differences:
-                mean, half = differences[name]
-                row |= {"difference": float(mean[s]), "difference_half_width_95": float(half[s])}
-            found[str(sigma)][name] = row
-    return found
+        for name, values in scores.items():
+            mean, half = interval(values[:, s])
+            rows[sigma, name] = {"mean": mean, "half_width_95": half}
+            if name != HONEST:
+                mean, half = interval((values - scores[HONEST])[:, s])
+                rows[sigma, name] |= {"difference": mean, "difference_half_width_95": half}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["sigma", "variant"])
+
+
+def _text(means: pd.Series, halves: pd.Series) -> str:
+    cells = means + " +- " + halves.map("{:.4f}".format)
+    return cells.unstack(sort=False).rename_axis(None, axis=1).to_string()
 
 
 if __name__ == "__main__":

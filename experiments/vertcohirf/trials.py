@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -322,14 +323,42 @@ def scores(problem: Problem, labels: Sequence[np.ndarray]) -> dict[str, list[flo
 
 # --- trials.csv -----------------------------------------------------------------------------------
 
-COLUMNS = ("dataset", "method", "seed", "search", "params", "ARI", "Silhouette", "clusters")
+
+class Place(NamedTuple):
+    """What tells a search from others in trials.csv."""
+
+    dataset: str
+    method: str
+    seed: int
+    search: str
+
+
+_AS_JSON = ("params", *OBJECTIVES)
+COLUMNS = (*Place._fields, *_AS_JSON, "clusters")
+# Searches of one set, each with its row and what proposes its settings.
+Plan = dict[Place, tuple[Row, Search]]
 
 
 def read_trials(path: Path) -> pd.DataFrame:
     """Reads trials.csv, scores as lists; no rows if it is not there."""
     if not path.exists():
         return pd.DataFrame(columns=list(COLUMNS))
-    return pd.read_csv(path, converters=dict.fromkeys(("params", *OBJECTIVES), json.loads))
+    return pd.read_csv(path, converters=dict.fromkeys(_AS_JSON, json.loads))
+
+
+def plan(dataset: str, settings: SearchSettings, seeds: Sequence[int]) -> Plan:
+    """Returns the searches of a set; what they propose does not depend on which rows are run."""
+    rows = enumerate(methods(dataset, settings.max_local_clusters).items())
+    chosen = [item for item in rows if not settings.methods or item[1][0] in settings.methods]
+    return {
+        Place(dataset, name, seed, settings.name(name, objective)): (
+            row,
+            Search(settings.search, row.space, 1000 * seed + number, objective),
+        )
+        for seed in seeds
+        for number, (name, row) in chosen
+        for objective in settings.objectives()
+    }
 
 
 def run_trials(
@@ -356,83 +385,54 @@ def run_trials(
     Raises:
       ValueError: The file holds trials of another search by the same name.
     """
-    sets, recorded = list(sets), read_trials(path)
-    known = {
-        place: found.to_dict("records")
-        for place, found in recorded.groupby(["dataset", "method", "seed", "search"])
-    }
-    rows = {dataset: _rows(dataset, settings) for dataset in sets}
-    wanted = [
-        (dataset, name, seed, settings.name(name, objective))
-        for dataset in sets
-        for name in rows[dataset]
-        for seed in seeds
-        for objective in settings.objectives()
-    ]
+    plans = [plan(dataset, settings, seeds) for dataset in sets]
+    groups = read_trials(path).groupby(list(Place._fields))
+    known = {place: found.to_dict("records") for place, found in groups}
     left: collections.Counter[str] = collections.Counter()
-    for place in wanted:
-        left[f"{place[0]}, {place[1]}"] += settings.search_trials - len(known.get(place, ()))
+    for place in itertools.chain(*plans):
+        left[f"{place.dataset}, {place.method}"] += settings.search_trials - len(
+            known.get(place, ())
+        )
     progress.expect(left)
-    for dataset in sets:
+    load = functools.lru_cache(maxsize=1)(load)
+    for searches in plans:
         evaluate: dict[str, Evaluate] = {}
-        for seed in seeds:
-            problem = load(dataset, seed)
-            for name, (place, row) in rows[dataset].items():
-                if name not in evaluate:
-                    evaluate[name] = evaluator(row, len(problem.rows))
-                for objective in settings.objectives():
-                    search = settings.name(name, objective)
-                    propose = Search(settings.search, row.space, 1000 * seed + place, objective)
-                    names = {"dataset": dataset, "method": name, "seed": seed, "search": search}
-                    old = known.get(tuple(names.values()), [])
-                    _search(names, settings, propose, evaluate[name], problem, old, path, progress)
+        for place, (row, search) in searches.items():
+            problem = load(place.dataset, place.seed)
+            if place.method not in evaluate:
+                evaluate[place.method] = evaluator(row, len(problem.rows))
+            for start in range(0, settings.search_trials, settings.search_batch):
+                size = min(settings.search_batch, settings.search_trials - start)
+                params = search.ask(size)
+                found = known.get(place, [])[start : start + size]
+                if not found:
+                    found = _run_batch(problem, evaluate[place.method], place.seed, start, params)
+                    append_rows(path, [place._asdict() | _as_text(trial) for trial in found])
+                    progress.done(f"{place.dataset}, {place.method}", size)
+                elif [trial["params"] for trial in found] != params:
+                    raise ValueError(
+                        f"trials_file: {path} holds another search of {place.method}, seed"
+                        f" {place.seed}; give another file, or the same --search_trials and"
+                        " --search_batch"
+                    )
+                search.tell(found)
         jax.clear_caches()  # programs of one set serve no other
-    found = read_trials(path)
-    places = pd.MultiIndex.from_frame(found[["dataset", "method", "seed", "search"]])
-    return found[places.isin(wanted)]
+    trials = read_trials(path)
+    places = pd.MultiIndex.from_frame(trials[list(Place._fields)])
+    return trials[places.isin(list(itertools.chain(*plans)))]
 
 
-def _rows(dataset: str, settings: SearchSettings) -> dict[str, tuple[int, Row]]:
-    """Returns the rows that are asked for, with their places among all, which seed the searches."""
-    every = methods(dataset, settings.max_local_clusters)
-    return {
-        name: (place, row)
-        for place, (name, row) in enumerate(every.items())
-        if not settings.methods or name in settings.methods
-    }
+def _run_batch(
+    problem: Problem, evaluate: Evaluate, seed: int, start: int, params: list[Params]
+) -> list[dict[str, Any]]:
+    key = jax.random.fold_in(jax.random.key(seed), start)
+    found = evaluate(problem.federation.without_labels(), key, params)
+    return [
+        {"params": p, **scores(problem, labels)}
+        | {"clusters": max(len(np.unique(x)) for x in labels)}
+        for p, labels in zip(params, found, strict=True)
+    ]
 
 
-def _search(
-    names: dict[str, Any],
-    settings: SearchSettings,
-    propose: Search,
-    evaluate: Evaluate,
-    problem: Problem,
-    old: Sequence[dict[str, Any]],
-    path: Path,
-    progress: Progress,
-) -> None:
-    """Makes one search, but for the trials in `old`, and appends its batches to `path`."""
-    federation = problem.federation.without_labels()
-    for start in range(0, settings.search_trials, settings.search_batch):
-        size = min(settings.search_batch, settings.search_trials - start)
-        params, known = propose.ask(size), old[start : start + size]
-        if [row["params"] for row in known] == params:
-            propose.tell(known)
-            continue
-        if known:
-            raise ValueError(
-                f"trials_file: {path} holds another search of {names['method']}, seed"
-                f" {names['seed']}; give another file, or the same --search_trials and"
-                " --search_batch"
-            )
-        key = jax.random.fold_in(jax.random.key(names["seed"]), start)
-        found = evaluate(federation, key, params)
-        reached = [scores(problem, labels) for labels in found]
-        propose.tell(reached)
-        rows = []
-        for p, score, labels in zip(params, reached, found, strict=True):
-            lists = {name: json.dumps(value) for name, value in {"params": p, **score}.items()}
-            rows.append(names | lists | {"clusters": max(len(np.unique(x)) for x in labels)})
-        append_rows(path, rows)
-        progress.done(f"{names['dataset']}, {names['method']}", size)
+def _as_text(trial: dict[str, Any]) -> dict[str, Any]:
+    return trial | {name: json.dumps(trial[name]) for name in _AS_JSON}

@@ -111,6 +111,10 @@ class Steps:
         # Of each stage, phase and cohort: clients that take part, and what travels.
         self._sizes: dict[tuple[str, int, int], int] = {}
         self._exchanged: dict[tuple[str, int, int], Exchanged] = {}
+        # The same of the program that is being traced, and of each that was: compacting methods
+        # have a program for every size, and each call counts as its own program's bytes.
+        self._noted: tuple[tuple[str, int, int], Exchanged] | None = None
+        self._recorded: dict[Any, tuple[tuple[str, int, int], Exchanged]] = {}
 
     # --- The run ----------------------------------------------------------------------------------
 
@@ -261,7 +265,8 @@ class Steps:
                 phase, _phase_key(key, stage, r, p), sent, states, cohort, places, None, None
             )
             n = self._sizes[stage, p, c]
-            self._exchanged[stage, p, c] = Exchanged(n, message_bytes, phases.nbytes(sent))
+            exchanged = Exchanged(n, message_bytes, phases.nbytes(sent))
+            self._noted = ((stage, p, c), exchanged)
             return tuple(results)
 
         # The old states' memory serves the new ones, but where the run goes on from the old.
@@ -372,19 +377,26 @@ class Steps:
     def _call(self, program: _Program, *arguments: Any) -> Any:
         """Calls a program, or only traces it where shapes are walked."""
         arguments = (self._hyper, *arguments)
+        place = (program.name, _signature(arguments))
+        self._noted = None
         if self._is_abstract:
-            place = (program.name, _signature(arguments))
             if place not in self._traced:
                 self._traced[place] = program.function.trace(*arguments)
-            return self._traced[place].out_info
-        if not self._ahead:
-            return program.function(*arguments)
-        place = (program.name, _signature(arguments))
-        if place not in self._compiled:
-            began = time.perf_counter()
-            self._compiled[place] = program.function.lower(*arguments).compile()
-            self.seconds += time.perf_counter() - began
-        return self._compiled[place](*arguments)
+            found = self._traced[place].out_info
+        elif not self._ahead:
+            found = program.function(*arguments)
+        else:
+            if place not in self._compiled:
+                began = time.perf_counter()
+                self._compiled[place] = program.function.lower(*arguments).compile()
+                self.seconds += time.perf_counter() - began
+            found = self._compiled[place](*arguments)
+        if self._noted is not None:
+            self._recorded[place] = self._noted
+        if place in self._recorded:
+            which, exchanged = self._recorded[place]
+            self._exchanged[which] = exchanged
+        return found
 
     def _tell(self, program: _Program) -> None:
         if not self._is_abstract:

@@ -133,7 +133,6 @@ def test_flags_that_change_no_result_may_differ(arguments, broken_off):
     err = refusal(
         broken_off,
         *arguments,
-        "--progress",
         "--checkpoint_every=3",
         "--data_dir=elsewhere",
         "--compilation_cache=",

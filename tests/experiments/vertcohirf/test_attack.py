@@ -38,10 +38,13 @@ def test_every_trial_and_the_picture_are_left(tmp_path):
     assert (folder / "attack.png").exists() and "paired by seed" in out
 
 
-def test_intervals_are_students():
-    mean, half = attack.interval(np.array([[1.0, 0.0], [3.0, 0.0]]))
-    np.testing.assert_allclose(mean, [2, 0])
-    np.testing.assert_allclose(half, [12.7062047, 0])  # the quantile with one degree of freedom
+def test_intervals_are_students_and_differences_paired():
+    scores = {attack.HONEST: np.array([[1.0], [3.0]]), "x": np.array([[0.0], [2.0]])}
+    found = attack.summarise([0.1], scores)
+    # 12.7 is the quantile with one degree of freedom.
+    columns = ["mean", "half_width_95", "difference", "difference_half_width_95"]
+    assert list(found) == columns and np.isnan(found.loc[0.1, attack.HONEST]["difference"])
+    np.testing.assert_allclose(found.loc[0.1, "x"], [1, 12.7062047, -1, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize(
