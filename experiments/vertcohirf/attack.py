@@ -216,7 +216,8 @@ def summarise(sigmas: Sequence[float], scores: dict[str, np.ndarray]) -> pd.Data
 
 def _text(means: pd.Series, halves: pd.Series) -> str:
     cells = means + " +- " + halves.map("{:.4f}".format)
-    return cells.unstack(sort=False).rename_axis(None, axis=1).to_string()
+    sigmas, names = (cells.index.unique(level) for level in cells.index.names)
+    return cells.unstack().loc[sigmas, names].rename_axis(None, axis=1).to_string()
 
 
 if __name__ == "__main__":

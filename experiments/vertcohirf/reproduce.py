@@ -195,7 +195,7 @@ def figure_4(
     whole = {n: np.array(v).T for n, v in curves.items() if len(v) == len(_FIGURE_4_AGENTS)}
     title = f"{_FIGURE_4_SET}, label-tuned, {len(seeds)} feature splits"
     plots.attack_bands(path / "figure4.png", _FIGURE_4_AGENTS, whole, "agents", "ARI", title)
-    means = pd.DataFrame({name: np.mean(v, axis=1) for name, v in whole.items()})
+    means = pd.DataFrame({name: np.mean(v, axis=0) for name, v in whole.items()})
     progress.write(f"\n{_FIGURE_4_SET}: label-tuned ARI by number of agents")
     progress.write(means.set_index(pd.Index(_FIGURE_4_AGENTS)).T.to_string(float_format="%.3f"))
     return {name: np.array(values).tolist() for name, values in curves.items()}

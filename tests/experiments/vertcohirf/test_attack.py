@@ -24,18 +24,21 @@ def test_every_trial_and_the_picture_are_left(tmp_path):
         "--batch=3",
         "--sigmas=0.05,1",
         "--attack_max_iter=3",
-        "--attacks=inverse_ranking",
+        "--attacks=random_labels,inverse_ranking",
     )
     assert code == 0, err
     trials = pd.read_csv(folder / "trials.csv")
     wide = trials.pivot(index="seed", columns=["variant", "sigma"], values="ari")
-    assert wide.shape == (5, 4) and wide.notna().all(axis=None)
+    assert wide.shape == (5, 6) and wide.notna().all(axis=None)
     found = json.loads((folder / "summary.json").read_text())["ari"]["0.05"]
     honest, attacked = wide["no attack", 0.05], wide["inverse_ranking", 0.05]
     np.testing.assert_allclose(found["no attack"]["mean"], honest.mean())
     difference = found["inverse_ranking"]["difference"]
     np.testing.assert_allclose(difference, (attacked - honest).mean(), atol=1e-12)
-    assert (folder / "attack.png").exists() and "paired by seed" in out
+    assert (folder / "attack.png").exists()
+    head, _, first, _ = out.split("paired by seed\n")[1].splitlines()[:4]
+    assert head.split() == ["random_labels", "inverse_ranking"]
+    assert first.split()[4] == f"{difference:+.4f}"
 
 
 def test_intervals_are_students_and_differences_paired():

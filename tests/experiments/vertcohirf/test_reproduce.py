@@ -1,5 +1,6 @@
 """VertCoHiRF's tables: what is searched, what is read from trials, and one end to end."""
 
+import functools
 from unittest import mock
 
 import chex
@@ -185,6 +186,28 @@ def test_every_way_to_run_settings_gives_each_agent_its_clusters(toy, monkeypatc
     together = run(row, 3)
     monkeypatch.setattr(trials, "_COMPACT_ABOVE", 10)
     chex.assert_trees_all_equal(together, run(row, 3))
+
+
+def test_ari_against_the_number_of_agents(toy, tmp_path, monkeypatch):
+    """Searches apart, each with its file; a method that is not in all of them is not drawn."""
+    asked = []
+
+    def run_trials(sets, settings, seeds, load, path, progress):
+        problem = load("chowdary-2006", 0)
+        asked.append((len(problem.views), path.name))
+        names = ["DPFMPS"] * (len(problem.views) < 4) + ["Distr.KMeans"]
+        rows = [trial(name, [0.1 * len(problem.views)], [0.0]) for name in names]
+        return pd.DataFrame([row | {"seed": seed} for row in rows for seed in seeds])
+
+    monkeypatch.setattr(reproduce, "run_trials", run_trials)
+    progress, file = mock.Mock(), tmp_path / "trials.csv"
+    settings, load = trials.SearchSettings(), functools.partial(reproduce._load, None)
+    found = reproduce.figure_4(settings, [0, 1], load, file, tmp_path, progress)
+    assert asked == [(agents, f"trials_{agents}_agents.csv") for agents in range(2, 7)]
+    np.testing.assert_allclose(found["Distr.KMeans"], [[0.1 * n] * 2 for n in range(2, 7)])
+    assert len(found["DPFMPS"]) == 2 and (tmp_path / "figure4.png").exists()
+    *_, line = progress.write.call_args.args[0].splitlines()
+    assert line.split() == ["Distr.KMeans", "0.200", "0.300", "0.400", "0.500", "0.600"]
 
 
 @pytest.mark.parametrize(
