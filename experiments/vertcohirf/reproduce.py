@@ -154,7 +154,7 @@ def report(
             f" {settings.search_trials} {settings.search} settings each\n{tables.text(table)}"
         )
         if metric == "ARI":
-            _draw_boxes(path, dataset, trials[trials["dataset"] == dataset])
+            _draw_boxes(path, dataset, trials)
     if found:
         pd.concat(found.values()).to_csv(path / "tables.csv", index=False)
     return {
@@ -164,7 +164,7 @@ def report(
 
 
 def _draw_boxes(path: Path, dataset: str, trials: pd.DataFrame) -> None:
-    groups = tables.by_seed(trials, "ARI")
+    groups = tables.by_seed(dataset, trials, "ARI")
     alone = groups.pop(LOCAL, [])
     if groups:
         plots.boxes(
@@ -190,7 +190,7 @@ def figure_4(
         own = file.with_name(f"{file.stem}_{agents}_agents{file.suffix}")
         searched = partial(run_trials, [_FIGURE_4_SET], settings, seeds)
         trials = checked(partial(searched, partial(load, agents=agents), own, progress))
-        for name, values in tables.by_seed(trials, "ARI").items():
+        for name, values in tables.by_seed(_FIGURE_4_SET, trials, "ARI").items():
             curves.setdefault(name, []).append(values)
     whole = {n: np.array(v).T for n, v in curves.items() if len(v) == len(_FIGURE_4_AGENTS)}
     title = f"{_FIGURE_4_SET}, label-tuned, {len(seeds)} feature splits"

@@ -63,10 +63,11 @@ def best_trials(trials: pd.DataFrame, metric: str, by: str) -> pd.Series:
     return best.set_index(["method", "seed"])[metric].map(np.asarray)
 
 
-def by_seed(trials: pd.DataFrame, metric: str) -> dict[str, list[float]]:
+def by_seed(dataset: str, trials: pd.DataFrame, metric: str) -> dict[str, list[float]]:
     """Returns for each method and seed the agent-mean score of the trial that is best by it."""
-    best = best_trials(trials, metric, metric).map(np.mean)
-    return {str(name): list(values) for name, values in best.groupby("method", sort=False)}
+    best = best_trials(trials[trials["dataset"] == dataset], metric, metric).map(np.mean)
+    known = best.index.unique("method")
+    return {name: best[name].tolist() for name in methods(dataset) if name in known}
 
 
 def table(dataset: str, metric: str, trials: pd.DataFrame) -> pd.DataFrame:

@@ -197,7 +197,7 @@ def test_ari_against_the_number_of_agents(toy, tmp_path, monkeypatch):
         asked.append((len(problem.views), path.name))
         names = ["DPFMPS"] * (len(problem.views) < 4) + ["Distr.KMeans"]
         rows = [trial(name, [0.1 * len(problem.views)], [0.0]) for name in names]
-        return pd.DataFrame([row | {"seed": seed} for row in rows for seed in seeds])
+        return pd.DataFrame([row | {"seed": s, "dataset": sets[0]} for row in rows for s in seeds])
 
     monkeypatch.setattr(reproduce, "run_trials", run_trials)
     progress, file = mock.Mock(), tmp_path / "trials.csv"
