@@ -28,6 +28,13 @@ from jaxfedmvc.files import write_text
 Groups = Mapping[type, Sequence[str] | None]
 _OF_THE_FOLDER = ("output_dir", "compilation_cache", "progress")
 
+# Flags that earlier versions took from all binaries, whether or not they had a use for them.
+_UNUSED = ("dataset", "scale", "n_clusters", "checkpoint_every", "split", "agents")
+_UNUSED += ("feature_order", "overlap", "max_overlap", "overlap_order", "categorical")
+_REPLACED = dict.fromkeys(_UNUSED, "it had no effect here; leave it out") | {
+    "resume": "give the file that the job has begun as --trials_file, if there is such a flag",
+}
+
 
 class Study(NamedTuple):
     """A parsed command line of a program with flags of its own.
@@ -105,6 +112,13 @@ def parse(
     if rest:
         raise ValueError(f"unexpected arguments {rest}; everything is a flag")
     return Study(values, settings.read(values, FolderSettings))
+
+
+def _instead(error: flags.UnrecognizedFlagError) -> str:
+    if error.flagname in _REPLACED:
+        return _REPLACED[error.flagname]
+    guess = f"did you mean --{error.suggestions[0]}? " if error.suggestions else ""
+    return f"{guess}--help shows all"
 
 
 def parse_or_exit(

@@ -215,6 +215,9 @@ def test_ari_against_the_number_of_agents(toy, tmp_path, monkeypatch):
     [
         ("--table=4", "table: got '4'; allowed are 1 and 5 to 16"),
         ("--figure=2", "figure: got 2"),
+        ("--table=7 --resume", "resume: is no flag here; give the file"),
+        ("--table=7 --scale=none", "scale: is no flag here; it had no effect"),
+        ("--table=7 --search_trial=3", "did you mean --search_trials?"),
         ("--methods=SVM", "methods: got 'SVM'"),
         ("--seed=0", "give either --table or --figure"),
         ("--table=5 --figure=5", "give either --table or --figure"),
