@@ -105,20 +105,14 @@ def parse(
     try:
         rest = values(["", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:
-        guess = did_you_mean(error)
-        raise ValueError(f"{error.flagname}: is no flag here{guess} (--help shows all)") from error
+        instead = _REPLACED.get(error.flagname, "")
+        hint = f"; {instead}" if instead else f"{did_you_mean(error)} (--help shows all)"
+        raise ValueError(f"{error.flagname}: is no flag here{hint}") from error
     except (flags.Error, OSError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     if rest:
         raise ValueError(f"unexpected arguments {rest}; everything is a flag")
     return Study(values, settings.read(values, FolderSettings))
-
-
-def _instead(error: flags.UnrecognizedFlagError) -> str:
-    if error.flagname in _REPLACED:
-        return _REPLACED[error.flagname]
-    guess = f"did you mean --{error.suggestions[0]}? " if error.suggestions else ""
-    return f"{guess}--help shows all"
 
 
 def parse_or_exit(
