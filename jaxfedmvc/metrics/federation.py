@@ -34,7 +34,7 @@ def tables(federation: Federation, predicted: Sequence[jax.Array], n_clusters: i
       ValueError: The federation has no labels.
     """
     if federation.labels is None or federation.n_classes is None:
-        raise ValueError("labels: the federation has none to score against")
+        raise ValueError("labels: the federation has no labels to score against")
     n_classes = federation.n_classes
 
     def table(labels: jax.Array, predicted: jax.Array, where: jax.Array) -> jax.Array:
