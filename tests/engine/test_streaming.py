@@ -50,7 +50,7 @@ def test_the_toy_is_the_engines_run():
 
 def test_a_method_is_the_engines_run():
     clients = (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}))
-    federation = common.federation(False, common.parts(False, clients))
+    federation = common.federation("horizontal", common.parts("horizontal", clients))
     algorithm, traced = e_fkmvc(FedHKConfig(common.K, n_restarts=1)), []
 
     def counted(phase):

@@ -121,10 +121,10 @@ def test_it_passes_the_tests_of_every_method(plugin):
         "register_method",
         "-p",
         "no:cacheprovider",
-        "-q",
+        "-rA",
         "tests/algorithms/test_common.py",
         "-k",
         NAME,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert "PASSED tests/algorithms/test_common.py" in done.stdout
