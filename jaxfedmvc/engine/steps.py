@@ -16,9 +16,10 @@ their shapes, their bytes on the wire and what XLA compiles come of the same tra
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,9 +56,40 @@ class Evaluation(NamedTuple):
     embedding: list[np.ndarray] | None
 
 
+class Traced(NamedTuple):
+    """A program before it is compiled.
+
+    Attributes:
+      name: Its stage, phase and cohort, or what else it is for.
+      traced: A `jax.stages.Traced`, which can be lowered and compiled.
+      seconds: What tracing it took.
+    """
+
+    name: str
+    traced: Any
+    seconds: float
+
+
 class _Program(NamedTuple):
     name: str
-    function: Any  # jitted; its first argument are the hyper-parameters
+    function: Callable[..., PyTree]  # its first argument are the hyper-parameters
+    donated: tuple[int, ...] = ()  # arguments whose memory is used again
+
+
+@dataclasses.dataclass
+class _Flat:
+    """A program over the leaves of its arguments, of one structure and one set of shapes.
+
+    Programs of cohorts that compute alike differ in structures alone, such as in the names of
+    views: as functions of leaves they are the same, and XLA compiles them once.
+    """
+
+    function: Any  # jitted
+    structure: Any = None  # of what is returned; known once the function is traced
+    noted: Any = None  # what travels when it is called
+    picked: list[int] | None = None  # of the arguments, where it only hands some of them on
+    traced: Traced | None = None
+    compiled: Any = None
 
 
 class Steps:
@@ -104,17 +136,15 @@ class Steps:
         self._federation = federation.without_labels()
         self._shares, self._resample = participation, resample_participants
         self._chunk, self._ahead, self._on_call = client_chunk, ahead, on_call
-        self._functions: dict[str, Any] = {}
-        self._traced: dict[Any, Any] = {}
-        self._compiled: dict[Any, Any] = {}
+        # By name, structure and shapes of the arguments; and what was compiled, by its text.
+        self._flat: dict[Any, _Flat] = {}
+        self._compiled: dict[str, Any] = {}
         self._is_abstract = False
-        # Of each stage, phase and cohort: clients that take part, and what travels.
+        # Of each stage, phase and cohort: clients that take part, and what travels. Compacting
+        # methods have a program for every size; each call counts as its own program's bytes.
         self._sizes: dict[tuple[str, int, int], int] = {}
         self._exchanged: dict[tuple[str, int, int], Exchanged] = {}
-        # The same of the program that is being traced, and of each that was: compacting methods
-        # have a program for every size, and each call counts as its own program's bytes.
         self._noted: tuple[tuple[str, int, int], Exchanged] | None = None
-        self._recorded: dict[Any, tuple[tuple[str, int, int], Exchanged]] = {}
 
     # --- The run ----------------------------------------------------------------------------------
 
@@ -124,7 +154,7 @@ class Steps:
         def function(hyper: PyTree, federation: Federation, key: jax.Array) -> RunState:
             return start(self._make(hyper), federation, key, participation=self._shares)
 
-        state = self._call(self._program("start", function), federation.without_labels(), key)
+        state = self._call(_Program("start", function), federation.without_labels(), key)
         return state._replace(participants=self._on_host(state.participants))
 
     def setup(
@@ -162,7 +192,7 @@ class Steps:
         def function(hyper: PyTree, server: PyTree) -> jax.Array:
             return self._make(hyper).done(server)  # type: ignore[misc]
 
-        found = self._call(self._program("done", function), state.server)
+        found = self._call(_Program("done", function), state.server)
         return False if self._is_abstract else bool(found)
 
     def compacted(self, state: RunState) -> RunState:
@@ -190,15 +220,28 @@ class Steps:
             return
         self._walk()
         began = time.perf_counter()
-        pending = {k: traced for k, traced in self._traced.items() if k not in self._compiled}
+        pending = [f for f in self._flat.values() if f.compiled is None and f.picked is None]
         on_program(0, len(pending), "")
         with ThreadPoolExecutor(_COMPILERS) as pool:
             # Lowering holds Python's lock; XLA compiles meanwhile without it.
-            jobs = {k: pool.submit(traced.lower().compile) for k, traced in pending.items()}
-            for i, (place, job) in enumerate(jobs.items()):
-                self._compiled[place] = job.result()
-                on_program(i + 1, len(jobs), place[0])
+            jobs = [(flat, self._compile(flat, pool.submit)) for flat in pending]
+            for i, (flat, job) in enumerate(jobs):
+                flat.compiled = job.result()
+                on_program(i + 1, len(jobs), flat.traced.name)  # type: ignore[union-attr]
         self.seconds += time.perf_counter() - began
+
+    def _compile(self, flat: _Flat, submit: Callable[..., Any]) -> Any:
+        """Compiles a traced program, or finds one of the same text; returns its future."""
+        lowered = flat.traced.traced.lower()  # type: ignore[union-attr]
+        text = lowered.as_text()
+        if text not in self._compiled:
+            self._compiled[text] = submit(lowered.compile, compiler_options())
+        return self._compiled[text]
+
+    def programs(self) -> list[Traced]:
+        """Returns the programs that can be told from shapes, traced and not compiled."""
+        self._walk()
+        return [f.traced for f in self._flat.values() if f.traced and f.picked is None]
 
     def calls(self) -> dict[str, dict[str, int]]:
         """Counts the calls of each program in each stage, of those that `on_call` is told of."""
@@ -236,33 +279,26 @@ class Steps:
 
     # --- Programs ---------------------------------------------------------------------------------
 
-    def _program(self, name: str, function: Callable[..., PyTree], *donated: int) -> _Program:
-        if name not in self._functions:
-            self._functions[name] = jax.jit(function, donate_argnums=donated)
-        return _Program(name, self._functions[name])
-
     def _draw_program(self) -> _Program:
         def function(hyper: PyTree, federation: Federation, key: jax.Array, r: jax.Array) -> Any:
             return draw_participants(federation, key, self._shares, r)
 
-        return self._program("draw", function)
+        return _Program("draw", function)
 
     def _client_program(self, stage: str, p: int, c: int) -> _Program:
-        """`(hyper, key, r, server, states, cohort, places) -> (states, message, weight, info)`."""
+        """`(hyper, key, sent, states, cohort, places) -> (states, message, weight, info)`."""
 
         def function(
             hyper: PyTree,
             key: jax.Array,
-            r: jax.Array,
-            server: PyTree,
+            sent: PyTree,
             states: PyTree,
             cohort: Cohort,
             places: jax.Array,
         ) -> tuple:
             phase = getattr(self._make(hyper), stage)[p]
-            sent = phase.broadcast(server, cohort.view_ids)
             *results, message_bytes = phases.map_clients(
-                phase, _phase_key(key, stage, r, p), sent, states, cohort, places, None, None
+                phase, key, sent, states, cohort, places, None, None
             )
             n = self._sizes[stage, p, c]
             exchanged = Exchanged(n, message_bytes, phases.nbytes(sent))
@@ -270,20 +306,28 @@ class Steps:
             return tuple(results)
 
         # The old states' memory serves the new ones, but where the run goes on from the old.
-        donated = () if stage == "finish" else (4,)
-        return self._program(_client_name(stage, p, c), function, *donated)
+        donated = () if stage == "finish" else (3,)
+        return _Program(_client_name(stage, p, c), function, donated)
 
     def _adding_program(self, stage: str, p: int, c: int) -> _Program:
         def function(hyper: PyTree, first: PyTree, second: PyTree) -> PyTree:
             return jax.tree.map(jnp.add, first, second)
 
-        return self._program(f"{_client_name(stage, p, c)}/sum", function)
+        return _Program(f"{_client_name(stage, p, c)}/sum", function, (1,))
+
+    def _broadcast_program(self, stage: str, p: int, c: int) -> _Program:
+        view_ids = self._federation.cohorts[c].view_ids
+
+        def function(hyper: PyTree, server: PyTree) -> PyTree:
+            return getattr(self._make(hyper), stage)[p].broadcast(server, view_ids)
+
+        return _Program(f"{stage}/{p}/sent{c}", function)
 
     def _server_program(self, stage: str, p: int) -> _Program:
-        """`(hyper, key, r, server, parts) -> (server, info)`, parts of each cohort by chunks."""
+        """`(hyper, key, server, parts) -> (server, info)`, parts of each cohort by chunks."""
 
         def function(
-            hyper: PyTree, key: jax.Array, r: jax.Array, server: PyTree, parts: list[list[Any]]
+            hyper: PyTree, key: jax.Array, server: PyTree, parts: list[list[Any]]
         ) -> tuple[PyTree, PyTree]:
             phase = getattr(self._make(hyper), stage)[p]
             sizes = [n for (s, q, _), n in self._sizes.items() if (s, q) == (stage, p)]
@@ -292,11 +336,11 @@ class Steps:
                 for chunks, n in zip(parts, sizes, strict=True)
             ]
             messages, weights = (tuple(part[i] for part in whole) for i in range(2))
-            server_key = jax.random.fold_in(_phase_key(key, stage, r, p), keys.SERVER)
+            server_key = jax.random.fold_in(key, keys.SERVER)
             return phase.server(server_key, server, messages, weights)
 
-        donated = () if stage == "finish" else (3,)
-        return self._program(_server_name(stage, p), function, *donated)
+        donated = () if stage == "finish" else (2,)
+        return _Program(_server_name(stage, p), function, donated)
 
     def _row_program(self, which: str, c: int) -> _Program:
         """`(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, `assign` or `embed`."""
@@ -308,7 +352,7 @@ class Steps:
             mine = jax.tree.map(lambda x: x.at[places].get(mode="clip"), (states, cohort))
             return phases.batched(partial(rows, server), len(places))(*mine)
 
-        return self._program(f"{which}/{c}", function)
+        return _Program(f"{which}/{c}", function)
 
     # --- Walking over phases and chunks -----------------------------------------------------------
 
@@ -332,15 +376,15 @@ class Steps:
         r: np.int32,
     ) -> tuple[RunState, Any]:
         clients, parts, infos = list(state.clients), [], []
+        key = self._call(_KEY_OF_PHASE, key, np.int32(_STAGES[stage]), r, np.int32(p))
         for c, places in _taking_part(phase, federation, state.participants):
             self._sizes[stage, p, c] = len(places)
             program, cohort = self._client_program(stage, p, c), federation.cohorts[c]
+            sent = self._call(self._broadcast_program(stage, p, c), state.server)
             chunks: list[Any] = []
             reports = []
             for mine in self._chunks(places, cohort.n_clients):
-                clients[c], *part, info = self._call(
-                    program, key, r, state.server, clients[c], cohort, mine
-                )
+                clients[c], *part, info = self._call(program, key, sent, clients[c], cohort, mine)
                 if phase.reduce == "sum" and chunks:
                     part = self._call(self._adding_program(stage, p, c), chunks.pop(), part)
                 chunks.append(part)
@@ -349,7 +393,7 @@ class Steps:
             parts.append(chunks)
             infos.append(_joined(np.concatenate, reports, len(places)))
         program = self._server_program(stage, p)
-        server, info = self._call(program, key, r, state.server, parts)
+        server, info = self._call(program, key, state.server, parts)
         self._tell(program)
         state = RunState(server, tuple(clients), state.participants)
         return state, {"clients": tuple(infos), "server": self._on_host(info)}
@@ -376,27 +420,54 @@ class Steps:
 
     def _call(self, program: _Program, *arguments: Any) -> Any:
         """Calls a program, or only traces it where shapes are walked."""
-        arguments = (self._hyper, *arguments)
-        place = (program.name, _signature(arguments))
-        self._noted = None
+        leaves, structure = jax.tree.flatten((self._hyper, *arguments))
+        place = program.name, structure, tuple((np.shape(x), str(x.dtype)) for x in leaves)
+        if place not in self._flat:
+            self._flat[place] = self._flattened(program, structure)
+        flat = self._flat[place]
+        if self._is_abstract or (self._ahead and flat.traced is None):
+            self._trace(program.name, flat, leaves)
         if self._is_abstract:
-            if place not in self._traced:
-                self._traced[place] = program.function.trace(*arguments)
-            found = self._traced[place].out_info
+            found = flat.traced.traced.out_info  # type: ignore[union-attr]
         elif not self._ahead:
-            found = program.function(*arguments)
+            found = flat.function(*leaves)
+        elif flat.picked is not None:
+            found = [leaves[i] for i in flat.picked]
         else:
-            if place not in self._compiled:
+            if flat.compiled is None:
                 began = time.perf_counter()
-                self._compiled[place] = program.function.lower(*arguments).compile()
+                flat.compiled = self._compile(flat, _at_once).result()
                 self.seconds += time.perf_counter() - began
-            found = self._compiled[place](*arguments)
-        if self._noted is not None:
-            self._recorded[place] = self._noted
-        if place in self._recorded:
-            which, exchanged = self._recorded[place]
+            found = flat.compiled(*leaves)
+        if flat.noted is not None:
+            which, exchanged = flat.noted
             self._exchanged[which] = exchanged
-        return found
+        return jax.tree.unflatten(flat.structure, found)
+
+    def _flattened(self, program: _Program, structure: Any) -> _Flat:
+        """Returns a program as a function of the leaves of arguments of this structure."""
+
+        def flat(*leaves: Any) -> list[Any]:
+            self._noted = None
+            found = program.function(*jax.tree.unflatten(structure, leaves))
+            out, made.structure = jax.tree.flatten(found)
+            made.noted = self._noted
+            return out
+
+        sizes = [child.num_leaves for child in structure.children()]
+        donated = [i for d in program.donated for i in range(sum(sizes[:d]), sum(sizes[: d + 1]))]
+        # Unused arguments are kept, so that programs of equal text are called alike.
+        made = _Flat(jax.jit(flat, donate_argnums=donated, keep_unused=True))
+        return made
+
+    def _trace(self, name: str, flat: _Flat, leaves: list[Any]) -> None:
+        if flat.traced is None:
+            began = time.perf_counter()
+            traced = flat.function.trace(*leaves)
+            flat.traced = Traced(name, traced, time.perf_counter() - began)
+            jaxpr = traced.jaxpr.jaxpr
+            if not jaxpr.eqns and all(v in jaxpr.invars for v in jaxpr.outvars):
+                flat.picked = [jaxpr.invars.index(v) for v in jaxpr.outvars]
 
     def _tell(self, program: _Program) -> None:
         if not self._is_abstract:
@@ -423,10 +494,14 @@ def _server_name(stage: str, p: int) -> str:
     return f"{stage}/{p}/server"
 
 
-def _phase_key(key: jax.Array, stage: str, r: jax.Array, p: int) -> jax.Array:
+def _phase_key(
+    hyper: PyTree, key: jax.Array, stage: jax.Array, r: jax.Array, p: jax.Array
+) -> jax.Array:
     """Returns the key of a phase, as `engine.run` derives it."""
-    stage_key = jax.random.fold_in(jax.random.fold_in(key, _STAGES[stage]), r)
-    return jax.random.fold_in(stage_key, p)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, stage), r), p)
+
+
+_KEY_OF_PHASE = _Program("key", _phase_key)
 
 
 def _taking_part(
@@ -446,7 +521,19 @@ def _joined(concatenate: Callable[..., Any], chunks: Sequence[PyTree], n: int) -
     return jax.tree.map(lambda *xs: concatenate(xs)[:n], *chunks)
 
 
-def _signature(arguments: PyTree) -> Any:
-    """Returns what tells apart the arguments that a program is compiled for."""
-    leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple((np.shape(x), str(x.dtype)) for x in leaves)
+def _at_once(function: Callable[..., Any], *arguments: Any) -> Future:
+    """Calls a function now; its result as a future."""
+    done: Future = Future()
+    done.set_result(function(*arguments))
+    return done
+
+
+def compiler_options() -> dict[str, Any] | None:
+    """Returns what XLA is told for long programs that should be ready soon.
+
+    On a CPU, LLVM's first level takes a quarter less time than the third, which is the default, for
+    programs that run as fast.
+    """
+    if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
+        return None
+    return {"xla_backend_optimization_level": 1}

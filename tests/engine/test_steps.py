@@ -46,7 +46,7 @@ def stepped(name, chunk=None, **settings):
     calls = []
     steps = Steps(make, hyper, federation(), client_chunk=chunk, on_call=calls.append, **settings)
     steps.compile()
-    n_programs = len(steps._compiled)
+    n_programs = len(steps._flat)
     state = steps.start(federation(), KEY)
     state, setup = steps.setup(federation(), KEY, state)
     infos = []
@@ -54,7 +54,7 @@ def stepped(name, chunk=None, **settings):
         state, info = steps.one_round(federation(), KEY, state, r)
         infos.append(info)
         found = steps.evaluate(federation(), KEY, state, r)
-    assert len(steps._compiled) == n_programs  # `compile` has found them all
+    assert len(steps._flat) == n_programs  # `compile` has found them all
     return steps, found, {"setup": setup, "rounds": infos}, calls
 
 
@@ -98,7 +98,7 @@ def test_hyperparameters_are_arguments_of_the_programs():
     for fuzzifier in (1.1, 1.5):
         steps = Steps(make, hyper.replace(fuzzifier=fuzzifier), federation())
         steps.compile()
-        texts.append(sorted(str(p.as_text()) for p in steps._compiled.values()))
+        texts.append(sorted(steps._compiled))
     assert texts[0] == texts[1]
 
 

@@ -1,0 +1,112 @@
+"""What a job's programs cost before they run: `python -m benchmarks.compile [flags of experiments.run]`.
+
+Prints for each program the seconds that tracing and lowering take, the core-seconds of XLA, and
+counts that no busy machine can move: lines of StableHLO, instructions of the compiled program,
+fusions, and draws of random bits. Nothing is read from a compilation cache.
+
+    python -m benchmarks.compile                             # the default job of `make run`
+    python -m benchmarks.compile --algorithm=mgcd --dataset=digits --n_agents=3
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+import pandas as pd
+from absl import logging
+
+from experiments.lib import runner
+from experiments.lib.command import checked, parse_or_exit
+from jaxfedmvc.engine.steps import Steps, Traced, compiler_options
+
+
+COUNTS = ("lines", "instructions", "fusions", "draws")
+
+
+def steps_of(arguments: Sequence[str], algorithm: str = "fmcsc") -> Steps:
+    """Returns the programs of a command of `experiments.run`, as its runner makes them."""
+    job = checked(
+        lambda: runner.prepare(parse_or_exit(arguments, __doc__ or "", algorithm=algorithm))
+    )
+    return Steps(
+        job.make,
+        job.hyperparams,
+        job.federation,
+        participation=job.shares,
+        resample_participants=job.command.job.resample_participants,
+        client_chunk=runner.client_chunk(job.command.job, None),
+    )
+
+
+def lines(lowered: Any) -> int:
+    """Counts the lines of a lowered program, in StableHLO."""
+    return lowered.as_text().count("\n")
+
+
+def instructions(compiled: Any) -> int:
+    """Counts the instructions of a compiled program, those inside fusions too."""
+    return compiled.as_text().count(" = ")
+
+
+def draws(traced: Any) -> int:
+    """Counts the places in a program that draw random bits."""
+    return sum(
+        e.primitive.name in ("random_bits", "threefry2x32") for e in _equations(traced.jaxpr)
+    )
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    for equation in inner.eqns:
+        yield equation
+        for sub in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from _equations(sub)
+
+
+def costs(programs: Sequence[Traced]) -> list[dict[str, Any]]:
+    """Lowers and compiles programs; returns the seconds and counts of each.
+
+    One of the same text as another is not compiled: "as" names the other.
+    """
+    found, first = [], {}
+    for program in programs:
+        began = time.perf_counter()
+        lowered = program.traced.lower()
+        lowering, began = time.perf_counter() - began, time.process_time()
+        row = {"program": program.name, "trace s": program.seconds, "lower s": lowering, "as": ""}
+        row |= dict.fromkeys(COUNTS, 0) | {"compile core-s": 0.0}
+        text = lowered.as_text()
+        if text in first:
+            found.append(row | {"as": first[text]})
+            continue
+        first[text] = program.name
+        compiled = lowered.compile(compiler_options())
+        row["compile core-s"] = time.process_time() - began
+        counts = (
+            lines(lowered),
+            instructions(compiled),
+            compiled.as_text().count(" fusion("),
+            draws(program.traced),
+        )
+        found.append(row | dict(zip(COUNTS, counts, strict=True)))
+    return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the table, the most costly program first, and the sums below."""
+    logging.set_verbosity(logging.WARNING)
+    jax.config.update("jax_enable_compilation_cache", False)
+    table = pd.DataFrame(costs(steps_of(arguments).programs()))
+    table = table.sort_values("compile core-s", ascending=False)
+    table.loc["all"] = table.sum(numeric_only=True)
+    table.loc["all", ["program", "as"]] = "all", ""
+    print(table.astype(dict.fromkeys(COUNTS, int)).to_string(index=False, float_format="%.2f"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
