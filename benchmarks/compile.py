@@ -1,6 +1,6 @@
-"""What a job's programs cost before they run: `python -m benchmarks.compile [flags of experiments.run]`.
+"""What a job's programs cost before they run: `python -m benchmarks.compile [flags]`.
 
-Prints for each program the seconds that tracing and lowering take, the core-seconds of XLA, and
+The flags are those of `experiments.run`. Prints for each program the seconds that tracing and lowering take, the core-seconds of XLA, and
 counts that no busy machine can move: lines of StableHLO, instructions of the compiled program,
 fusions, and draws of random bits. Nothing is read from a compilation cache.
 
@@ -23,7 +23,6 @@ from absl import logging
 from experiments.lib import runner
 from experiments.lib.command import checked, parse_or_exit
 from jaxfedmvc.engine.steps import Steps, Traced, compiler_options
-
 
 COUNTS = ("lines", "instructions", "fusions", "draws")
 
@@ -85,7 +84,7 @@ def costs(programs: Sequence[Traced]) -> list[dict[str, Any]]:
             found.append(row | {"as": first[text]})
             continue
         first[text] = program.name
-        compiled = lowered.compile(compiler_options())
+        compiled = lowered.compile(compiler_options(program.name))
         row["compile core-s"] = time.process_time() - began
         counts = (
             lines(lowered),

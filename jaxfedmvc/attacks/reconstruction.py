@@ -151,9 +151,7 @@ def _of_array(x: Array, rank: int, where: Array) -> Singular:
     if n == m:
         x = jnp.where(where[None], x, 0.0)
     width = min(rank + _OVERSAMPLING, n, m)
-    # A key for each row of the start, so that padding changes none.
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), jnp.arange(m))
-    start = jax.vmap(lambda key: jax.random.normal(key, (width,)))(keys)
+    start = jax.random.normal(jax.random.key(0), (m, width))  # padding changes no row of it
 
     def better(_: int, basis: Array) -> Array:
         return jnp.linalg.qr(matmul(x, jnp.linalg.qr(matmul(x.T, basis))[0]))[0]
@@ -364,8 +362,7 @@ def _centred(x: Array, where: Array) -> Array:
 
 
 def _drawn(key: Array, where: Array, share: float) -> Array:
-    """A random part of the real rows, this share rounded up, bool [n]; every row draws itself."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(where.shape[0]))
-    draws = jnp.where(where, jax.vmap(jax.random.uniform)(keys), jnp.inf)
+    """A random part of the real rows, this share rounded up, bool [n]; padding changes no draw."""
+    draws = jnp.where(where, jax.random.uniform(key, where.shape), jnp.inf)
     place = jnp.argsort(jnp.argsort(draws))
     return where & (place < jnp.ceil(share * jnp.sum(where)))

@@ -2,8 +2,8 @@
 
 All functions are pure, and jit- and vmap-able with their sizes static. Rows outside `where` are
 padding: their values are never read, and appending such rows changes results only by the rounding
-of sums. Random choices keep to this too. Each is a Gumbel-max draw whose noise for row i comes
-from `fold_in(key, i)`, so that it does not depend on the padded length.
+of sums. Random choices keep to this too: each is an exponential race, whose times for the first
+rows are the first of one draw and do not depend on the padded length.
 
 Two options are common to all of them. `weights` counts rows: a weight of 2 means what the row
 written twice means, and a row of weight 0 gets a label and moves nothing. `limit` is the number of
@@ -23,6 +23,9 @@ from jax.typing import ArrayLike
 
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
 _BLOCK = 1024
+# Rows have numbers for as many draws, so that the first ones are the same however many are made.
+# A centroid takes 2 + floor(log k) draws, which is less up to k = 400.
+_MOST_DRAWS = 8
 
 
 class KMeansResult(NamedTuple):
@@ -204,15 +207,12 @@ def kmeans_plusplus(
     limit = _check_limit(limit, n_clusters)
     n_trials = [2 + int(math.log(k)) for k in range(1, n_clusters + 1)]
     last_trial = jnp.array(n_trials)[limit - 1] - 1
-    first_key, key = jax.random.split(key)
 
     def add(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         centroids, costs = state
         first = i == 0
         chances = jnp.where(first | ~jnp.any(costs > 0), weights, costs)
-        # How many draws are made does not change the first of them: those not tried are ignored.
-        step_key = jnp.where(first, first_key, jax.random.fold_in(key, i))
-        candidates = x[_draw_rows(step_key, chances, n_trials[-1])]
+        candidates = x[_draw_rows(jax.random.fold_in(key, i), chances, n_trials[-1])]
         tried = jnp.arange(n_trials[-1]) <= jnp.where(first, 0, last_trial)
         # Differences are squared directly here, so that a row chosen before has a distance of
         # exactly zero and is not drawn again.
@@ -260,27 +260,26 @@ def _draw_rows(key: Array, weights: Array, n_draws: int) -> Array:
     """
     n = len(weights)
     if n <= _BLOCK:
-        return _gumbel_max(key, weights, jnp.arange(n), n_draws)
+        return _race(key, weights, n_draws)
     blocks = jnp.pad(weights, (0, -n % _BLOCK)).reshape(-1, _BLOCK)
-    # No row has this number, so that rows and blocks have different keys.
-    block_key = jax.random.fold_in(key, jnp.uint32(2**32 - 1))
-    drawn = _gumbel_max(block_key, blocks.sum(axis=1), jnp.arange(len(blocks)), n_draws)
+    drawn = _race(jax.random.fold_in(key, 0), blocks.sum(axis=1), n_draws)
 
     def draw_within(draw: Array, block: Array) -> Array:
-        rows = block * _BLOCK + jnp.arange(_BLOCK)
-        return rows[_gumbel_max(key, blocks[block], rows, n_draws)[draw]]
+        own = jnp.where(block == 0, key, jax.random.fold_in(key, block))
+        return block * _BLOCK + _race(own, blocks[block], n_draws)[draw]
 
     return jax.vmap(draw_within)(jnp.arange(n_draws), drawn)
 
 
-def _gumbel_max(key: Array, weights: Array, ids: Array, n_draws: int) -> Array:
-    """Positions [n_draws] drawn in proportion to `weights` [n], whose noise is named by `ids`."""
+def _race(key: Array, weights: Array, n_draws: int) -> Array:
+    """Positions [n_draws] drawn in proportion to `weights` [n].
 
-    def noise(id_: Array) -> Array:
-        # The winner of n draws lies in their upper tail, which only the high mode resolves.
-        return jax.random.gumbel(jax.random.fold_in(key, id_), (n_draws,), mode="high")
-
-    return jnp.argmax(jnp.log(weights)[:, None] + jax.vmap(noise)(ids), axis=0)
+    The first to arrive, of exponential times with these rates: the same as Gumbel's maximum.
+    """
+    bits = jax.random.bits(key, (len(weights), max(n_draws, _MOST_DRAWS)))[:, :n_draws]
+    # Winners have short times, which the 23 bits of a uniform float32 would not resolve.
+    uniform = (bits.astype(jnp.float32) + 0.5) / 2.0**32
+    return jnp.argmin(-jnp.log1p(-uniform) / weights[:, None], axis=0)
 
 
 def _one_if_zero(totals: Array) -> Array:

@@ -146,8 +146,7 @@ def quantised(bits: int) -> Codec:
         step = (high - low) / levels
         place = (rows - low) / step
         place = jnp.where(jnp.isfinite(place), place, 0.0)  # a row of one value has step 0
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(rows)))
-        draw = jax.vmap(lambda key: jax.random.uniform(key, rows.shape[1:]))(keys)
+        draw = jax.random.uniform(key, rows.shape)
         below = jnp.floor(place)
         # The last point has none above it, though rounding may put the largest entry beyond it.
         code = jnp.minimum(below + (draw < place - below), levels)

@@ -13,7 +13,7 @@ from jaxfedmvc.algorithms.fmcsc.networks import (
     Model,
     PyTree,
     features,
-    init_autoencoder,
+    init_autoencoders,
 )
 from jaxfedmvc.algorithms.fmcsc.objective import (
     multi_view_weight,
@@ -79,11 +79,8 @@ def pretrain(
     key_start, key_fit = jax.random.split(key)
     start = sent
     if "A" not in config.components:
-        own = {
-            v: init_autoencoder(jax.random.fold_in(key_start, v), config, x.shape[-1])
-            for v, x in client.by_view().items()
-        }
-        start = sent._replace(autoencoders=own)
+        widths = {v: x.shape[-1] for v, x in client.by_view().items()}
+        start = sent._replace(autoencoders=init_autoencoders(key_start, config, widths))
     model, history = fit_autoencoders(config, hyper, key_fit, start, client, config.pretrain_epochs)
     if state.model:  # a partial client, which keeps its model
         state = state._replace(model=model)

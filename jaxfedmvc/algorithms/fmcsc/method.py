@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fmcsc import centroids
 from jaxfedmvc.algorithms.fmcsc.client import ClientState, Part, lead, pretrain, train
-from jaxfedmvc.algorithms.fmcsc.networks import PyTree, features, init_model
+from jaxfedmvc.algorithms.fmcsc.networks import PyTree, features, init_models
 from jaxfedmvc.algorithms.fmcsc.server import (
     ServerState,
     adopt,
@@ -61,7 +61,7 @@ def _init(
     _check_federation(config, federation)
     full = tuple(range(federation.n_views))
     kinds = {cohort.view_ids for cohort in federation.cohorts} | {(v,) for v in full}
-    models = {kind: init_model(key, config, federation.view_dims, kind) for kind in kinds}
+    models = init_models(key, config, federation.view_dims, kinds)
 
     def clients(cohort: Cohort) -> ClientState:
         model: PyTree = ()

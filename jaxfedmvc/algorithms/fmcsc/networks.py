@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
 PyTree = Any
 Kind = tuple[int, ...]
 Views = Mapping[int, jax.Array]
+Shapes = dict[Hashable, tuple[int, Sequence[int]]]
 
 
 class Autoencoder(NamedTuple):
@@ -54,28 +55,55 @@ class Features(NamedTuple):
     h: jax.Array
 
 
-def init_autoencoder(key: jax.Array, config: FMCSCConfig, view_dim: int) -> Autoencoder:
-    """Returns fresh parameters for a view of `view_dim` features."""
-    key_encoder, key_decoder = jax.random.split(key)
-    return Autoencoder(
-        nn.init_mlp(key_encoder, view_dim, (*config.hidden, config.latent_dim)),
-        nn.init_mlp(key_decoder, config.latent_dim, (*config.hidden[::-1], view_dim)),
-    )
+def init_autoencoders(
+    key: jax.Array, config: FMCSCConfig, view_dims: Mapping[int, int]
+) -> dict[int, Autoencoder]:
+    """Returns fresh E^v and D^v of each view v, of `view_dims[v]` features."""
+    drawn = nn.init_mlps(key, _autoencoder_shapes(config, view_dims))
+    return {v: Autoencoder(drawn["encoder", v], drawn["decoder", v]) for v in view_dims}
+
+
+def _autoencoder_shapes(config: FMCSCConfig, view_dims: Mapping[int, int]) -> Shapes:
+    shapes: Shapes = {}
+    for v, dim in view_dims.items():
+        shapes["encoder", v] = dim, (*config.hidden, config.latent_dim)
+        shapes["decoder", v] = config.latent_dim, (*config.hidden[::-1], dim)
+    return shapes
+
+
+def init_models(
+    key: jax.Array, config: FMCSCConfig, view_dims: tuple[int, ...], kinds: Collection[Kind]
+) -> dict[Kind, Model]:
+    """Returns fresh parameters of a model of each kind; what they have in common starts equal.
+
+    Args:
+      key: PRNG key.
+      config: Widths.
+      view_dims: D_v of all views of the federation.
+      kinds: Views of each model.
+    """
+    full = tuple(range(len(view_dims)))
+    latent, head = config.latent_dim, (config.head_hidden, config.latent_dim)
+    shapes = _autoencoder_shapes(config, {v: view_dims[v] for v in sorted(set().union(*kinds))})
+    if full in kinds:
+        shapes |= {("head", v): (latent, head) for v in full}
+    shapes |= {("joint", kind): (latent * len(kind), head) for kind in sorted(kinds)}
+    drawn = nn.init_mlps(key, shapes)
+    return {
+        kind: Model(
+            {v: Autoencoder(drawn["encoder", v], drawn["decoder", v]) for v in kind},
+            {v: drawn["head", v] for v in kind if kind == full},
+            drawn["joint", kind],
+        )
+        for kind in kinds
+    }
 
 
 def init_model(
     key: jax.Array, config: FMCSCConfig, view_dims: tuple[int, ...], kind: Kind
 ) -> Model:
-    """Returns fresh parameters for a kind of model; `view_dims` are those of the federation."""
-    head = (config.head_hidden, config.latent_dim)
-    keys = {v: jax.random.split(jax.random.fold_in(key, v)) for v in kind}
-    is_full = len(kind) == len(view_dims)
-    key_joint = jax.random.fold_in(key, len(view_dims))
-    return Model(
-        {v: init_autoencoder(keys[v][0], config, view_dims[v]) for v in kind},
-        {v: nn.init_mlp(keys[v][1], config.latent_dim, head) for v in kind if is_full},
-        nn.init_mlp(key_joint, config.latent_dim * len(kind), head),
-    )
+    """Returns fresh parameters of a model of one kind; see `init_models`."""
+    return init_models(key, config, view_dims, (kind,))[kind]
 
 
 def features(config: FMCSCConfig, model: Model, views: Views) -> Features:

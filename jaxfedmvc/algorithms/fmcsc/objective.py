@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfedmvc import losses
 from jaxfedmvc.algorithms.fmcsc.networks import Features, Kind, Model, Views, features
@@ -103,13 +104,12 @@ def hide_features(key: jax.Array, views: Views, rate: jax.Array | float) -> View
 
     What is drawn for a row depends on its place and not on the number of rows.
     """
-
-    def kept(v: int, x: jax.Array) -> jax.Array:
-        own = jax.random.fold_in(key, v)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.arange(x.shape[0]))
-        return jax.vmap(lambda k: jax.random.bernoulli(k, 1 - rate, x.shape[1:]))(keys)
-
-    return {v: x * kept(v, x) for v, x in views.items()}
+    # One draw for all views side by side, of which each row has the same number.
+    ids = sorted(views)
+    side_by_side = jnp.concatenate([views[v] for v in ids], axis=1)
+    kept = side_by_side * jax.random.bernoulli(key, 1 - rate, side_by_side.shape)
+    ends = np.cumsum([views[v].shape[1] for v in ids])
+    return dict(zip(ids, jnp.split(kept, ends[:-1], axis=1), strict=True))
 
 
 # --- Weights, section 3.4 -------------------------------------------------------------------------

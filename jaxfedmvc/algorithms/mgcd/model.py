@@ -11,7 +11,7 @@ from jax import Array
 from jaxfedmvc.algorithms.mgcd.graph import Graph
 from jaxfedmvc.algorithms.mgcd.settings import ResolvedConfig
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
-from jaxfedmvc.nn import apply_mlp, init_mlp
+from jaxfedmvc.nn import apply_mlp, init_mlps
 
 PyTree = Any
 
@@ -82,14 +82,13 @@ def encoder_widths(config: ResolvedConfig) -> tuple[int, ...]:
 
 def init_autoencoder(key: Array, config: ResolvedConfig, n_features: int) -> PyTree:
     """Draws parameters of E_c, E_d (with `dual`) and D."""
-    c_key, d_key, o_key = jax.random.split(key, 3)
-    params = {
-        "consensus": init_mlp(c_key, n_features, encoder_widths(config)),
-        "decoder": init_mlp(o_key, config.latent_dim, (*reversed(config.hidden), n_features)),
+    shapes = {
+        "consensus": (n_features, encoder_widths(config)),
+        "decoder": (config.latent_dim, (*reversed(config.hidden), n_features)),
     }
     if config.dual:
-        params["specific"] = init_mlp(d_key, n_features, encoder_widths(config))
-    return params
+        shapes["specific"] = n_features, encoder_widths(config)
+    return init_mlps(key, shapes)
 
 
 def encode(params: PyTree, config: ResolvedConfig, x: Array) -> tuple[Array, Array]:
@@ -107,9 +106,8 @@ def decode(params: PyTree, config: ResolvedConfig, z: Array, n_features: int) ->
 
 
 def uniform_by_row(key: Array, n: int, width: int, bound: Array | float) -> Array:
-    """Draws U(-bound, bound), [n, width], each row with its number: more rows change none."""
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(n))
-    return jax.vmap(lambda k: jax.random.uniform(k, (width,), minval=-1.0))(keys) * bound
+    """Draws U(-bound, bound), [n, width]; more rows change none of the first ones."""
+    return jax.random.uniform(key, (n, width), minval=-1.0) * bound
 
 
 # The server's networks: N - hidden - N each, shared by the views.
