@@ -9,7 +9,7 @@ LOWEST := .venv-lowest
 .PHONY: run test test-lowest lint types docs bench clean
 
 run: $(READY)
-	$(VENV)/bin/python -m experiments.fmcsc $(ARGS)
+	$(VENV)/bin/python -m experiments.fmcsc --flagfile=experiments/fmcsc/presets/best.flags $(ARGS)
 
 # In the order of files: those with few tests take longest, and would come last, one after another.
 test: $(READY)

@@ -1,8 +1,9 @@
 """What a job's programs cost before they run: `python -m benchmarks.compile [flags]`.
 
-The flags are those of `experiments.run`. Prints for each program the seconds that tracing and lowering take, the core-seconds of XLA, and
-counts that no busy machine can move: lines of StableHLO, instructions of the compiled program,
-fusions, and draws of random bits. Nothing is read from a compilation cache.
+The flags are those of `experiments.run`. Prints for each program the seconds that tracing and
+lowering take, the core-seconds of XLA, and counts that no busy machine can move: lines of
+StableHLO, instructions of the compiled program, fusions, and draws of random bits. Nothing is read
+from a compilation cache.
 
     python -m benchmarks.compile                             # the default job of `make run`
     python -m benchmarks.compile --algorithm=mgcd --dataset=digits --n_agents=3
@@ -13,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +26,8 @@ from experiments.lib import runner
 from experiments.lib.command import checked, parse_or_exit
 from jaxfedmvc.engine.steps import Steps, Traced, compiler_options
 
+# What `make run` gives to `experiments.fmcsc`.
+DEFAULT = (f"--flagfile={Path(__file__).parents[1]}/experiments/fmcsc/presets/best.flags",)
 COUNTS = ("lines", "instructions", "fusions", "draws")
 
 
@@ -42,21 +46,9 @@ def steps_of(arguments: Sequence[str], algorithm: str = "fmcsc") -> Steps:
     )
 
 
-def lines(lowered: Any) -> int:
-    """Counts the lines of a lowered program, in StableHLO."""
-    return lowered.as_text().count("\n")
-
-
-def instructions(compiled: Any) -> int:
-    """Counts the instructions of a compiled program, those inside fusions too."""
-    return compiled.as_text().count(" = ")
-
-
-def draws(traced: Any) -> int:
+def draws(jaxpr: Any) -> int:
     """Counts the places in a program that draw random bits."""
-    return sum(
-        e.primitive.name in ("random_bits", "threefry2x32") for e in _equations(traced.jaxpr)
-    )
+    return sum(e.primitive.name in ("random_bits", "threefry2x32") for e in _equations(jaxpr))
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:
@@ -86,11 +78,12 @@ def costs(programs: Sequence[Traced]) -> list[dict[str, Any]]:
         first[text] = program.name
         compiled = lowered.compile(compiler_options(program.name))
         row["compile core-s"] = time.process_time() - began
+        made = compiled.as_text()
         counts = (
-            lines(lowered),
-            instructions(compiled),
-            compiled.as_text().count(" fusion("),
-            draws(program.traced),
+            text.count("\n"),
+            made.count(" = "),
+            made.count(" fusion("),
+            draws(program.traced.jaxpr),
         )
         found.append(row | dict(zip(COUNTS, counts, strict=True)))
     return found
@@ -108,4 +101,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:] or DEFAULT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -15,6 +15,7 @@ import optax
 from jaxfedmvc import keys
 
 PyTree = Any
+Name = TypeVar("Name", bound=Hashable)
 
 
 class MLP(nn.Module):
@@ -37,8 +38,8 @@ class MLP(nn.Module):
 
 
 def init_mlps(
-    key: jax.Array, shapes: Mapping[Hashable, tuple[int, Sequence[int]]]
-) -> dict[Hashable, PyTree]:
+    key: jax.Array, shapes: Mapping[Name, tuple[int, Sequence[int]]]
+) -> dict[Name, PyTree]:
     """Returns fresh parameters of several `MLP(features)`, for inputs [rows, n_inputs].
 
     Weights are U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what deep multi-view clustering papers start

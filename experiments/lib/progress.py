@@ -28,8 +28,8 @@ def require_tqdm() -> Any:
 class Progress:
     """A bar on stderr with the time left, reckoned from how long each kind of work has taken.
 
-    Work that has not been met yet is taken to be as long as the mean of what has, so that the time
-    left is shown from the first piece on and gets better with each new one.
+    Work that has not been met yet is taken to be as fast, for its operations, as what has, so that
+    the time left is shown from the first piece on.
     """
 
     def __init__(self, shown: bool) -> None:
@@ -43,17 +43,24 @@ class Progress:
         )
         self._left: collections.Counter[str] = collections.Counter()
         self._seconds: dict[str, list[float]] = {}
+        self._efforts: Mapping[str, float] = {}
         self._began = self._last = time.perf_counter()
 
     def compiling(self, ready: int, n: int, name: str) -> None:
-        """Shows how many programs are compiled."""
-        seconds = time.perf_counter() - self._began
-        self._bar.set_postfix_str(f"compiling {min(ready + 1, n)} of {n}, {seconds:.0f} s")
+        """Shows what is traced, while `n` is 0, and then how many of n programs are compiled."""
         self._last = time.perf_counter()
+        what = f"compiling {min(ready + 1, n)} of {n}" if n else "tracing"
+        stage = f": {name.split('/')[0]}" if name else ""
+        self._bar.set_postfix_str(f"{what}{stage}, {self._last - self._began:.0f} s")
 
-    def expect(self, calls: Mapping[str, int]) -> None:
-        """Sets how much work of each kind is left."""
+    def expect(self, calls: Mapping[str, int], efforts: Mapping[str, float] | None = None) -> None:
+        """Sets how much work of each kind is left, and what one piece is in operations, if known.
+
+        A kind without operations is taken to be short until it has been met; without any known, all
+        kinds are taken to be alike.
+        """
         self._left = collections.Counter(calls)
+        self._efforts = efforts or {}
         self._last = time.perf_counter()
 
     def done(self, kind: str, n: int = 1) -> None:
@@ -66,8 +73,14 @@ class Progress:
 
     def _show(self) -> None:
         means = {kind: sum(s[-20:]) / len(s[-20:]) for kind, s in self._seconds.items()}
-        usual = sum(means.values()) / len(means)
-        left = sum(n * means.get(kind, usual) for kind, n in self._left.items())
+        known = sum(self._efforts.get(kind, 0.0) for kind in means)
+        speed = sum(means[kind] for kind in means if kind in self._efforts) / (known or 1)
+        usual = 0.0 if self._efforts else sum(means.values()) / len(means)
+
+        def guess(kind: str) -> float:
+            return means.get(kind, self._efforts[kind] * speed if kind in self._efforts else usual)
+
+        left = sum(n * guess(kind) for kind, n in self._left.items())
         spent = sum(map(sum, self._seconds.values()))
         self._bar.n = spent / (spent + left) if spent + left > 0 else 1.0
         self._bar.set_postfix_str(f"{self._bar.format_interval(left)} left", refresh=False)

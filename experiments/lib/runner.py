@@ -425,7 +425,8 @@ class _Runner:
         left |= {name: n * rounds for name, n in calls["round"].items()}
         evaluated = n_left if self.compacts else max(rounds, n_left)
         left |= {name: n * evaluated for name, n in calls["finish"].items()}
-        self.progress.expect(left | {"evaluate": evaluated, "references": n_left})
+        left |= {"evaluate": evaluated, "references": n_left}
+        self.progress.expect(left, self.steps.efforts())
 
     def _facts(self) -> dict[str, Any]:
         job, hooks = self.job, self.job.command.hooks

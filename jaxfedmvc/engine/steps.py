@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ import numpy as np
 from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.engine import phases
+from jaxfedmvc.engine.effort import operations
 from jaxfedmvc.engine.phases import Exchanged, RunState, Traffic
 from jaxfedmvc.engine.run import draw_participants, start
 from jaxfedmvc.engine.traffic import total
@@ -140,6 +141,7 @@ class Steps:
         self._flat: dict[Any, _Flat] = {}
         self._compiled: dict[str, Any] = {}
         self._is_abstract = False
+        self._on_trace: Callable[[str], None] = lambda name: None
         # Of each stage, phase and cohort: clients that take part, and what travels. Compacting
         # methods have a program for every size; each call counts as its own program's bytes.
         self._sizes: dict[tuple[str, int, int], int] = {}
@@ -213,21 +215,30 @@ class Steps:
         """Traces and compiles all programs of a run that can be told from shapes.
 
         Args:
-          on_program: Called before the first program is ready and after each one, with how many
-            are, of how many, and the name of the last.
+          on_program: Called as `(ready, of how many, name)`: with zeros before the program of this
+            name is traced; then, as programs are compiled, with the name of one that is not yet.
         """
         if not self._ahead:
             return
+        self._on_trace = partial(on_program, 0, 0)
         self._walk()
         began = time.perf_counter()
         pending = [f for f in self._flat.values() if f.compiled is None and f.picked is None]
-        on_program(0, len(pending), "")
+        jobs: list[tuple[str, Future]] = []
+
+        def tell() -> None:
+            waiting = [name for name, job in jobs if not job.done()]
+            on_program(len(jobs) - len(waiting), len(pending), next(iter(waiting), ""))
+
         with ThreadPoolExecutor(_COMPILERS) as pool:
-            # Lowering holds Python's lock; XLA compiles meanwhile without it.
-            jobs = [(flat, self._compile(flat, pool.submit)) for flat in pending]
-            for i, (flat, job) in enumerate(jobs):
-                flat.compiled = job.result()
-                on_program(i + 1, len(jobs), flat.traced.name)  # type: ignore[union-attr]
+            for flat in pending:
+                # Lowering holds Python's lock; XLA compiles meanwhile without it.
+                jobs.append((flat.traced.name, self._compile(flat, pool.submit)))  # type: ignore[union-attr]
+                tell()
+            for _ in as_completed({job for _, job in jobs}):
+                tell()
+        for flat, (_, job) in zip(pending, jobs, strict=True):
+            flat.compiled = job.result()
         self.seconds += time.perf_counter() - began
 
     def _compile(self, flat: _Flat, submit: Callable[..., Any]) -> Any:
@@ -251,6 +262,11 @@ class Steps:
             counts[stage][_client_name(stage, p, c)] = phases.chunk_sizes(n, self._chunk)[0]
             counts[stage][_server_name(stage, p)] = 1
         return counts
+
+    def efforts(self) -> dict[str, float]:
+        """Returns the rough number of operations of each program of shapes that were walked."""
+        traced = [flat.traced for flat in self._flat.values() if flat.traced is not None]
+        return {name: operations(program.jaxpr) for name, program, _ in traced}
 
     def traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
@@ -463,6 +479,7 @@ class Steps:
 
     def _trace(self, name: str, flat: _Flat, leaves: list[Any]) -> None:
         if flat.traced is None:
+            self._on_trace(name)
             began = time.perf_counter()
             traced = flat.function.trace(*leaves)
             flat.traced = Traced(name, traced, time.perf_counter() - began)
