@@ -1,4 +1,4 @@
-"""The programs of the default job stay as small as they are; counts do not depend on the machine."""
+"""The default job's programs stay as small as they are; counts do not depend on the machine."""
 
 import functools
 
