@@ -8,14 +8,6 @@ import tempfile
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for milliseconds here and take seconds to optimise. Processes that tests start too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# The kernels of XLA's fusion emitters take LLVM twice as long as the one module without them.
-os.environ["XLA_FLAGS"] = " ".join(
-    (
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-        os.environ.get("XLA_FLAGS", ""),
-    )
-)
 # Workers, and processes that tests start, compile many of the same programs: one folder for all of
 # a session, made by the first process and removed when it ends.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
