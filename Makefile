@@ -6,20 +6,24 @@ READY_DOCS := $(VENV)/.ready-docs
 # The oldest supported versions of all dependencies, in an environment of their own.
 LOWEST := .venv-lowest
 
-.PHONY: run test test-lowest lint types docs bench clean
+.PHONY: run test test-all test-lowest lint types docs bench clean
 
 run: $(READY)
 	$(VENV)/bin/python -m experiments.fmcsc --flagfile=experiments/fmcsc/presets/best.flags $(ARGS)
 
+# Without what is marked slow: further variants, jobs that are killed, statistics of long runs.
 # In the order of files: those with few tests take longest, and would come last, one after another.
 test: $(READY)
 	$(VENV)/bin/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+test-all:
+	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
 
 # What depends on versions most: a run of every method, file formats, accounting, pictures. DPFMPS is
 # left out: its labels follow ties, which the rounding of another release of XLA breaks otherwise.
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest tests/test_golden.py tests/test_federation.py tests/test_privacy.py \
-	  tests/data tests/experiments/test_plots.py --deselect 'tests/test_golden.py::test_a_run_is_as_it_was[dpfmps]' $(ARGS)
+	  tests/data tests/experiments/test_plots.py -m 'slow or not slow' --deselect 'tests/test_golden.py::test_a_run_is_as_it_was[dpfmps]' $(ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -67,6 +67,7 @@ def relative_name(page):
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.slow
 def test_tutorial_runs_and_collaboration_helps(capsys):
     names = run_blocks(DOCS / "tutorial.md")
     assert names["alone_found"]["pooled"]["ari"] < 0.3
@@ -91,6 +92,7 @@ def test_vertical_agents_with_clusterers_of_their_own_find_the_six_clusters():
     assert adjusted_rand_score(truth, names["result"].labels[0][0]) == 1.0
 
 
+@pytest.mark.slow
 def test_messages_under_masks_and_noise_still_cluster():
     names = run_blocks(DOCS / "how-to" / "private-runs.md", lambda code: "noisy" in code)
     (labels,), (truth,) = names["labels"], names["clients"].labels
@@ -98,6 +100,7 @@ def test_messages_under_masks_and_noise_still_cluster():
     assert adjusted_rand_score(np.asarray(truth)[real], np.asarray(labels)[real]) > 0.5
 
 
+@pytest.mark.slow
 def test_quantised_graphs_still_cluster():
     names = run_blocks(DOCS / "how-to" / "private-runs.md", lambda code: "quantised" in code)
     assert adjusted_rand_score(names["digits"].labels, names["labels"]) > 0.6

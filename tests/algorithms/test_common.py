@@ -159,7 +159,20 @@ class Lab:
         return range(len(views))
 
 
-@pytest.fixture(scope="module", params=sorted(METHODS))
+# Variants of others, or long to compile: `make test` leaves them to `make test-all`.
+SLOW = (
+    "coreset_kmeans",
+    "dpfmps",
+    "dpfmps_p2est",
+    "fedhk_parafac2",
+    "fedhk_tucker",
+    "local_fmcsc",
+    "private_e_fkmvc",
+)
+NAMES = [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in sorted(METHODS)]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def lab(request):
     yield Lab(request.param)
     programs.make_room()

@@ -134,6 +134,7 @@ def test_eight_devices_compute_what_one_does(alone):
     check(found, alone)
 
 
+@pytest.mark.slow
 def test_two_processes_with_their_own_clients_compute_what_one_does(alone):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -219,6 +220,7 @@ class Shown:
 FIVE = [{"x": float(i)} for i in range(60, 65)]
 
 
+@pytest.mark.slow
 def test_batches_are_filled_up_and_none_is_lost(tmp_path):
     """Ten runs by four: the last batch holds two of them."""
     kept = Ledger(tmp_path)

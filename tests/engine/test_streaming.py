@@ -48,6 +48,7 @@ def test_the_toy_is_the_engines_run():
     assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(streamed.state.clients))
 
 
+@pytest.mark.slow
 def test_a_method_is_the_engines_run():
     clients = (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}))
     federation = common.federation("horizontal", common.parts("horizontal", clients))

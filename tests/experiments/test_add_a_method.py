@@ -90,6 +90,7 @@ def test_it_sweeps_over_its_own_hyperparameter(plugin, tmp_path):
     assert len(runs) == 4 and set(runs["inertia"]) == {0.0, 0.5}
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_broken_off(plugin, tmp_path):
     arguments = ("--rounds=4", f"--output_dir={tmp_path}/out")
     binary(plugin, "run", *arguments, "--checkpoint_every=2")

@@ -188,6 +188,7 @@ JOBS = {
 
 
 @pytest.mark.parametrize("name", JOBS)
+@pytest.mark.slow
 def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
     arguments = (*JOBS[name], *TINY, f"--dataset={digits}", "--compilation_cache=")
     whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))

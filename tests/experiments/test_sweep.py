@@ -181,6 +181,7 @@ def test_whole_numbers_that_mean_something_else_are_another_program():
         ("mgcd", ["--latent_dim=2", "--n_neighbours=5"], "ridge=0.1,10", "losses=r+s,r"),
     ],
 )
+@pytest.mark.slow
 def test_vertical_methods_are_swept_alike(toy, tmp_path, algorithm, more, traced, static):
     code, _, err = launch(
         f"--algorithm={algorithm}",
@@ -201,6 +202,7 @@ def test_vertical_methods_are_swept_alike(toy, tmp_path, algorithm, more, traced
     assert all(3 <= float(row["clusters"]) <= 40 for row in rows)
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_runs_of_one(toy, tmp_path):
     job = (
         *("--algorithm=local_kmeans", "--n_clients=4", "--ratio=1:0", "--noprogress"),
@@ -279,6 +281,7 @@ def job(folder, *arguments):
         sweep.main([*arguments, f"--output_dir={folder}", *resume])
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(toy, tmp_path):
     # Quick to trace and to compile: most processes are killed before they get far.
     method = ("--algorithm=local_kmeans", "--n_clients=4", "--ratio=1:0", "--noprogress")

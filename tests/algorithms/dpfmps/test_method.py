@@ -110,6 +110,7 @@ def test_the_size_carries_laplace_noise():
     assert abs(errors.mean()) < 2
 
 
+@pytest.mark.slow
 def test_whole_run_of_the_variant_by_pairs():
     """Three agents whose cohorts are not in the order of their numbers."""
     algorithm = dpfmps_p2est(P2EstConfig(K, epsilon=math.inf, n_sketches=M, n_init=4))

@@ -321,6 +321,7 @@ def test_a_private_run_is_one_with_the_calibrated_noise():
     np.testing.assert_array_equal(labels, same)
 
 
+@pytest.mark.slow
 def test_the_multiplier_and_the_clip_may_be_traced():
     @jax.jit
     def run(z, clip):

@@ -110,6 +110,7 @@ def test_copies_of_partial_models_are_drawn_to_the_own_representation(
     close(trained, copies, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_target_of_the_copies_may_be_the_new_global_model(federation, pretrained, exchanged):
     """Two exchanges: first f_m alone, as ever; then copies, towards H of what f_g is by now."""
     algorithm = build(target="global")
@@ -146,6 +147,7 @@ def test_the_target_of_the_copies_may_be_the_new_global_model(federation, pretra
     assert len(build("ACD", target="global").round) == 1
 
 
+@pytest.mark.slow
 def test_features_are_hidden_in_training_on_multi_view_clients_only(federation, pretrained):
     masked = fmcsc(CONFIG, dataclasses.replace(HYPER, mask_rate=0.5)).round[0]
     for c, expected in ((0, True), (1, False)):
@@ -204,7 +206,10 @@ def test_distillation_leaves_the_own_model_alone(federation, pretrained, exchang
         close(found[i][1].models[FULL], exchanged[i][1].models[FULL], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("components", "matters"), [("ABD", False), ("ABCD", True)])
+@pytest.mark.parametrize(
+    ("components", "matters"),
+    [pytest.param("ABD", False, marks=pytest.mark.slow), ("ABCD", True)],
+)
 def test_what_a_partial_client_keeps_matters_with_c_only(
     federation, pretrained, components, matters
 ):

@@ -58,6 +58,7 @@ def test_a_client_learns_from_its_own_rows_only(result):
     assert np.abs(moved[0] - moved[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_features_are_hidden_from_the_contrast_of_multi_view_clients_alone(result):
     algorithm = local_fmcsc(CONFIG, FMCSCHyperparams(learning_rate=0.01, mask_rate=0.3))
     hidden = jax.jit(functools.partial(engine.run, algorithm, rounds=2))(federation(), KEY)

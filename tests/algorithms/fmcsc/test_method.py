@@ -29,6 +29,7 @@ from tests.algorithms.fmcsc.tiny import (
 )
 
 
+@pytest.mark.slow
 def test_numbers_that_may_be_swept_are_traced(federation, pretrained):
     """vmap over every leaf of the hyper-parameters is a loop over them."""
     config = dataclasses.replace(CONFIG, components="ACD")
@@ -60,6 +61,7 @@ def test_numbers_that_may_be_swept_are_traced(federation, pretrained):
     assert largest_difference(first, second) > 1e-3
 
 
+@pytest.mark.slow
 def test_who_takes_no_part_has_no_influence():
     federation = make_federation(CLIENTS[:2])
     algorithm, shares = build("ACD"), [0.67, 0.5]
@@ -106,6 +108,7 @@ def accuracy(cohorts, labels, truth, k):
     return table[linear_sum_assignment(-table)].sum() / table.sum()
 
 
+@pytest.mark.slow
 def test_it_learns_one_clustering_of_blobs_that_every_view_sees_differently():
     rng = np.random.default_rng(0)
     truth = np.arange(108) % 3

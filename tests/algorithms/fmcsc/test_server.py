@@ -131,12 +131,14 @@ def test_partial_clients_keep_their_model_and_see_nobody_elses_update(
         assert found > 1e-3
 
 
+@pytest.mark.slow
 def test_aggregation_of_identical_models_is_that_model(federation, pretrained):
     """Without epochs and without C every client returns what it was sent, at its own weight."""
     after = round_program("ABD", local_epochs=0, distill_epochs=0)(federation, KEY, pretrained)[0]
     close(after.server.models, pretrained.server.models, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_d_models_are_averaged_plainly(federation, pretrained):
     """Without epochs copies are the global model, and partial clients send what they keep."""
     after = round_program("ABC", local_epochs=0, distill_epochs=0)(federation, KEY, pretrained)[0]
@@ -149,6 +151,7 @@ def test_without_d_models_are_averaged_plainly(federation, pretrained):
         close(after.server.models[kind], before[kind], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_b_multi_view_clients_send_their_own_model_only(federation, pretrained):
     algorithm = build("ACD")
     found = exchange(algorithm, algorithm.round[0], federation, pretrained, cohorts=[0])
@@ -170,6 +173,7 @@ def test_what_is_sent_down_is_what_will_be_trained(pretrained):
     assert set(broadcast(pretrained.server, (1,))) == {(1,)}
 
 
+@pytest.mark.slow
 def test_the_leader_may_train_all_models_before_the_rounds(federation, pretrained):
     """A step of eq. (8) on f_g, then one of eq. (6) on models that begin with f_g's encoders."""
     algorithm = build(leader_epochs=1)
@@ -204,6 +208,7 @@ def test_the_leader_may_train_all_models_before_the_rounds(federation, pretraine
     chex.assert_trees_all_equal(after.clients, pretrained.clients)
 
 
+@pytest.mark.slow
 def test_partial_clients_may_stay_out_of_the_rounds(federation, pretrained, exchanged):
     algorithm = build(partial_rounds=False)
     broadcast = algorithm.round[0].broadcast

@@ -574,7 +574,10 @@ def test_planted_clusters_are_found(name):
     close(found.state.server.clusters.separation, separation.max())
 
 
-@pytest.mark.parametrize("name", list(RUNS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n == "literal" else ()) for n in RUNS],
+)
 def test_factors_and_padded_whole_graphs_make_the_same_run(name):
     found, dense = result(name, False), result(name, True)
     assert found.n_rounds == dense.n_rounds

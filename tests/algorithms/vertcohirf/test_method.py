@@ -138,6 +138,7 @@ def test_ends_when_nothing_merges_and_counts_the_idle_round():
     assert (n_active[n:] == 0).all()  # rounds that were not made
 
 
+@pytest.mark.slow
 def test_max_iter_stops_before_the_end():
     views, _ = make_views(0)
     one = masked(KMEANS, 1)(federation(views), jax.random.key(0))
@@ -162,8 +163,13 @@ def test_two_modalities_are_recovered_exactly():
 
 @pytest.mark.parametrize(
     ("algorithm", "seed"),
-    [(HALVES, 0), (HALVES, 1), (KMEANS, 0), (KMEANS, 1), (KMEANS, 2), (DENSE, 0), (GRAPHS, 0)],
-    ids=["halves0", "halves1", "kmeans0", "kmeans1", "kmeans2", "dbscan0", "sc_srgf0"],
+    [
+        pytest.param(HALVES, 0, id="halves0"),
+        pytest.param(HALVES, 1, id="halves1"),
+        *(pytest.param(KMEANS, i, id=f"kmeans{i}", marks=pytest.mark.slow) for i in range(3)),
+        pytest.param(DENSE, 0, id="dbscan0", marks=pytest.mark.slow),
+        pytest.param(GRAPHS, 0, id="sc_srgf0", marks=pytest.mark.slow),
+    ],
 )
 def test_masked_and_compacting_give_the_same_labels(algorithm, seed):
     views, _ = make_views(seed, n=80, spread=1.5)
@@ -193,6 +199,7 @@ def test_compacting_needs_a_method_that_can():
         engine.run_compacting(always(KMEANS), federation(views), jax.random.key(0), -1)
 
 
+@pytest.mark.slow
 def test_numbers_are_swept_in_one_program():
     views, _ = make_views(0)
     fed = federation(views)
@@ -377,6 +384,7 @@ def test_training_medoids_join_their_own_clusters():
 # --- Settings -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_settings_make_the_same_steps_as_by_hand():
     config = VertCoHiRFConfig(
         3, ("2:sc_srgf", "0:kernel_kmeans", "dbscan"), repetitions=2, n_graphs=3, similarity="rbf"

@@ -50,6 +50,7 @@ def launch(toy, folder, *arguments):
 # --- Messages about samples -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_tells_what_messages_give_away(toy, tmp_path):
     folder = tmp_path / "out"
     code, out, err = launch(
@@ -143,6 +144,7 @@ def untrained(algorithm, federation, key, rounds=1):
     return engine.RunResult(state, labels, info, None, None, jnp.int32(rounds))
 
 
+@pytest.mark.slow
 def test_models_give_prototypes_and_memberships_away(models):
     attacks, scenario = models
     with mock.patch.object(attacks, "run", functools.partial(untrained, attacks.algorithm)):

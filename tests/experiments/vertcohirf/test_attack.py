@@ -12,6 +12,7 @@ from tests.helpers import binaries
 COMMON = ("--compilation_cache=", "--noprogress")
 
 
+@pytest.mark.slow
 def test_every_trial_and_the_picture_are_left(tmp_path):
     """Five trials in batches of three: the last one begins earlier."""
     folder = tmp_path / "attack"

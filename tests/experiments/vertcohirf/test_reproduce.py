@@ -161,6 +161,7 @@ def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
     assert code == 2 and "holds another search" in err
 
 
+@pytest.mark.slow
 def test_every_way_to_run_settings_gives_each_agent_its_clusters(toy, monkeypatch):
     """A program for all, one for each, and arrays that shrink between rounds agree."""
     problem = load_agents(DataSettings(str(toy)), VerticalSettings(agents=2), seed=0)
