@@ -50,9 +50,12 @@ def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -
     Raises:
       ValueError: Names the first number that breaks its rule. NaN breaks every rule.
     """
+    # A number whose flag has another name is named by both.
+    flags = {f.name: f.metadata.get("flag", f.name) for f in dataclasses.fields(settings)}
     for name, (is_right, allowed) in rules.items():
         value = getattr(settings, name)
         if value is None or isinstance(value, jax.core.Tracer):
             continue
         if not np.all(is_right(np.asarray(value))):
-            raise wrong(name, value, allowed)
+            shown = name if flags[name] == name else f"{name} (--{flags[name]})"
+            raise wrong(shown, value, allowed)

@@ -176,8 +176,9 @@ class Federation:
         for cohort in self.cohorts:
             rows = np.asarray(cohort.mask.sum(axis=1))
             kind = "all views" if self.holds_all_views(cohort) else f"views {cohort.view_ids}"
+            plural = "" if cohort.n_clients == 1 else "s"
             lines.append(
-                f"{cohort.n_clients} clients with {kind}, "
+                f"{cohort.n_clients} client{plural} with {kind}, "
                 f"{rows.min()}..{rows.max()} samples each, {rows.sum()} in all"
             )
         return "\n".join(lines)

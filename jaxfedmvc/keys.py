@@ -16,7 +16,6 @@ INIT, SETUP, ROUND, FINISH, PARTICIPATION = range(5)
 SERVER = 2**31
 
 # Folded into a client's key of one exchange.
-UPLOAD_NOISE = 2**29  # noise that a method itself adds to what a client sends
 TRANSFORM = 2**30  # what `messages.transformed` and `messages.coded` draw
 
 # Folded into the key of local training, where an epoch's number would be.

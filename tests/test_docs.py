@@ -83,7 +83,7 @@ def test_arrays_become_federations(capsys):
     run_blocks(DOCS / "how-to" / "own-data.md", lambda code: "Federation" in code)
     printed = capsys.readouterr().out
     assert "4 clients with all views, 50..50 samples each" in printed  # two thirds of six clients
-    assert "1 clients with views (1,), 95..95 samples each" in printed
+    assert "1 client with views (1,), 95..95 samples each" in printed
 
 
 def test_vertical_agents_with_clusterers_of_their_own_find_the_six_clusters():

@@ -186,7 +186,8 @@ def _parse_function(kind: Any) -> tuple[Any, str]:
     def several(text: str) -> tuple:
         return tuple(parse(item.strip()) for item in re.split(separator, text)) if text else ()
 
-    return several, f"{what.removeprefix('a ')}s with commas"
+    many = "names" if inner is str else f"{what.removeprefix('a ')}s"
+    return several, f"{many} with commas"
 
 
 def _number(text: str) -> int | float:

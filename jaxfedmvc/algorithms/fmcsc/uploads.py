@@ -6,27 +6,18 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxfedmvc import keys
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fmcsc.client import Update
 from jaxfedmvc.algorithms.fmcsc.networks import Model, PyTree
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCHyperparams
-from jaxfedmvc.federation import Cohort
-from jaxfedmvc.messages.transforms import Transform
+from jaxfedmvc.messages.transforms import Transform, transformed
 
 
 def protected(hyper: FMCSCHyperparams, phase: Phase) -> Phase:
     """Returns the same exchange, with what clients send clipped and noised where that is on."""
     if hyper.upload_clip is None and hyper.upload_noise is None:
         return phase
-    release = released(hyper)
-
-    def client(key: jax.Array, sent: PyTree, state: PyTree, client: Cohort) -> tuple:
-        state, message, info = phase.client(key, sent, state, client)
-        message = release(jax.random.fold_in(key, keys.UPLOAD_NOISE), message, sent)
-        return state, message, info
-
-    return phase._replace(client=client)
+    return transformed(phase, released(hyper))
 
 
 def released(hyper: FMCSCHyperparams) -> Transform:
