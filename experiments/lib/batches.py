@@ -35,7 +35,7 @@ from jaxfedmvc.engine import Traffic, batching
 from jaxfedmvc.engine.batching import Source
 from jaxfedmvc.engine.mesh import put, sharding
 from jaxfedmvc.engine.phases import chunk_sizes
-from jaxfedmvc.engine.steps import as_number
+from jaxfedmvc.engine.steps import as_number, compiler_options
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.secure import any_unread
 from jaxfedmvc.metrics import federation as federation_scores
@@ -267,7 +267,10 @@ class Program:
         if size not in self._compiled:
             program = batching.batched(one_run(self.group), self.group.source.build, self.mesh)
             # Arguments that it does not read lie on the device all the same, and count as memory.
-            options: dict[str, Any] = {"keep_unused": True}
+            options: dict[str, Any] = {
+                "keep_unused": True,
+                "compiler_options": compiler_options("round"),
+            }
             if self.mesh is not None:
                 options["out_shardings"] = sharding(self.mesh)
             arguments = *self._placed(), *self._arguments([(0, 0)] * size)
