@@ -59,8 +59,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
             yield from _equations(sub)
 
 
-def costs(programs: Sequence[Traced]) -> list[dict[str, Any]]:
-    """Lowers and compiles programs; returns the seconds and counts of each.
+def costs(programs: Sequence[Traced], compiled: bool = True) -> list[dict[str, Any]]:
+    """Lowers programs, and compiles them if asked to; returns the seconds and counts of each.
 
     One of the same text as another is not compiled: "as" names the other.
     """
@@ -76,9 +76,8 @@ def costs(programs: Sequence[Traced]) -> list[dict[str, Any]]:
             found.append(row | {"as": first[text]})
             continue
         first[text] = program.name
-        compiled = lowered.compile(compiler_options(program.name))
+        made = lowered.compile(compiler_options(program.name)).as_text() if compiled else ""
         row["compile core-s"] = time.process_time() - began
-        made = compiled.as_text()
         counts = (
             text.count("\n"),
             made.count(" = "),

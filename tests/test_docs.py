@@ -86,6 +86,7 @@ def test_arrays_become_federations(capsys):
     assert "1 client with views (1,), 95..95 samples each" in printed
 
 
+@pytest.mark.slow
 def test_vertical_agents_with_clusterers_of_their_own_find_the_six_clusters():
     names = run_blocks(DOCS / "how-to" / "vertical.md")
     truth = names["data"].load("multimodal").labels
@@ -106,6 +107,7 @@ def test_quantised_graphs_still_cluster():
     assert adjusted_rand_score(names["digits"].labels, names["labels"]) > 0.6
 
 
+@pytest.mark.slow
 def test_a_batch_of_tensors_is_decomposed_at_once(capsys):
     run_blocks(DOCS / "methods" / "fedhk.md")
     assert "(64, 6, 12, 3)" in capsys.readouterr().out

@@ -203,12 +203,9 @@ def test_record(name):
     (FOLDER / f"{name}.json").write_text(json.dumps(outcome(name)) + "\n")
 
 
-# One of each family; the others are long to compile.
-FIRST = ("distr_kmeans", "e_fkmvc", "fmcsc_best", "mgcd", "vertcohirf")
-NAMES = [pytest.param(n, marks=() if n in FIRST else pytest.mark.slow) for n in sorted(RUNS)]
-
-
-@pytest.mark.parametrize("name", NAMES)
+# Labels and bytes of each method's default are compared in tests/algorithms/test_common.py too.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RUNS))
 def test_a_run_is_as_it_was(name):
     found, before = outcome(name), recorded(name)
     for part in ("labels", "n_rounds", "bytes"):

@@ -40,7 +40,7 @@ def clients(offset=0.0):
 @functools.cache
 def program():
     """Compiled once: every federation here has the same shapes."""
-    run = functools.partial(engine.run, local_kmeans(LocalKMeansConfig(K, n_init=20)), rounds=0)
+    run = functools.partial(engine.run, local_kmeans(LocalKMeansConfig(K, n_init=100)), rounds=0)
     return jax.jit(run, compiler_options={"xla_llvm_disable_expensive_passes": True})
 
 

@@ -322,6 +322,7 @@ def test_a_batch_is_planned_by_what_the_compiler_says_of_one_run(monkeypatch):
     assert batches.planned_batch(alone, None) == 1 and alone.compilations == 0
 
 
+@pytest.mark.slow
 def test_tables_become_the_scores_of_the_last_round_and_of_every_one(tmp_path):
     source = on_devices.source(dealt=True)
     shared, by_seed = batching.place(source)

@@ -65,8 +65,14 @@ def whole(name, **settings):
     return jax.device_get(run(hyper, KEY))
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 2])
-@pytest.mark.parametrize("name", ["e_fkmvc", pytest.param("fmcsc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [
+        ("e_fkmvc", 2),
+        *(pytest.param("e_fkmvc", n, marks=pytest.mark.slow) for n in (None, 1)),
+        *(pytest.param("fmcsc", n, marks=pytest.mark.slow) for n in (None, 1, 2)),
+    ],
+)
 def test_a_run_by_steps_is_a_whole_run(name, chunk):
     steps, found, info, calls = stepped(name, chunk)
     expected = whole(name)

@@ -118,6 +118,7 @@ def test_a_run_of_a_sweep_is_the_run_of_its_flags(swept, toy, tmp_path):
             assert float(one[name]) == pytest.approx(float(other[name]), nan_ok=True, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_it_takes_is_said_without_running(toy):
     code, out, err = launch(*FEDHK, *toy, GRID, "--dry_run")
     assert (code, err) == (0, "")
@@ -127,6 +128,7 @@ def test_what_it_takes_is_said_without_running(toy):
     assert all(float(line.split()[-1]) > 0 for line in lines)
 
 
+@pytest.mark.slow
 def test_settings_are_drawn_from_ranges_and_need_no_labels(toy, tmp_path):
     dataset = toy[0].replace("toy.npz", "unlabelled.npz")
     folder = tmp_path / "out"

@@ -137,6 +137,7 @@ def test_a_run_is_the_plain_run_up_to_fixed_point_rounding():
     np.testing.assert_allclose(embedded, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_participants_that_are_drawn_anew_every_round():
     options = {"participation": 0.6, "resample_participants": True}
 

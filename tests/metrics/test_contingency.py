@@ -106,6 +106,7 @@ def test_mask_selects_rows(junk):
     assert_scores(padded, reference(labels[where], predicted[where]))
 
 
+@pytest.mark.slow
 def test_single_functions_and_vmap_equal_scores():
     rng = np.random.default_rng(3)
     labels, predicted = rng.integers(3, size=(4, 30)), rng.integers(5, size=(4, 30))

@@ -32,6 +32,7 @@ def test_tables_worked_by_hand():
     assert host.table_scores(np.array([[3]])) == dict.fromkeys(host.METRICS, 1.0)
 
 
+@pytest.mark.slow
 def test_a_federation_is_scored_as_inside_a_program():
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 3, 60)

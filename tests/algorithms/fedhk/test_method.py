@@ -214,7 +214,10 @@ def plain_start(server):
 
 
 @pytest.mark.parametrize("alpha", [np.inf, 5.0])
-@pytest.mark.parametrize("coefficients", COEFFICIENTS)
+@pytest.mark.parametrize(
+    "coefficients",
+    [pytest.param(c, marks=pytest.mark.slow if c != "bandwidth" else ()) for c in COEFFICIENTS],
+)
 def test_federation_computes_what_one_client_with_all_samples_does(coefficients, alpha):
     """Model and log J of every round, whoever holds what; and those of the plain algorithm."""
     views, _ = make_views()
@@ -697,6 +700,7 @@ def test_degenerate_samples_give_finite_models(case):
             assert labels[0] != labels[24]
 
 
+@pytest.mark.slow
 def test_secure_sums_give_the_same_clusters():
     """The summaries are read one by one; all else is sums, hidden by masks."""
     views, _ = make_views(12)

@@ -144,7 +144,9 @@ CASES = [("clients", R, CONFIG), ("clients", C, CONFIG), ("clients", R, SAMPLEWI
 CASES += [("views", R, CONFIG), ("views", C, CONFIG)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if i != 1 else ()) for i, c in enumerate(CASES)]
+)
 def test_no_round_raises_the_objective(case):
     state, values, labels = runs(*case)
     assert np.isfinite(values).all()

@@ -396,6 +396,7 @@ def test_huge_noise_gives_finite_models():
         assert set(np.unique(labels)) <= {-1, *range(C)}
 
 
+@pytest.mark.slow
 def test_secure_sums_change_nothing_but_rounding():
     labels, plain = program()(KEY, 0.1, 1.0)
     same, secure = program("secure")(KEY, 0.1, 1.0)

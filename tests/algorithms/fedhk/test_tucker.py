@@ -126,7 +126,9 @@ def rotation(size, seed):
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0].astype("float32")
 
 
-@pytest.mark.parametrize("ranks", [FULL, FEATURES, ALL])
+@pytest.mark.parametrize(
+    "ranks", [FULL, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (FEATURES, ALL))]
+)
 def test_no_round_raises_the_objective(ranks):
     _, values, found, labels = runs(ranks)
     assert np.isfinite(values).all()
@@ -373,6 +375,7 @@ def test_averages_of_aligned_forms_are_near_the_form_of_the_average():
     assert max(ratios) < 1.5  # of the error of the form of the averaged, padded tensor
 
 
+@pytest.mark.slow
 def test_averages_of_cores_learn():
     _, values, found, labels = runs(FEATURES, AVERAGE)
     assert np.isfinite(values).all() and all(np.isfinite(part).all() for part in found.values())
@@ -451,6 +454,7 @@ def test_refuses_settings_that_make_no_sense():
         fedhk_tucker(TuckerConfig(C, hkc=coefficients, aggregation="average"))
 
 
+@pytest.mark.slow
 def test_a_whole_run_of_aligned_averages_from_the_clients_summaries():
     algorithm = fedhk_tucker(dataclasses.replace(AVERAGE, ranks=ALL, alignment="procrustes"))
     fed = federation(0)

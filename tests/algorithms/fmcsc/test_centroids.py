@@ -57,6 +57,7 @@ def test_only_centroids_travel(federation, pretrained, finished):
     np.testing.assert_allclose(finished.server.centroids, means, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_federated_centroids_are_lloyds_on_all_rows(federation, pretrained):
     """From k-means of all clients' own centroids; sums and counts are all that travels."""
     algorithm = build(centroids="federated", centroid_rounds=3)

@@ -559,7 +559,7 @@ def test_views_that_agree_but_for_noise_are_averaged():
 # --- Whole runs ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["average", "trained"])
+@pytest.mark.parametrize("name", ["average", pytest.param("trained", marks=pytest.mark.slow)])
 def test_planted_clusters_are_found(name):
     found, (_, truth) = result(name, False), planted(RUNS[name][1])
     for labels in found.labels:
@@ -576,7 +576,7 @@ def test_planted_clusters_are_found(name):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow if n == "literal" else ()) for n in RUNS],
+    [pytest.param(n, marks=pytest.mark.slow if n != "average" else ()) for n in RUNS],
 )
 def test_factors_and_padded_whole_graphs_make_the_same_run(name):
     found, dense = result(name, False), result(name, True)
@@ -593,6 +593,7 @@ def test_factors_and_padded_whole_graphs_make_the_same_run(name):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((found.info, dense.info)))
 
 
+@pytest.mark.slow
 def test_literal_runs_all_rounds_within_its_rank():
     found = result("literal", False)
     assert found.n_rounds == ROUNDS
@@ -609,6 +610,7 @@ def test_permuting_samples_permutes_graph_and_partition():
     assert adjusted_rand_score(found.labels[0][0][order], turned.labels[0][0]) == 1
 
 
+@pytest.mark.slow
 def test_seeds_and_hyperparameters_share_a_program_and_vmap_is_a_loop():
     views, _ = planted(RUNS["trained"][1])
     federation, run = make_federation(views), program("trained", False)
@@ -704,6 +706,7 @@ def test_docs_say_what_the_modes_say():
         assert entry == f"None: {first} in the robust mode, {second} in the", name
 
 
+@pytest.mark.slow
 def test_clusters_of_all_graphs_are_reported():
     views, truth = planted(RUNS["average"][1])
     config = dataclasses.replace(RUNS["average"][0], report_graphs=True)

@@ -150,6 +150,7 @@ def test_max_iter_stops_before_the_end():
     assert labels_of(one).max() > labels_of(full).max()
 
 
+@pytest.mark.slow
 def test_two_modalities_are_recovered_exactly():
     dataset = synthetic.multimodal(0, "text")
     steps = [LocalStep(dbscan_method(2.25, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
@@ -244,6 +245,7 @@ def test_one_sample():
     assert labels_of(result).tolist() == [0] and int(result.n_rounds) == 1
 
 
+@pytest.mark.slow
 def test_with_few_candidates_medoids_are_among_them_and_the_labels_stay_nested():
     views, _ = make_views(2)
     algorithm = vertcohirf_of_steps(LocalStep(by_halves), n_candidates=2)
@@ -331,6 +333,7 @@ def test_bits_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_bits_are_those_of_the_messages_and_keep_to_proposition_3_1(seed):
     """Counted from what was sent, with N_s = 4, against what the run says of itself."""
     views, _ = make_views(seed)

@@ -80,6 +80,7 @@ def test_a_run_ends_by_itself_and_leaves_its_folder(toy, tmp_path):
     assert "--personal=proximal" in (folder / "flags.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_secure_aggregation_changes_no_label_and_says_what_it_covers(toy, tmp_path):
     results = {}
     for privacy in ("none", "secagg"):
@@ -98,6 +99,7 @@ def test_secure_aggregation_changes_no_label_and_says_what_it_covers(toy, tmp_pa
     assert up[1] == up[0] + 4 * 4
 
 
+@pytest.mark.slow
 def test_private_runs_say_what_they_spent(toy, tmp_path):
     folder = tmp_path / "out"
     code, _, err = launch(
@@ -231,6 +233,7 @@ def test_a_finished_study_goes_on_to_its_tables(studied):
     assert (folder / "summary.csv").read_bytes() == before and again == out
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_study_is_a_command(toy):
     sets = {"toy": study.data.load(toy)}
     settings = study.StudySettings(

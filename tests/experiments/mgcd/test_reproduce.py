@@ -13,6 +13,8 @@ from jaxfedmvc.engine.steps import Steps
 from tests.experiments.mgcd.toy import save_toy
 from tests.helpers import binaries
 
+pytestmark = pytest.mark.slow
+
 COMMON = ("--compilation_cache=", "--noprogress", "--paper=mgcd")
 TINY = ("--server=average", "--hidden=4", "--latent_dim=2", "--pretrain_epochs=1", "--n_init=1")
 NAME = "MGCD, literal, average"

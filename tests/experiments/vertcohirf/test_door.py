@@ -80,6 +80,7 @@ def test_the_hierarchy_is_left_in_three_forms(job):
     assert (folder / "hierarchy.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_arrays_of_one_size_give_the_same_hierarchy_and_a_level_cuts_it(job, toy, tmp_path):
     folder, _ = job
     path = tmp_path / "m"
@@ -94,6 +95,7 @@ def test_arrays_of_one_size_give_the_same_hierarchy_and_a_level_cuts_it(job, toy
 
 
 @pytest.mark.parametrize("name", ["distr_kmeans", "coreset_kmeans"])
+@pytest.mark.slow
 def test_baselines_run_under_the_same_binary(name, toy, tmp_path):
     path = tmp_path / "b"
     code, out, err = launch(f"--dataset={toy}", f"--output_dir={path}", f"--algorithm={name}")

@@ -16,6 +16,8 @@ from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
 from tests.helpers import binaries
 
+pytestmark = pytest.mark.slow
+
 COMMON = ("--compilation_cache=", "--noprogress")
 
 
