@@ -89,6 +89,7 @@ def test_a_run_by_steps_is_a_whole_run(name, chunk):
     assert steps.traffic() == engine.traffic(METHODS[name][0](METHODS[name][1]), federation())
 
 
+@pytest.mark.slow
 def test_clients_that_are_drawn_anew_are_those_of_a_whole_run():
     settings = {"participation": (0.5, 1.0, 0.5), "resample_participants": True}
     _, found, _, _ = stepped("e_fkmvc", 2, **settings)

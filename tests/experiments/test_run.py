@@ -182,6 +182,7 @@ def test_flags_txt_runs_the_job_again_to_the_same_bits(job, tmp_path):
     assert set(kept[0]) ^ set(kept[1]) == {"--noprogress", "--progress"}
 
 
+@pytest.mark.slow
 def test_without_labels_nothing_is_scored(files, tmp_path):
     folder = tmp_path / "results"
     code, out, _ = launch(

@@ -144,9 +144,8 @@ CASES = [("clients", R, CONFIG), ("clients", C, CONFIG), ("clients", R, SAMPLEWI
 CASES += [("views", R, CONFIG), ("views", C, CONFIG)]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow if i != 1 else ()) for i, c in enumerate(CASES)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_no_round_raises_the_objective(case):
     state, values, labels = runs(*case)
     assert np.isfinite(values).all()
@@ -295,6 +294,7 @@ def test_terms_of_clients_add_up():
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_centres_of_views_lie_in_the_span_that_is_sent_once():
     state, *_ = runs("views", R, CONFIG)
     _, codec = method("views", R, CONFIG)

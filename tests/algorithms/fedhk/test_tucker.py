@@ -148,6 +148,7 @@ def test_full_ranks_are_no_constraint():
         np.testing.assert_allclose(found[v], expected_centres[v], atol=2e-3)
 
 
+@pytest.mark.slow
 def test_fewer_ranks_cost_objective():
     full, features, all_modes = (runs(r)[1][:, -1].min(axis=1) for r in (FULL, FEATURES, ALL))
     assert (full < features).all() and features.mean() < all_modes.mean()

@@ -762,11 +762,13 @@ def test_bad_settings_are_named(setting):
 )
 def test_numbers_out_of_range_are_named(name, value, allowed):
     with pytest.raises(
-        ValueError, match=rf"^{name}: got .*; allowed is a finite number.* {allowed}"
+        ValueError,
+        match=rf"^{name}( \(--lambda\))?: got .*; allowed is a finite number.* {allowed}",
     ):
         mgcd(BASE, MGCDHyperparams(**{name: value}))
 
 
+@pytest.mark.slow
 def test_graphs_that_are_not_finite_end_the_run():
     federation = make_federation(planted(RUNS["literal"][1])[0])
     hyper = dataclasses.replace(HYPER, local_rate=1e30)

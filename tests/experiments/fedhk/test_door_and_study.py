@@ -194,6 +194,7 @@ def studied(toy, tmp_path_factory):
     return folder, out
 
 
+@pytest.mark.slow
 def test_the_study_runs_its_rows(studied):
     folder, out = studied
     summary = pd.read_csv(folder / "summary.csv").set_index(["method", "clients"])
@@ -211,6 +212,7 @@ def test_the_study_runs_its_rows(studied):
     assert (folder / "methods.md").read_text() in out
 
 
+@pytest.mark.slow
 def test_the_summary_is_made_of_the_runs_under_their_own_headings(studied):
     folder, _ = studied
     runs = pd.read_csv(folder / "runs.csv")
@@ -223,6 +225,7 @@ def test_the_summary_is_made_of_the_runs_under_their_own_headings(studied):
     assert (runs.loc[runs["method"] == "E-FKMVC", "rounds_made"] <= 4).all()
 
 
+@pytest.mark.slow
 def test_a_finished_study_goes_on_to_its_tables(studied):
     folder, out = studied
     before = (folder / "summary.csv").read_bytes()

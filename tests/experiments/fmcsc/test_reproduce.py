@@ -289,6 +289,7 @@ def job(tmp_path_factory):
     return folder, out, flags
 
 
+@pytest.mark.slow
 def test_a_figure_end_to_end(job):
     folder, out, _ = job
     runs = list(csv.DictReader((folder / "runs.csv").open()))
@@ -300,6 +301,7 @@ def test_a_figure_end_to_end(job):
     assert shown(folder / "figure2_digits_best.png") and "3 runs, 1 programs" in out
 
 
+@pytest.mark.slow
 def test_a_figure_goes_on_with_the_flags_that_were_given(job):
     folder, _, flags = job
     code, out, err = launch("--resume", f"--output_dir={folder}", f"--flagfile={folder}/flags.txt")
@@ -309,6 +311,7 @@ def test_a_figure_goes_on_with_the_flags_that_were_given(job):
         assert code == 2 and "was begun with other flags" in err
 
 
+@pytest.mark.slow
 def test_runs_of_earlier_jobs_are_shown_anew(job, tmp_path):
     folder, _, _ = job
     code, out, err = launch(*JOB, f"--runs_file={folder}/runs.csv", f"--output_dir={tmp_path}/new")
@@ -345,6 +348,7 @@ def test_what_can_be_wrong(flags):
     assert code == 2 and WRONG[flags] in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_can_be_wrong_with_files(job):
     folder, _, flags = job
     code, _, err = launch(*flags)
