@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,6 @@ import optax
 from jaxfedmvc import keys
 
 PyTree = Any
-Name = TypeVar("Name", bound=Hashable)
 
 
 class MLP(nn.Module):
@@ -37,9 +36,7 @@ class MLP(nn.Module):
         return x
 
 
-def init_mlps(
-    key: jax.Array, shapes: Mapping[Name, tuple[int, Sequence[int]]]
-) -> dict[Name, PyTree]:
+def init_mlps(key: jax.Array, shapes: Mapping[Any, tuple[int, Sequence[int]]]) -> dict[Any, PyTree]:
     """Returns fresh parameters of several `MLP(features)`, for inputs [rows, n_inputs].
 
     Weights are U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what deep multi-view clustering papers start
