@@ -36,9 +36,15 @@ def references(
         ALONE: _each_client(federation, n_clusters, seed),
         POOLED: _of_samples(federation, np.concatenate(problem.views, axis=1), n_clusters, seed),
     }
-    if embedding is not None:
+    if has_one_width(embedding):
+        assert embedding is not None
         found[POOLED_EMBEDDING] = _of_rows(federation, embedding, n_clusters, seed)
     return found
+
+
+def has_one_width(embedding: Sequence[np.ndarray] | None) -> bool:
+    """Whether all cohorts' representations lie in one space; those of raw views may not."""
+    return embedding is not None and len({h.shape[-1] for h in embedding}) == 1
 
 
 def _each_client(federation: Federation, n_clusters: int, seed: int) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import pandas as pd
 from experiments.lib import charts, folder, plots
 from experiments.lib.command import Command
 from experiments.lib.hooks import SeedResult
-from experiments.lib.references import ALONE, POOLED
+from experiments.lib.references import ALONE, POOLED, has_one_width
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
@@ -192,7 +192,7 @@ class Report:
 
     def _draw(self, last: SeedResult) -> None:
         self._draw_curves()
-        if last.embedding is not None:
+        if has_one_width(last.embedding):
             title = f"t-SNE of the representation, {self.title}, seed {last.seed}"
             draw_embedding(self.path / "embedding.png", last, title)
         if self.command.hooks.pictures is not None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.lib import command, runner
+from experiments.lib.references import has_one_width
 from experiments.run import main
 from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms import METHODS, FMCSCConfig, FMCSCHyperparams, fmcsc
@@ -374,3 +375,10 @@ def test_every_method_can_be_parsed_from_nothing():
         found = command.parse([], algorithm=name)
         assert found.name == name
         found.config(3, 4), found.hyperparams()
+
+
+def test_representations_of_different_widths_are_not_pooled():
+    # Local k-means represents clients by their own views, which have different widths.
+    narrow, wide = np.zeros((1, 2, 3)), np.zeros((1, 2, 4))
+    assert has_one_width([narrow, narrow])
+    assert not has_one_width([narrow, wide]) and not has_one_width(None)
