@@ -24,26 +24,17 @@ from absl import logging
 
 from experiments.lib import runner
 from experiments.lib.command import checked, parse_or_exit
-from jaxfedmvc.engine.steps import Steps, Traced, compiler_options
+from jaxfedmvc.engine.steps import Traced
 
 # What `make run` gives to `experiments.fmcsc`.
 DEFAULT = (f"--flagfile={Path(__file__).parents[1]}/experiments/fmcsc/presets/best.flags",)
 COUNTS = ("lines", "instructions", "fusions", "draws")
 
 
-def steps_of(arguments: Sequence[str], algorithm: str = "fmcsc") -> Steps:
-    """Returns the programs of a command of `experiments.run`, as its runner makes them."""
-    job = checked(
-        lambda: runner.prepare(parse_or_exit(arguments, __doc__ or "", algorithm=algorithm))
-    )
-    return Steps(
-        job.make,
-        job.hyperparams,
-        job.federation,
-        participation=job.shares,
-        resample_participants=job.command.job.resample_participants,
-        client_chunk=runner.client_chunk(job.command.job, None),
-    )
+def programs_of(arguments: Sequence[str]) -> list[Traced]:
+    """Traces the programs of a command of `experiments.run`, as its runner makes them."""
+    command = parse_or_exit(arguments, __doc__ or "")
+    return runner.steps_of(checked(lambda: runner.prepare(command))).programs()
 
 
 def draws(jaxpr: Any) -> int:
@@ -76,7 +67,7 @@ def costs(programs: Sequence[Traced], compiled: bool = True) -> list[dict[str, A
             found.append(row | {"as": first[text]})
             continue
         first[text] = program.name
-        made = lowered.compile(compiler_options(program.name)).as_text() if compiled else ""
+        made = lowered.compile(program.options).as_text() if compiled else ""
         row["compile core-s"] = time.process_time() - began
         counts = (
             text.count("\n"),
@@ -92,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     """Prints the table, the most costly program first, and the sums below."""
     logging.set_verbosity(logging.WARNING)
     jax.config.update("jax_enable_compilation_cache", False)
-    table = pd.DataFrame(costs(steps_of(arguments).programs()))
+    table = pd.DataFrame(costs(programs_of(arguments)))
     table = table.sort_values("compile core-s", ascending=False)
     table.loc["all"] = table.sum(numeric_only=True)
     table.loc["all", ["program", "as"]] = "all", ""

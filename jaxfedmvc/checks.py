@@ -50,14 +50,9 @@ def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -
     Raises:
       ValueError: Names the first number that breaks its rule. NaN breaks every rule.
     """
-    # A number whose flag has another name is named by both.
-    fields = getattr(settings, "__dataclass_fields__", {})
-    flags = {name: field.metadata.get("flag", name) for name, field in fields.items()}
     for name, (is_right, allowed) in rules.items():
         value = getattr(settings, name)
         if value is None or isinstance(value, jax.core.Tracer):
             continue
         if not np.all(is_right(np.asarray(value))):
-            flag = flags.get(name, name)
-            shown = name if flag == name else f"{name} (--{flag})"
-            raise wrong(shown, value, allowed)
+            raise wrong(name, value, allowed)

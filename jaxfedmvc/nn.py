@@ -48,6 +48,7 @@ def init_mlps(key: jax.Array, shapes: Mapping[Any, tuple[int, Sequence[int]]]) -
       key: PRNG key.
       shapes: By name `(n_inputs, features)`.
     """
+    # In the form that flax gives to an `MLP`.
     layers = {name: list(itertools.pairwise((n, *widths))) for name, (n, widths) in shapes.items()}
     sizes = [a * b for pairs in layers.values() for a, b in pairs]
     draws = jax.random.uniform(key, (sum(sizes),), minval=-1.0)

@@ -8,8 +8,6 @@ import tempfile
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for milliseconds here and take seconds to optimise. Processes that tests start too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Programs need not say which lines of Python they come from.
-os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Workers, and processes that tests start, compile many of the same programs: one folder for all of
 # a session, made by the first process and removed when it ends.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -75,15 +75,7 @@ def _runs(rows: Sequence[Row], progress: Progress) -> Iterator[Run]:
 
 def _steps(job: runner.Job) -> Steps:
     """Returns the compiled programs of a row."""
-    settings = job.command.job
-    steps = Steps(
-        job.make,
-        job.hyperparams,
-        job.federation,
-        participation=job.shares,
-        resample_participants=settings.resample_participants,
-        client_chunk=runner.client_chunk(settings, None),
-    )
+    steps = runner.steps_of(job)
     steps.compile()
     return steps
 

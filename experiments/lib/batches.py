@@ -269,7 +269,7 @@ class Program:
             # Arguments that it does not read lie on the device all the same, and count as memory.
             options: dict[str, Any] = {
                 "keep_unused": True,
-                "compiler_options": compiler_options("round"),
+                "compiler_options": compiler_options(),
             }
             if self.mesh is not None:
                 options["out_shardings"] = sharding(self.mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 from sklearn.cluster import KMeans
@@ -37,13 +38,14 @@ def references(
         POOLED: _of_samples(federation, np.concatenate(problem.views, axis=1), n_clusters, seed),
     }
     if has_one_width(embedding):
-        assert embedding is not None
         found[POOLED_EMBEDDING] = _of_rows(federation, embedding, n_clusters, seed)
     return found
 
 
-def has_one_width(embedding: Sequence[np.ndarray] | None) -> bool:
-    """Whether all cohorts' representations lie in one space; those of raw views may not."""
+def has_one_width(
+    embedding: Sequence[np.ndarray] | None,
+) -> TypeGuard[Sequence[np.ndarray]]:
+    """Tells whether all cohorts' representations have one width; those of raw views may not."""
     return embedding is not None and len({h.shape[-1] for h in embedding}) == 1
 
 

@@ -164,6 +164,23 @@ def client_chunk(job: JobSettings, devices: Any) -> int | None:
     return job.client_chunk
 
 
+def steps_of(
+    job: Job, devices: Any = None, on_call: Callable[[str], None] = lambda name: None
+) -> Steps:
+    """Returns the programs of a job, on the devices of `start_devices`; nothing is compiled yet."""
+    settings = job.command.job
+    return Steps(
+        job.make,
+        job.hyperparams,
+        job.federation,
+        participation=job.shares,
+        resample_participants=settings.resample_participants,
+        client_chunk=client_chunk(settings, devices),
+        ahead=devices is None,
+        on_call=on_call,
+    )
+
+
 # --- A job ----------------------------------------------------------------------------------------
 
 
@@ -213,16 +230,7 @@ class _Runner:
         command = job.command
         stem = Path(command.data.dataset or "").stem.lower()
         self.report = Report(command, path, job.federation, f"{command.name} on {stem}")
-        self.steps = Steps(
-            job.make,
-            job.hyperparams,
-            job.federation,
-            participation=job.shares,
-            resample_participants=command.job.resample_participants,
-            client_chunk=client_chunk(command.job, devices),
-            ahead=devices is None,
-            on_call=progress.done,
-        )
+        self.steps = steps_of(job, devices, progress.done)
         self.last: SeedResult  # of the last seed, which is drawn
         algorithm = self.steps.algorithm
         self.compacts = command.job.compact and algorithm.compact is not None

@@ -8,9 +8,9 @@ rows are the first of one draw and do not depend on the padded length.
 Two options are common to all of them. `weights` counts rows: a weight of 2 means what the row
 written twice means, and a row of weight 0 gets a label and moves nothing. `limit` is the number of
 clusters where that is traced: the first min(limit, k) of the k centroids are used, no label names
-another, and the labels are those of a run with `limit` centroids. One compilation then serves all
-numbers of clusters up to k. A limit below 1, such as the number of rows where there are none,
-counts as 1.
+another, and the labels are those of a run with `limit` centroids (seeding included, for k up to
+1096). One compilation then serves all numbers of clusters up to k. A limit below 1, such as the
+number of rows where there are none, counts as 1.
 """
 
 import math
@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
 _BLOCK = 1024
 # Rows have numbers for as many draws, so that the first ones are the same however many are made.
-# A centroid takes 2 + floor(log k) draws, which is less up to k = 400.
+# A centroid takes 2 + floor(log k) of them, which are enough up to k = 1096.
 _MOST_DRAWS = 8
 
 
@@ -272,7 +272,7 @@ def _draw_rows(key: Array, weights: Array, n_draws: int) -> Array:
 
 
 def _race(key: Array, weights: Array, n_draws: int) -> Array:
-    """Positions [n_draws] drawn in proportion to `weights` [n].
+    """Draws positions [n_draws] in proportion to `weights` [n].
 
     The first to arrive, of exponential times with these rates: the same as Gumbel's maximum.
     """

@@ -64,17 +64,20 @@ class Traced(NamedTuple):
       name: Its stage, phase and cohort, or what else it is for.
       traced: A `jax.stages.Traced`, which can be lowered and compiled.
       seconds: What tracing it took.
+      options: What XLA is told; see `compiler_options`.
     """
 
     name: str
     traced: Any
     seconds: float
+    options: dict[str, Any] | None
 
 
 class _Program(NamedTuple):
     name: str
     function: Callable[..., PyTree]  # its first argument are the hyper-parameters
     donated: tuple[int, ...] = ()  # arguments whose memory is used again
+    trains: bool = False  # or is soon over
 
 
 @dataclasses.dataclass
@@ -89,7 +92,7 @@ class _Flat:
     structure: Any = None  # of what is returned; known once the function is traced
     noted: Any = None  # what travels when it is called
     picked: list[int] | None = None  # of the arguments, where it only hands some of them on
-    traced: Traced | None = None
+    traced: Any = None  # a `Traced`, once it is
     compiled: Any = None
 
 
@@ -233,7 +236,7 @@ class Steps:
         with ThreadPoolExecutor(_COMPILERS) as pool:
             for flat in pending:
                 # Lowering holds Python's lock; XLA compiles meanwhile without it.
-                jobs.append((flat.traced.name, self._compile(flat, pool.submit)))  # type: ignore[union-attr]
+                jobs.append((flat.traced.name, self._compile(flat, pool.submit)))
                 tell()
             for _ in as_completed({job for _, job in jobs}):
                 tell()
@@ -243,11 +246,10 @@ class Steps:
 
     def _compile(self, flat: _Flat, submit: Callable[..., Any]) -> Any:
         """Compiles a traced program, or finds one of the same text; returns its future."""
-        name, traced, _ = flat.traced  # type: ignore[misc]
-        lowered = traced.lower()
+        lowered = flat.traced.traced.lower()
         text = lowered.as_text()
         if text not in self._compiled:
-            self._compiled[text] = submit(lowered.compile, compiler_options(name))
+            self._compiled[text] = submit(lowered.compile, flat.traced.options)
         return self._compiled[text]
 
     def programs(self) -> list[Traced]:
@@ -266,7 +268,7 @@ class Steps:
     def efforts(self) -> dict[str, float]:
         """Returns the rough number of operations of each program of shapes that were walked."""
         traced = [flat.traced for flat in self._flat.values() if flat.traced is not None]
-        return {name: operations(program.jaxpr) for name, program, _ in traced}
+        return {program.name: operations(program.traced.jaxpr) for program in traced}
 
     def traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
@@ -323,8 +325,8 @@ class Steps:
             return tuple(results)
 
         # The old states' memory serves the new ones, but where the run goes on from the old.
-        donated = () if stage == "finish" else (3,)
-        return _Program(_client_name(stage, p, c), function, donated)
+        donated, trains = ((), False) if stage == "finish" else ((3,), True)
+        return _Program(_client_name(stage, p, c), function, donated, trains)
 
     def _adding_program(self, stage: str, p: int, c: int) -> _Program:
         def function(hyper: PyTree, first: PyTree, second: PyTree) -> PyTree:
@@ -356,8 +358,8 @@ class Steps:
             server_key = jax.random.fold_in(key, keys.SERVER)
             return phase.server(server_key, server, messages, weights)
 
-        donated = () if stage == "finish" else (2,)
-        return _Program(_server_name(stage, p), function, donated)
+        donated, trains = ((), False) if stage == "finish" else ((2,), True)
+        return _Program(_server_name(stage, p), function, donated, trains)
 
     def _row_program(self, which: str, c: int) -> _Program:
         """`(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, `assign` or `embed`."""
@@ -443,9 +445,9 @@ class Steps:
             self._flat[place] = self._flattened(program, structure)
         flat = self._flat[place]
         if self._is_abstract or (self._ahead and flat.traced is None):
-            self._trace(program.name, flat, leaves)
+            self._trace(program, flat, leaves)
         if self._is_abstract:
-            found = flat.traced.traced.out_info  # type: ignore[union-attr]
+            found = flat.traced.traced.out_info
         elif not self._ahead:
             found = flat.function(*leaves)
         elif flat.picked is not None:
@@ -477,12 +479,13 @@ class Steps:
         made = _Flat(jax.jit(flat, donate_argnums=donated, keep_unused=True))
         return made
 
-    def _trace(self, name: str, flat: _Flat, leaves: list[Any]) -> None:
+    def _trace(self, program: _Program, flat: _Flat, leaves: list[Any]) -> None:
         if flat.traced is None:
-            self._on_trace(name)
+            self._on_trace(program.name)
             began = time.perf_counter()
             traced = flat.function.trace(*leaves)
-            flat.traced = Traced(name, traced, time.perf_counter() - began)
+            seconds, options = time.perf_counter() - began, compiler_options(program.trains)
+            flat.traced = Traced(program.name, traced, seconds, options)
             jaxpr = traced.jaxpr.jaxpr
             if not jaxpr.eqns and all(v in jaxpr.invars for v in jaxpr.outvars):
                 flat.picked = [jaxpr.invars.index(v) for v in jaxpr.outvars]
@@ -546,17 +549,16 @@ def _at_once(function: Callable[..., Any], *arguments: Any) -> Future:
     return done
 
 
-def compiler_options(name: str) -> dict[str, Any] | None:
-    """Returns what XLA is told for the program of this name.
+def compiler_options(trains: bool = True) -> dict[str, Any] | None:
+    """Returns what XLA is told for programs that should be ready soon; None for nothing.
 
-    Before the first answer, most time goes into LLVM on a CPU. Its first level takes a fifth less
-    than the third, the default, for programs of training that run as fast. Evaluation and whatever
-    else is soon over runs unoptimised: products are a library's all the same, and what is left
-    takes half the time to compile.
+    On a CPU most of compilation is LLVM's. Its first level takes a seventh less than the third, the
+    default, for programs of training that run as fast. Whatever is soon over runs unoptimised:
+    products are a library's all the same, and the rest takes half the time to compile.
+
+    Args:
+      trains: Whether the program is of the rounds or of what comes before them.
     """
     if jax.default_backend() != "cpu" or jax.config.read("jax_disable_most_optimizations"):
         return None
-    stage = name.split("/")[0]
-    if stage in ("setup", "round") and not name.endswith("/sum"):
-        return {"xla_backend_optimization_level": 1}
-    return {"xla_backend_optimization_level": 0}
+    return {"xla_backend_optimization_level": 1 if trains else 0}

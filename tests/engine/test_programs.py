@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.compile import DEFAULT, costs, draws, steps_of
+from benchmarks.compile import DEFAULT, costs, draws, programs_of
 from jaxfedmvc.engine.effort import operations
 
 
 @functools.cache
 def table(compiled=False):
-    return costs(steps_of(DEFAULT).programs(), compiled)
+    return costs(programs_of(DEFAULT), compiled)
 
 
 # Bounds are a tenth above what was when they were written.

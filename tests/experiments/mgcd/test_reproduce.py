@@ -13,8 +13,6 @@ from jaxfedmvc.engine.steps import Steps
 from tests.experiments.mgcd.toy import save_toy
 from tests.helpers import binaries
 
-pytestmark = pytest.mark.slow
-
 COMMON = ("--compilation_cache=", "--noprogress", "--paper=mgcd")
 TINY = ("--server=average", "--hidden=4", "--latent_dim=2", "--pretrain_epochs=1", "--n_init=1")
 NAME = "MGCD, literal, average"
@@ -36,6 +34,7 @@ def toy(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 def test_a_table_is_run_once_and_read_back(toy, tmp_path):
     file = tmp_path / "runs.csv"
     arguments = ("--table=2", "--sets=Mfeat", "--seeds=2", f"--trials_file={file}")
@@ -57,6 +56,7 @@ def test_a_table_is_run_once_and_read_back(toy, tmp_path):
     assert code == 2 and "holds something else" in err and not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_figures_are_drawn(toy, tmp_path):
     code, _, err = launch("--figure=3", "--methods=literal", f"--output_dir={tmp_path / 'three'}")
     assert code == 0, err

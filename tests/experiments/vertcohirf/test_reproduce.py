@@ -16,8 +16,6 @@ from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
 from tests.helpers import binaries
 
-pytestmark = pytest.mark.slow
-
 COMMON = ("--compilation_cache=", "--noprogress")
 
 
@@ -133,6 +131,7 @@ def toy(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
     file = tmp_path / "trials.csv"
     arguments = (
