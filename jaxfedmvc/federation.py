@@ -128,13 +128,17 @@ class Federation:
                         f" {at_least} or more ({reason})"
                     )
 
-    def check_vertical(self) -> None:
+    def check_vertical(self, *, complete: bool = True) -> None:
         """Checks that every client is an agent: the same samples as all, and a view of its own.
 
         Of values only what each agent can check for itself; nothing is checked while tracing.
 
+        Args:
+          complete: Whether every agent must hold all samples; else a sample that an agent lacks is
+            masked there, and lies in the same row on the others.
+
         Raises:
-          ValueError: Two clients share a view, an agent's samples differ from the first agent's or
+          ValueError: Two clients share a view, an agent's samples differ from the others' or
             are not distinct, all features of an agent are constant; the message names the agent.
         """
         seen: set[int] = set()
@@ -150,19 +154,19 @@ class Federation:
         first: np.ndarray | None = None
         for cohort in self.cohorts:
             agent, mask = int(np.asarray(cohort.client_ids)[0]), np.asarray(cohort.mask)[0]
-            ids = np.asarray(cohort.sample_ids)[0]
-            held = ids[mask]
-            unique, counts = np.unique(held, return_counts=True)
-            if len(unique) < len(held):
+            ids = np.where(mask, np.asarray(cohort.sample_ids)[0], -1)
+            unique, counts = np.unique(ids[mask], return_counts=True)
+            if len(unique) < mask.sum():
                 raise ValueError(f"agent {agent}: sample {unique[counts > 1][0]} is there twice")
-            if first is None:
-                first = np.where(mask, ids, -1)
-            elif not np.array_equal(first, np.where(mask, ids, -1)):
+            known = ids if first is None else first
+            compared = np.ones_like(mask) if complete else mask & (known >= 0)
+            if len(ids) != len(known) or (ids != known)[compared].any():
                 raise ValueError(
                     f"agent {agent}: its samples differ from the first agent's, or their order"
                     " does; all agents must hold the same samples in the same rows"
                     " (Federation.from_agents aligns them by id)"
                 )
+            first = np.where(known >= 0, known, ids)
             rows = np.concatenate([np.asarray(view)[0][mask] for view in cohort.views], axis=1)
             if len(rows) > 1 and not np.ptp(rows, axis=0).any():
                 raise ValueError(

@@ -31,6 +31,7 @@ from jaxfedmvc.algorithms.local_kmeans import (
     local_kmeans,
 )
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
+from jaxfedmvc.algorithms.pooled.imvc_cbg import IMVCCBGConfig, IMVCCBGHyperparams, imvc_cbg
 from jaxfedmvc.algorithms.registry import Method, NoHyperparams
 from jaxfedmvc.algorithms.vertcohirf import (
     LocalStep,
@@ -58,6 +59,7 @@ METHODS: dict[str, Method] = {
         fedhk_tucker, TuckerConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50
     ),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
+    "imvc_cbg": Method(imvc_cbg, IMVCCBGConfig, IMVCCBGHyperparams, "pooled", "wang2022", 0),
     "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_kmeans": Method(
         local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0
@@ -82,6 +84,8 @@ __all__ = [
     "FMCSCHyperparams",
     "FedHKConfig",
     "FedHKHyperparams",
+    "IMVCCBGConfig",
+    "IMVCCBGHyperparams",
     "LocalKMeansConfig",
     "LocalKMeansHyperparams",
     "LocalStep",
@@ -104,6 +108,7 @@ __all__ = [
     "fedhk_parafac2",
     "fedhk_tucker",
     "fmcsc",
+    "imvc_cbg",
     "local_fmcsc",
     "local_kmeans",
     "mgcd",

@@ -1,0 +1,237 @@
+"""Runs a centralised method as a federation in which every client uploads its rows.
+
+THIS IS NO PRIVACY: what a client sends are its raw data. The methods are here to be compared with,
+and pay for what they see in bytes.
+
+    setup: every client sends its rows; the server clusters them as one set
+    finish: the server sends the labels
+
+A centralised method is a pure function `fit(key, views, observed, config, hyper) -> Fitted` of all
+rows, each with the views of the client that it comes from. The rows come in random order, since
+several published methods batch or start in the order of files that lie sorted by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.federation import Cohort, Federation
+
+Kind = tuple[int, ...]
+
+
+class Fitted(NamedTuple):
+    """What a centralised method finds in N rows.
+
+    Attributes:
+      labels: int32 [N]; -1 for rows without any observed view, which are padding.
+      embedding: The representation that was clustered, [N, d], or () where there is none.
+      trace: The objective, or the loss, after each iteration or epoch, [steps].
+    """
+
+    labels: Array
+    embedding: Array | tuple[()]
+    trace: Array
+
+
+# `(key, views: [N, D_v] each, observed: bool [N, V], config, hyper) -> Fitted`. Entries of views
+# that are not observed are never read, and rows without any observed view are padding.
+Fit = Callable[[Array, tuple[Array, ...], Array, Any, Any], Fitted]
+
+
+class PooledState(NamedTuple):
+    """State of the server, by the views that clients hold.
+
+    Attributes:
+      clients: Who took part, int32 [clients], ascending; -1 behind the last.
+      labels: Their labels, int32 [clients, rows]; -1 before `setup` and for padding.
+      embedding: Their representations [clients, rows, d]; empty for methods that have none.
+    """
+
+    clients: dict[Kind, Array]
+    labels: dict[Kind, Array]
+    embedding: dict[Kind, Array]
+
+
+def pooled(
+    fit: Fit,
+    config: Any,
+    hyper: Any,
+    check: Callable[[Federation], None] = lambda federation: None,
+    *,
+    embeds: bool = True,
+) -> FederatedAlgorithm:
+    """Makes a federated algorithm of a centralised method, to be run for 0 rounds.
+
+    Args:
+      fit: The method.
+      config: Its static settings, with `n_clusters`.
+      hyper: Its traced settings.
+      check: Raises ValueError where the method cannot work on a federation.
+      embeds: Whether `fit` finds a representation.
+
+    Returns:
+      The algorithm. Its `init` raises ValueError as `check` does, and where there are fewer samples
+      than clusters.
+    """
+
+    def init(key: Array, federation: Federation) -> tuple[PooledState, tuple[Array, ...]]:
+        _check_samples(federation, config.n_clusters)
+        check(federation)
+        shapes = {c.view_ids: c.mask.shape for c in federation.cohorts}
+        n = sum(clients * rows for clients, rows in shapes.values())
+        found = jax.eval_shape(
+            lambda key, views, observed: fit(key, views, observed, config, hyper),
+            key,
+            tuple(jax.ShapeDtypeStruct((n, d), jnp.float32) for d in federation.view_dims),
+            jax.ShapeDtypeStruct((n, federation.n_views), jnp.bool_),
+        )
+        server = PooledState(
+            {kind: jnp.full(shape[0], -1, jnp.int32) for kind, shape in shapes.items()},
+            {kind: jnp.full(shape, -1, jnp.int32) for kind, shape in shapes.items()},
+            {kind: jnp.zeros((*shape, found.embedding.shape[1])) for kind, shape in shapes.items()}
+            if embeds
+            else {},
+        )
+        return server, tuple(jnp.full(shape, -1, jnp.int32) for shape in shapes.values())
+
+    def find(key: Array, state: PooledState, messages: Any, weights: Any) -> Any:
+        # By client id and then place, padding last, and then shuffled: neither cohorts, nor
+        # padding, nor the order in which data were filed decide where a row comes.
+        views, observed, client = _stacked(messages, weights)
+        present = jnp.any(observed, axis=1)
+        by_client = jnp.lexsort((jnp.where(present, client, jnp.iinfo(jnp.int32).max),))
+        key_order, key_fit = jax.random.split(key)
+        draws = jax.random.uniform(key_order, client.shape)
+        order = by_client[jnp.argsort(jnp.where(present[by_client], draws, jnp.inf))]
+        found = fit(key_fit, tuple(x[order] for x in views), observed[order], config, hyper)
+        back = jnp.argsort(order)
+        labels, embedding = jax.tree.map(lambda x: x[back], (found.labels, found.embedding))
+        new = PooledState(*(dict(field) for field in state))
+        start = 0
+        for message in messages:
+            kind, (n, rows) = tuple(sorted(message["views"])), message["mask"].shape
+            mine = slice(start, start := start + n * rows)
+            by_id = jnp.argsort(message["client"])
+
+            def filled(old: Array, values: Array, n: int = n, by_id: Array = by_id) -> Array:
+                return old.at[:n].set(values.reshape(n, *old.shape[1:])[by_id])
+
+            new.clients[kind] = filled(state.clients[kind], message["client"])
+            new.labels[kind] = filled(state.labels[kind], labels[mine])
+            if embeds:
+                new.embedding[kind] = filled(state.embedding[kind], embedding[mine])
+        return new, {"loss": found.trace[-1], "trace": found.trace}
+
+    return FederatedAlgorithm(
+        init=init,
+        setup=(Phase(lambda state, view_ids: (), _upload, find),),
+        round=(),
+        finish=(Phase(_send_labels, _receive, lambda key, state, messages, weights: (state, {})),),
+        assign=_assign,
+        embed=_embed if embeds else None,
+    )
+
+
+def _check_samples(federation: Federation, n_clusters: int) -> None:
+    masks = [cohort.mask for cohort in federation.cohorts]
+    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+        return
+    n = sum(int(np.asarray(mask).sum()) for mask in masks)
+    if n < n_clusters:
+        raise ValueError(f"n_clusters: got {n_clusters} for {n} samples in all; allowed is no more")
+
+
+def _upload(key: Array, sent: tuple[()], state: Array, client: Cohort) -> Any:
+    views = {v: jnp.where(client.mask[:, None], x, 0.0) for v, x in client.by_view().items()}
+    return state, {"client": client.client_ids, "mask": client.mask, "views": views}, {}
+
+
+def _stacked(messages: Any, weights: Any) -> tuple[list[Array], Array, Array]:
+    """Returns all rows as one set: the views [N, D_v], observed [N, V], and whose row it is [N]."""
+    widths = {v: x.shape[-1] for m in messages for v, x in m["views"].items()}
+    views: dict[int, list[Array]] = {v: [] for v in sorted(widths)}
+    observed, clients = [], []
+    for message, weight in zip(messages, weights, strict=True):
+        mask = (message["mask"] & (weight > 0)[:, None]).reshape(-1)
+        for v, parts in views.items():
+            x = message["views"].get(v)
+            parts.append(
+                jnp.zeros((len(mask), widths[v])) if x is None else x.reshape(len(mask), widths[v])
+            )
+        held = jnp.array([v in message["views"] for v in views])
+        observed.append(mask[:, None] & held[None])
+        clients.append(jnp.repeat(message["client"], message["mask"].shape[1]))
+    stacked = [jnp.concatenate(parts) for parts in views.values()]
+    return stacked, jnp.concatenate(observed), jnp.concatenate(clients)
+
+
+def _send_labels(state: PooledState, view_ids: Kind) -> dict[str, Array]:
+    """Sends all clients that hold these views the labels of all of them."""
+    return {"clients": state.clients[view_ids], "labels": state.labels[view_ids]}
+
+
+def _receive(key: Array, sent: dict[str, Array], state: Array, client: Cohort) -> Any:
+    return _own(sent["clients"], sent["labels"], client), (), {}
+
+
+def _own(clients: Array, values: Array, client: Cohort) -> Array:
+    """Picks a client's entry of `values` [clients, ...]; the first where it is not among them."""
+    return values[jnp.argmax(clients == client.client_ids)]
+
+
+def _assign(server: PooledState, labels: Array, client: Cohort) -> Array:
+    return jnp.where(client.mask, labels, -1)
+
+
+def _embed(server: PooledState, labels: Array, client: Cohort) -> Array:
+    kind = client.view_ids
+    return _own(server.clients[kind], server.embedding[kind], client)
+
+
+# --- What several methods can work on -------------------------------------------------------------
+
+
+def needs_complete_rows(method: str) -> Callable[[Federation], None]:
+    """Returns a check that every client holds all views."""
+
+    def check(federation: Federation) -> None:
+        for cohort in federation.cohorts:
+            if not federation.holds_all_views(cohort):
+                raise ValueError(
+                    f"{method} needs complete rows, but clients hold the views {cohort.view_ids}"
+                    f" of {federation.n_views}; allowed are clients with all views (--ratio=1:0)"
+                )
+
+    return check
+
+
+def needs_at_most(method: str, rows: int, why: str) -> Callable[[Federation], None]:
+    """Returns a check that there are no more rows in all, padding included."""
+
+    def check(federation: Federation) -> None:
+        n = sum(cohort.mask.size for cohort in federation.cohorts)
+        if n > rows:
+            raise ValueError(f"{method}: got {n} samples; allowed is {rows} or fewer ({why})")
+
+    return check
+
+
+def needs_features(method: str, least: int, why: str) -> Callable[[Federation], None]:
+    """Returns a check that every view has as many features."""
+
+    def check(federation: Federation) -> None:
+        for v, width in enumerate(federation.view_dims):
+            if width < least:
+                raise ValueError(
+                    f"{method}: view {v} has {width} features; allowed is {least} or more ({why})"
+                )
+
+    return check

@@ -1,0 +1,42 @@
+"""Preparing rows of which some views are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxfedmvc.losses import l2_normalize
+
+
+def blank(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
+    """Puts zeros in the place of what is not observed, whatever lies there.
+
+    Args:
+      views: [N, D_v] each.
+      observed: bool [N, V].
+    """
+    return tuple(jnp.where(observed[:, v, None], x, 0.0) for v, x in enumerate(views))
+
+
+def unit_samples(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
+    """Scales observed rows to length 1; the others become zero."""
+    return tuple(l2_normalize(x) for x in blank(views, observed))
+
+
+def min_max(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
+    """Maps every feature to [0, 1] over its observed rows; rows that are not observed are zero."""
+    scaled = []
+    for v, x in enumerate(blank(views, observed)):
+        there = observed[:, v, None]
+        low = jnp.min(jnp.where(there, x, jnp.inf), axis=0, keepdims=True)
+        high = jnp.max(jnp.where(there, x, -jnp.inf), axis=0, keepdims=True)
+        span = jnp.where(high > low, high - low, 1.0)
+        scaled.append(jnp.where(there, (x - jnp.where(jnp.isfinite(low), low, 0.0)) / span, 0.0))
+    return tuple(scaled)
+
+
+def is_real(observed: Array) -> Array:
+    """Tells which rows have any view, bool [N]; the others are padding."""
+    return jnp.any(observed, axis=1)
