@@ -67,6 +67,9 @@ class VerticalSettings:
       overlap_order: In which order features are offered for copying; ascending fills the cap with
         low ids.
       categorical: Columns that are categories; none: those known of the set.
+      hybrid: Rows that an agent holds: those of the clients with its view, in a division by
+        --ratio as horizontal methods get it, such as 1:1; none: all rows.
+      hybrid_clients: Clients of that division.
     """
 
     split: Literal["auto", "features", "views"] = "auto"
@@ -76,6 +79,8 @@ class VerticalSettings:
     max_overlap: float = 0.3
     overlap_order: Literal["random", "ascending"] = "random"
     categorical: tuple[int, ...] | None = None
+    hybrid: str | None = None
+    hybrid_clients: int = HorizontalSettings.n_clients
 
 
 class Problem(NamedTuple):
@@ -168,7 +173,10 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
         dataset = data.load(name, settings.data_dir, settings.scale)
     n = len(dataset.views[0])
     if split.split == "views" or (split.split == "auto" and len(dataset.views) > 1):
-        return _agents(list(dataset.views), dataset.labels, np.arange(n))
+        views, rows = list(dataset.views), np.arange(n)
+        return _agents(views, dataset.labels, rows, _held(split, seed, n, len(views)))
+    if split.hybrid is not None:
+        raise ValueError(f"hybrid: got {split.hybrid!r} for one view; allowed is a set of several")
     categorical = split.categorical
     if categorical is None:
         categorical = _CATEGORICAL.get(Path(name).stem.lower())
@@ -187,11 +195,36 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
     return _agents([x[:, chosen] for chosen in columns], labels, rows)
 
 
-def _agents(views: list[np.ndarray], labels: np.ndarray | None, rows: np.ndarray) -> Problem:
-    federation = Federation.from_arrays(
-        views, labels, partition=vertical.vertical_partition(len(views[0]), len(views))
-    )
-    federation.check_vertical()
+def _held(split: VerticalSettings, seed: int, n_samples: int, n_views: int) -> np.ndarray:
+    """Tells which agent holds which sample, bool [agents, n]."""
+    held = np.full((n_views, n_samples), split.hybrid is None)
+    if split.hybrid is not None:
+        for part in data.hybrid_partition(
+            seed,
+            n_samples=n_samples,
+            n_views=n_views,
+            n_clients=split.hybrid_clients,
+            ratio=data.parse_ratio(split.hybrid),
+        ):
+            for v in part.view_ids:
+                held[v, part.sample_ids[part.sample_ids >= 0]] = True
+    return held
+
+
+def _agents(
+    views: list[np.ndarray],
+    labels: np.ndarray | None,
+    rows: np.ndarray,
+    held: np.ndarray | None = None,
+) -> Problem:
+    partition = vertical.vertical_partition(len(views[0]), len(views))
+    if held is not None:
+        partition = tuple(
+            part._replace(sample_ids=np.where(mine[None], part.sample_ids, -1))
+            for part, mine in zip(partition, held, strict=True)
+        )
+    federation = Federation.from_arrays(views, labels, partition=partition)
+    federation.check_vertical(complete=held is None or bool(held.all()))
     return Problem(federation, views, labels, rows)
 
 

@@ -219,6 +219,7 @@ def test_rows_are_drawn_by_the_sum_of_the_agents_sensitivities():
     assert chisquare(counts, 20_000 * np.array([0.25, 0.25, 0.125, 0.375])).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_padding_and_the_order_of_cohorts_change_only_rounding(result):
     """25 rows more make room for two slots more, which stay empty."""
     order = (2, 0, 1)

@@ -169,6 +169,7 @@ def test_fewer_cells_than_clusters_give_a_cluster_to_each_cell():
     assert set(np.asarray(found.labels[0][0]).tolist()) == {0, 1}
 
 
+@pytest.mark.slow
 def test_padding_and_the_order_of_cohorts_change_nothing(result):
     turned = vertical(blobs()[0], padding=9, order=(2, 0, 1))
     found = run(turned)

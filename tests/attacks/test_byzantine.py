@@ -54,7 +54,13 @@ def _vote(rankings, codes):
 _strict = jax.jit(lambda labels: strict_consensus(labels, jnp.ones(8, bool)))
 
 
-@pytest.mark.parametrize("attack", sorted(ATTACKS))
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(name, marks=() if name == "inverse_ranking" else pytest.mark.slow)
+        for name in sorted(ATTACKS)
+    ],
+)
 def test_attackers_merge_nothing_that_honest_agents_separate(attack):
     views, _ = make_views(0)
     (honest,), _ = messages(HALVES, federation(views), jax.random.key(0), 1)

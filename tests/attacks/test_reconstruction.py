@@ -149,6 +149,7 @@ def test_what_is_chosen_is_best_on_known_samples_and_padding_does_not_count():
     np.testing.assert_allclose(more.features, found.features, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_network_finds_what_no_line_does():
     angle = RNG.uniform(-1, 1, size=(400, 1)).astype(np.float32)
     bowl = angle**2

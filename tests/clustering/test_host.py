@@ -114,6 +114,7 @@ def test_wrong_shapes_are_named():
         method(KEY, np.ones((4, 2)), np.ones(3, bool))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_a_single_core_does_not_wait_for_itself():
     """A call that waits for programs before it, on one core: `pure_callback` hangs here."""

@@ -239,6 +239,7 @@ def test_batches_are_filled_up_and_none_is_lost(tmp_path):
     assert batches.execute([group(cut_at, FIVE)], again) == 0
 
 
+@pytest.mark.slow
 def test_what_a_killed_job_left_is_cut_back_to_whole_batches(tmp_path):
     kept = Ledger(tmp_path)
     batches.execute([group(cut_at, FIVE)], kept, batch=5)

@@ -13,7 +13,6 @@ import pytest
 
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms import FMCSCConfig, fmcsc
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine.phases import Traffic
 from jaxfedmvc.federation import Federation
@@ -275,7 +274,9 @@ def test_a_run_is_a_loop_over_clients():
     assert {0, 1} == set(np.concatenate([x.ravel() for x in got.labels]).tolist())
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize(
+    "chunk", [2, *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in (1, 3))]
+)
 def test_chunks_change_nothing(chunk):
     # States, messages, weights and infos; 2 divides neither 5 nor 3 clients, and 3 not 5.
     assert_close(result(client_chunk=chunk), result())
@@ -724,17 +725,12 @@ def test_progress_adds_up_to_the_participants(share, chunk):
 
 def test_traffic_needs_no_data():
     """Zeros that take no memory will do, for a leader and for a part of the clients, too."""
-    rng = np.random.default_rng(0)
-    views = [rng.normal(size=(40, d)) for d in (3, 2)]
-    parts = data.hybrid_partition(0, n_samples=40, n_views=2, n_clients=4, ratio=(1, 1))
-    real = Federation.from_arrays(views, partition=parts)
-    empty = real.replace(
+    empty = FEDERATION.replace(
         cohorts=tuple(
             c.replace(views=tuple(np.broadcast_to(np.float32(0), v.shape) for v in c.views))
-            for c in jax.device_get(real.cohorts)
+            for c in jax.device_get(FEDERATION.cohorts)
         )
     )
-    method = fmcsc(FMCSCConfig(2, hidden=(), latent_dim=2, head_hidden=2))
     for share in (1.0, 0.5):
-        found = engine.traffic(method, empty, participation=share)
-        assert found == engine.traffic(method, real, participation=share)
+        found = engine.traffic(TOY, empty, participation=share)
+        assert found == engine.traffic(TOY, FEDERATION, participation=share)

@@ -77,6 +77,7 @@ def test_help_shows_its_settings(plugin):
     assert "--inertia: Share of the old centroid that a step keeps" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_it_sweeps_over_its_own_hyperparameter(plugin, tmp_path):
     binary(
         plugin,
@@ -113,6 +114,7 @@ def test_it_goes_on_where_it_was_broken_off(plugin, tmp_path):
     assert (tmp_path / "again" / "rounds.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_it_passes_the_tests_of_every_method(plugin):
     done = run(
         plugin,

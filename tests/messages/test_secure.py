@@ -480,6 +480,7 @@ def test_bad_options_are_named(options, line):
 # --- With noise -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_is_added_before_the_masks_and_none_after():
     noise = gaussian_noise(5.0)
     noisy = TOY._replace(round=(TOY.round[0], transformed(TOY.round[1], noise)))

@@ -121,6 +121,7 @@ def test_single_functions_and_vmap_equal_scores():
     assert_scores(dict(zip(SCORES, (f(*args) for f in alone), strict=True)), _row(batched, 0), 1e-6)
 
 
+@pytest.mark.slow
 def test_summed_tables_score_the_union():
     rng = np.random.default_rng(4)
     labels, predicted = rng.integers(3, size=50), rng.integers(3, size=50)

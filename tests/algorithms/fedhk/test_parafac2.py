@@ -156,6 +156,7 @@ def test_no_round_raises_the_objective(case):
     assert set(np.unique(labels)) == set(range(C))
 
 
+@pytest.mark.slow
 def test_one_client_of_full_rank_is_not_constrained():
     fed = feds(partial=False)
     (cohort,) = fed.cohorts
@@ -180,7 +181,9 @@ def f64(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
-@pytest.mark.parametrize("run", range(4))
+@pytest.mark.parametrize(
+    "run", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 4))]
+)
 def test_a_round_is_a_weighted_sweep_over_the_clients_centres(run):
     before, after = (jax.tree.map(lambda x: x[run], state) for state in one_round())
     pick = lambda tree: f64(jax.tree.map(lambda x: x[0], tree))  # noqa: E731 (the first start)
@@ -309,6 +312,7 @@ def test_centres_of_views_lie_in_the_span_that_is_sent_once():
         np.testing.assert_allclose(found[v], (p @ h @ np.diag(s[v]) @ q.T).T, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_compressed_sums_are_the_sums_in_the_basis():
     algorithm, codec = method("views", R, CONFIG)
     hyper = FedHKHyperparams()
@@ -440,6 +444,7 @@ def test_default_ranks_are_the_largest():
         assert shapes[1].models.fit[0].shape == (1, of_views, of_views)
 
 
+@pytest.mark.slow
 def test_clients_begin_with_the_same_centres_and_end_with_their_own():
     algorithm, _ = method("clients", R, CONFIG)
 

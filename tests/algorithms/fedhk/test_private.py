@@ -357,6 +357,7 @@ def test_fixed_point_numbers_must_not_round_the_noise_away():
 # --- Runs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_noise_and_clipping_it_is_the_method_without_privacy():
     labels, private = program()(KEY, 0.0, 1e3)
     same, plain = program("plain")(KEY, 0.0, 1e3)

@@ -138,6 +138,7 @@ def test_no_round_raises_the_objective(ranks):
     assert set(np.unique(labels)) == set(range(C))
 
 
+@pytest.mark.slow
 def test_full_ranks_are_no_constraint():
     _, values, found, labels = runs(FULL)
     _, expected, expected_centres, expected_labels = runs(None)
@@ -154,6 +155,7 @@ def test_fewer_ranks_cost_objective():
     assert (full < features).all() and features.mean() < all_modes.mean()
 
 
+@pytest.mark.slow
 def test_centres_have_the_ranks_asked_for():
     state, *_ = runs(ALL)
     codec = codec_of(CONFIG, ALL)

@@ -299,7 +299,7 @@ def test_permuting_samples_permutes_what_is_learnt():
 
 
 @pytest.mark.parametrize("mode", ["literal", "robust"])
-@pytest.mark.parametrize("distillation", [True, False])
+@pytest.mark.parametrize("distillation", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_refined_graphs_are_the_formula(mode, distillation):
     """Rows in a batch, and the factors of all rows, with two rows of padding."""
     config = dataclasses.replace(BASE, mode=mode, distillation=distillation)

@@ -238,6 +238,7 @@ def test_all_noise_ends_after_one_round_with_every_point_alone():
     np.testing.assert_array_equal(labels_of(result), np.arange(N))
 
 
+@pytest.mark.slow
 def test_one_sample():
     result = engine.run(
         KMEANS, federation([np.ones((1, 2)), np.ones((1, 3))]), jax.random.key(0), 5

@@ -159,6 +159,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(toy, tmp_path, arguments, mess
     assert re.search(message, err), err
 
 
+@pytest.mark.slow
 def test_numbers_too_large_for_masked_sums_end_the_run(toy, tmp_path):
     code, _, err = launch(
         door,

@@ -79,6 +79,7 @@ def test_a_job_tells_what_messages_give_away(toy, tmp_path):
     assert (folder / "leakage.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_every_form_travels_and_is_decoded_to_a_graph():
     rng = np.random.default_rng(0)
     graph = jnp.asarray(rng.normal(size=(12, 12)), jnp.float32)
