@@ -23,8 +23,9 @@ from absl import flags
 from sklearn.metrics.cluster import contingency_matrix
 
 from experiments.fmcsc import figures, tables
-from experiments.fmcsc.rows import POOLED, ReproduceSettings, Request, Row, rows
+from experiments.fmcsc.rows import POOLED, SETS, ReproduceSettings, Request, Row, peers, rows
 from experiments.lib import folder, plots, runner
+from experiments.lib import peers as peers_lib
 from experiments.lib.batches import execute
 from experiments.lib.command import Command, FolderSettings, checked, fail, parse_or_exit
 from experiments.lib.data import count_classes, load_clients
@@ -60,11 +61,15 @@ class Job(NamedTuple):
         here, as presets go before the one and not before the other.
       asked: What of the paper is made, with nothing left to defaults.
       rows: What is run for it.
+      peers: The comparison methods of table 1.
+      seeds: Of the runs.
     """
 
     command: Command
     asked: ReproduceSettings
     rows: list[Row]
+    peers: list[peers_lib.Cell]
+    seeds: list[int]
 
     def open_folder(self) -> Path:
         """Makes the result folder, or opens that of a job that goes on."""
@@ -105,7 +110,9 @@ def job_of(command: Command) -> Job:
     of_runs.setdefault("seeds", f"--seeds={2 if asked.quick else 5}")
     if asked.what in ("figure3", "table5"):  # which show one run
         of_runs["seeds"] = "--seeds=1"
-    return Job(command._replace(flags=given), asked, rows(Request(asked, of_runs)))
+    request = Request(asked, of_runs)
+    seeds = request.row((asked.datasets or ("digits",))[0], "", "best").command.job.all_seeds
+    return Job(command._replace(flags=given), asked, rows(request), peers(request), seeds)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -144,6 +151,9 @@ def show_runs(job: Job) -> None:
 def show_scores(job: Job, devices: Any) -> None:
     """Makes a figure or table of the scores of batched runs."""
     asked = job.asked
+    if not job.rows:
+        show_peers(job, job.open_folder())
+        return
     least = 1 if devices is None else devices.shape["sweep"]
     batch = checked(partial(asked_batch, asked.batch, least))
     # To score every round costs nothing to speak of but the time to compile it.
@@ -169,6 +179,23 @@ def show_scores(job: Job, devices: Any) -> None:
         references = pooled_kmeans(job.rows)
         write_text(path / "references.csv", tables.csv_text(references))
     show(job, path, tables.read_runs(path / "runs.csv"), references)
+    if job.peers:
+        show_peers(job, path)
+
+
+def show_peers(job: Job, path: Path) -> None:
+    """Runs the comparison methods; prints their table, and writes it and a picture of it."""
+    with Progress(job.command.folder.progress) as progress:
+        file = Path(job.asked.peers_file or path / "peers.csv")
+        runs = peers_lib.run_peers(job.peers, job.seeds, file, progress)
+    paper = tables.published("table1.csv", ["ratio_multi_single", "method"])
+    table = peers_lib.compare(runs, paper)
+    print("\n" + peers_lib.shown(table, SETS).to_string(index=False))
+    table.to_csv(path / "peers_table.csv", index=False)
+    write_text(path / "peers.md", peers_lib.markdown(table, SETS))
+    title = f"FMCSC's table 1: comparison methods, {len(job.seeds)} seeds"
+    peers_lib.draw(path / "peers.png", table, SETS, title)
+    print(f"\nwritten: {path}/ (peers_table.csv, peers.md, peers.png)")
 
 
 def pooled_kmeans(rows: Sequence[Row]) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from experiments.lib import settings
 from experiments.lib.command import Command, JobSettings, parse
 from experiments.lib.data import DataSettings, HorizontalSettings
+from experiments.lib.peers import Cell, cell, data_flags_of
 from jaxfedmvc.data import parse_ratio
 
 PRESETS = Path(__file__).parent / "presets"
@@ -48,6 +49,18 @@ LOCAL = "local FMCSC"
 ALONE = "k-means, each client alone"
 POOLED = "k-means, raw views pooled"
 REFERENCES = {"local": LOCAL, "alone": ALONE, "pooled": POOLED}
+# The paper's other methods that table 1 compares with.
+PEERS = (
+    "hcp_imsc",
+    "imvc_cbg",
+    "dsimvc",
+    "lsimvc",
+    "proimp",
+    "jpltd",
+    "cpspan",
+    "feddmvc",
+    "fcuif",
+)
 # The sets that the paper shows a figure on, where it does not show all.
 _SETS = {"figure2": ("mnist_usps",), "figure3": ("mnist_usps",), "figure4b": ("multi_fashion",)}
 
@@ -93,6 +106,10 @@ class ReproduceSettings:
         1:1.
       presets: paper, best, or both; none: for table 1 and bytes both, for the others best.
       references: Of table 1: local, alone, pooled.
+      peers: Of table 1: the paper's comparison methods, as --algorithm names them; none: all, with
+        --quick none of them.
+      peers_file: File peers.csv of an earlier job: what it holds is not run again, and the rest is
+        appended to it.
       quick: The same on the digits with narrow networks: a few minutes on a CPU.
       readme: File that table 1 is written into, too, between its marks.
       runs_file: Files runs.csv of earlier jobs: shown anew, nothing is run.
@@ -107,6 +124,8 @@ class ReproduceSettings:
     ratios: tuple[str, ...] | None = None
     presets: tuple[str, ...] | None = None
     references: tuple[str, ...] = tuple(REFERENCES)
+    peers: tuple[str, ...] | None = None
+    peers_file: str | None = None
     quick: bool = False
     readme: str | None = None
     runs_file: tuple[str, ...] = ()
@@ -131,11 +150,15 @@ class ReproduceSettings:
         if not set(self.references) <= set(REFERENCES):
             got = ",".join(self.references)
             raise ValueError(f"references: got {got!r}; allowed are {', '.join(REFERENCES)}")
+        if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.what != "table1"):
+            got = ",".join(self.peers or ())
+            raise ValueError(f"peers: got {got!r}; allowed for table 1 are {', '.join(PEERS)}")
         both = self.what in ("table1", "figurebytes")
         usual = {
             "datasets": ("digits",) if self.quick else _SETS.get(self.what, tuple(SETS)[:3]),
             "ratios": ("1:1",) if self.quick else RATIOS,
             "presets": ("paper", "best") if both else ("best",),
+            "peers": PEERS if self.what == "table1" and not self.quick else (),
         }
         missing = {name: value for name, value in usual.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
@@ -212,9 +235,10 @@ def rows(request: Request) -> list[Row]:
     """
     asked = request.settings
     if asked.what == "table1":
-        if not (found := list(_table_1(request))):
+        found = list(_table_1(request))
+        if not found and not peers(request):
             raise ValueError(
-                "presets: got none, and no ratios or no local or alone among references"
+                "presets: got none, and no ratios, no peers, or no local or alone among references"
             )
         return found
     if not asked.presets:
@@ -260,6 +284,16 @@ def _table_1(request: Request) -> Iterator[Row]:
             yield like.with_flags("--algorithm=local_fmcsc", name=LOCAL)
         if "alone" in asked.references:
             yield like._replace(name=ALONE, command=_alone(like.command))
+
+
+def peers(request: Request) -> list[Cell]:
+    """Returns the comparison methods of table 1, each on the partitions of its cells."""
+    asked, cells = request.settings, []
+    for dataset, ratio in itertools.product(asked.datasets or (), asked.ratios or ()):
+        like = request.row(dataset, ratio, "best", ratio=ratio).command
+        for method in asked.peers or ():
+            cells.append(cell(dataset, ratio, method, like.split.n_clients, data_flags_of(like)))
+    return cells
 
 
 def _alone(command: Command) -> Command:

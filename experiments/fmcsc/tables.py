@@ -50,8 +50,8 @@ def csv_text(table: pd.DataFrame) -> str:
     return table.round({"megabytes": 1}).astype({"seeds": "Int64"}).to_csv(index=False)
 
 
-def _published(name: str, index: list[str]) -> pd.DataFrame:
-    """Reads a table of the paper: scores as fractions, by the set's name and further columns."""
+def published(name: str, index: list[str]) -> pd.DataFrame:
+    """Returns a table of the paper: scores as fractions, by the set's name and further columns."""
     found = pd.read_csv(PUBLISHED / name, dtype=dict.fromkeys(index, str))
     found["dataset"] = found["dataset"].map({title: key for key, title in SETS.items()})
     if "metric" not in found:
@@ -132,7 +132,7 @@ def _table(lines: list[Line]) -> pd.DataFrame:
 
 def table_1(runs: pd.DataFrame, references: pd.DataFrame | None = None) -> pd.DataFrame:
     """Returns for each set and ratio the paper's line and the best other of it, then ours."""
-    paper = _published("table1.csv", ["ratio_multi_single", "method"])
+    paper = published("table1.csv", ["ratio_multi_single", "method"])
     lines: list[Line] = []
     for (dataset, ratio), cell in runs[runs["status"] == "ok"].groupby(["set", "x"], sort=False):
         if (dataset, ratio) in paper.index:
@@ -155,7 +155,7 @@ def table_1(runs: pd.DataFrame, references: pd.DataFrame | None = None) -> pd.Da
 
 def table_2(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the ablation, the paper's item beside ours."""
-    paper = _published("table2.csv", ["components_kept"])
+    paper = published("table2.csv", ["components_kept"])
     lines = []
     for (dataset, letters, name), mine in rows_of(runs):
         if (dataset, letters) in paper.index:
@@ -175,7 +175,7 @@ def table_3(runs: pd.DataFrame) -> pd.DataFrame:
     A share is that of multi-view and of single-view clients, rounded, one client of every view at
     least: of few clients the two groups can differ in how many hold all views.
     """
-    paper = _published("table3.csv", ["participation_rate", "client_type"])
+    paper = published("table3.csv", ["participation_rate", "client_type"])
     lines = []
     for (dataset, share, name), mine in rows_of(runs):
         for kind in ("participating", "non-participating"):

@@ -15,13 +15,17 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from experiments.lib import runner
+from experiments.lib import peers, runner
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
 from experiments.lib.progress import Progress
 from experiments.lib.study import check_table, parse_or_exit, write_summary
 from experiments.mgcd import tables
-from experiments.mgcd.runs import COLUMNS, cells, run_cells
+from experiments.mgcd.runs import COLUMNS, PEERS, SETS, cells, run_cells
+from jaxfedmvc.files import write_text
+
+# Over which rows of centralised methods are dealt out; they see all of them.
+_CLIENTS = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,9 @@ class ReproduceSettings:
       figure: Figure: 3 (maps), 4 (graphs by round) or 5 (convergence, weights).
       methods: Rows that are run, with ; for commas; empty: all.
       sets: Sets of table 2; empty: all.
+      peers: Of table 2: the paper's comparison methods, as --algorithm names them; none: all.
       trials_file: Runs to begin with; new ones are appended to it.
+      peers_file: The same for runs of the comparison methods.
     """
 
     paper: Literal["mgcd"] = "mgcd"
@@ -42,7 +48,9 @@ class ReproduceSettings:
     figure: int | None = None
     methods: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
+    peers: tuple[str, ...] | None = None
     trials_file: str | None = None
+    peers_file: str | None = None
 
     def check(self) -> None:
         """Checks what is asked for.
@@ -58,7 +66,11 @@ class ReproduceSettings:
                 f"table: got {got!r} and figure {self.figure}; allowed for mgcd is one of the"
                 " tables 2, 3 and 4, or one of the figures 3, 4 and 5"
             )
+        if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.table != (2,)):
+            got = ",".join(self.peers or ())
+            raise ValueError(f"peers: got {got!r}; allowed for table 2 are {', '.join(PEERS)}")
         check_table("trials_file", self.trials_file, COLUMNS)
+        check_table("peers_file", self.peers_file, peers.COLUMNS)
 
 
 _FLAGS = {ReproduceSettings: None, JobSettings: ("seed", "seeds"), DataSettings: ("data_dir",)}
@@ -89,8 +101,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file = Path(asked.trials_file or path / "runs.csv")
             runs = checked(partial(run_cells, wanted, seeds, file, progress))
             summary["rows"] = report(table, figure, runs, len(seeds), path)
+            if table == 2 and asked.peers != ():
+                show_peers(asked, seeds, data_dir, path, progress)
     write_summary(path, summary)
     print(f"\nwritten: {path}/")
+
+
+def show_peers(
+    asked: ReproduceSettings, seeds: list[int], data_dir: str | None, path: Path, progress: Progress
+) -> None:
+    """Runs the comparison methods on complete data; prints their table, and writes and draws it."""
+    where = () if data_dir is None else (f"--data_dir={data_dir}",)
+    cells = [
+        peers.cell(SETS[dataset], "1:0", method, _CLIENTS, where)
+        for dataset in asked.sets or SETS
+        for method in asked.peers or PEERS
+    ]
+    runs = peers.run_peers(cells, seeds, Path(asked.peers_file or path / "peers.csv"), progress)
+    titles = {name: title for title, name in SETS.items()}
+    table = peers.compare(runs, tables.published_peers())
+    print(f"\n{peers.shown(table, titles).to_string(index=False)}")
+    table.to_csv(path / "peers_table.csv", index=False)
+    write_text(path / "peers.md", peers.markdown(table, titles))
+    title = f"MGCD's table 2: comparison methods, {len(seeds)} seeds"
+    peers.draw(path / "peers.png", table, titles, title)
 
 
 def report(

@@ -55,6 +55,8 @@ TABLE_2: dict[str, Row] = {
     "MGCD, literal": MODES["literal"],
     "MGCD, literal, average": (*MODES["literal"], "--server=average"),
 }
+# The paper's other methods that table 2 compares with.
+PEERS = ("mflvc", "gcfagg", "simvc", "comvc", "lmvsc", "fedmvl", "feddmvc", "fcuif")
 # Names of the ablations, by the paper's letters.
 ABLATED = {
     "A": "without L_r",

@@ -48,6 +48,15 @@ def published(table: int) -> pd.DataFrame:
     return found.rename(columns=str.lower)[["set", "row", *METRICS]]
 
 
+def published_peers() -> pd.DataFrame:
+    """Returns all of the paper's table 2 by set, "complete" and method."""
+    found = pd.read_csv(PUBLISHED / "table2.csv").replace(
+        {"metric": {"ACC": "acc", "NMI": "nmi", "ARI": "ari", "PUR": "purity"}}
+    )
+    found["set"], found["x"] = found["dataset"].replace(SETS), "complete"
+    return found.pivot(index=["set", "x", "method"], columns="metric", values="value")
+
+
 def summarise(runs: pd.DataFrame, paper: pd.DataFrame | None = None) -> pd.DataFrame:
     """Returns for each set the paper's rows, then the measured ones.
 

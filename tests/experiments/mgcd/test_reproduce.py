@@ -37,7 +37,7 @@ def toy(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_table_is_run_once_and_read_back(toy, tmp_path):
     file = tmp_path / "runs.csv"
-    arguments = ("--table=2", "--sets=Mfeat", "--seeds=2", f"--trials_file={file}")
+    arguments = ("--table=2", "--sets=Mfeat", "--peers=", "--seeds=2", f"--trials_file={file}")
     arguments += (f"--methods={NAME.replace(',', ';')}",)
     code, out, err = launch(*arguments, f"--output_dir={tmp_path / 'one'}")
     assert code == 0, err

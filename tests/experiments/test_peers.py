@@ -1,0 +1,100 @@
+"""Comparison methods: run once, refused in a line, scored once a sample, beside a paper."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.lib import peers
+from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
+from experiments.lib.progress import Progress
+from experiments.mgcd import tables as mgcd_tables
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.data import hybrid_partition
+
+N, DIMS = 24, (4, 3)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "toy.npz"
+    rng = np.random.default_rng(0)
+    labels = np.arange(N) % 3
+    views = [rng.normal(size=(N, d)) + 9 * np.eye(3, d)[labels] for d in DIMS]
+    np.savez(path, view_0=views[0], view_1=views[1], labels=labels)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def ran(toy, tmp_path_factory):
+    """A method that fits, and one that asks for more features than there are."""
+    path = tmp_path_factory.mktemp("runs") / "peers.csv"
+    good = peers.cell(toy, "1:1", "imvc_cbg", 4)
+    bad = good._replace(
+        x="too many", command=peers.parse([*good.command.arguments, "--n_clusters=4"])
+    )
+    with Progress(False) as progress:
+        runs = peers.run_peers([good, bad], [0, 1], path, progress)
+    return path, [good, bad], runs
+
+
+def test_rows_say_what_made_them_and_what_it_cost(ran):
+    rows = ran[2][ran[2]["x"] == "1:1"]
+    assert list(rows["seed"]) == [0, 1] and (rows["status"] == "ok").all()
+    assert rows["command"].str.contains("--algorithm=imvc_cbg").all()
+    # 12 rows hold both views and 6 each of the others, in clients of 6 rows: floats, flags, an id.
+    assert set(rows["bytes_up"]) == {4 * (12 * 7 + 6 * 4 + 6 * 3) + N + 4 * 4}
+    assert rows["acc"].between(0, 1).all() and (rows["rounds"] == 0).all()
+
+
+def test_a_method_that_refuses_says_why_and_the_others_go_on(ran):
+    rows = ran[2][ran[2]["x"] == "too many"]
+    assert rows["status"].str.startswith("refused: imvc_cbg: view 1 has 3 features").all()
+    assert rows["acc"].isna().all()
+
+
+def test_what_is_there_is_not_run_again(ran, monkeypatch):
+    path, cells, runs = ran
+    before = path.read_text()
+    monkeypatch.setattr(peers, "_run_cell", None)
+    with Progress(False) as progress:
+        again = peers.run_peers(cells, [0, 1], path, progress)
+    assert path.read_text() == before and again.equals(runs)
+
+
+def test_means_and_sample_deviations_stand_beside_the_papers(ran):
+    runs = ran[2].copy()
+    runs.loc[runs["x"] == "1:1", "acc"] = [0.5, 0.7]
+    name = runs["set"].iloc[0]
+    index = pd.MultiIndex.from_tuples([(name, "1:1", "IMVC-CBG")])
+    table = peers.compare(runs, pd.DataFrame({"acc": [0.9]}, index=index))
+    line = table.iloc[0]
+    np.testing.assert_allclose([line["acc"], line["acc_std"]], [0.6, 0.02**0.5])
+    assert line["acc_published"] == 0.9 and np.isnan(line["nmi_published"])
+    text = peers.markdown(table, {name: "Toy"})
+    assert "| Toy | 1:1 | IMVC-CBG | 2 | 0.600 +- 0.141 | 0.900 |" in text
+    assert "| Toy | too many | IMVC-CBG | 0 | - |" in text
+    assert "- IMVC-CBG, Toy too many: imvc_cbg: view 1 has 3 features" in text
+
+
+def test_a_sample_of_several_agents_is_scored_once(toy):
+    problem = load_agents(DataSettings(toy), VerticalSettings(hybrid="1:1", hybrid_clients=4), 0)
+    held = [np.asarray(cohort.mask)[0] for cohort in problem.federation.cohorts]
+    parts = hybrid_partition(0, n_samples=N, n_views=2, n_clients=4, ratio=(1, 1))
+    for v in range(2):
+        ids = np.concatenate([part.sample_ids.ravel() for part in parts if v in part.view_ids])
+        np.testing.assert_array_equal(np.flatnonzero(held[v]), np.sort(ids[ids >= 0]))
+    wrong = problem.labels.copy()
+    wrong[~held[1]] = 0  # 6 samples, 4 of which are of other classes or not
+    labels = [np.where(mask, wrong, -1)[None] for mask in held]
+    expected = np.mean(wrong == problem.labels)
+    assert peers.sample_scores(problem, labels)["acc"] == pytest.approx(expected)
+    both = held[0] & held[1]
+    labels[1] = np.where(both, labels[1] + 1, labels[1])
+    with pytest.raises(ValueError, match="labels of their own"):
+        peers.sample_scores(problem, labels)
+    assert isinstance(problem, Problem)
+
+
+def test_every_comparison_method_of_the_papers_is_known():
+    assert set(peers.TITLES) <= set(METHODS)
+    assert {"MFLVC", "LMVSC"} <= set(mgcd_tables.published_peers().index.get_level_values("method"))
