@@ -23,6 +23,7 @@ from jaxfedmvc.algorithms.fedhk import (
     fedhk_tucker,
     private_e_fkmvc,
 )
+from jaxfedmvc.algorithms.fedmvl import FedMVLConfig, FedMVLHyperparams, fedmvl
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.local import local_fmcsc
 from jaxfedmvc.algorithms.local_kmeans import (
@@ -31,7 +32,17 @@ from jaxfedmvc.algorithms.local_kmeans import (
     local_kmeans,
 )
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
+from jaxfedmvc.algorithms.pooled.cpspan import CPSPANConfig, CPSPANHyperparams, cpspan
 from jaxfedmvc.algorithms.pooled.imvc_cbg import IMVCCBGConfig, IMVCCBGHyperparams, imvc_cbg
+from jaxfedmvc.algorithms.pooled.lsimvc import LSIMVCConfig, LSIMVCHyperparams, lsimvc
+from jaxfedmvc.algorithms.pooled.simvc import (
+    CoMVCConfig,
+    CoMVCHyperparams,
+    SiMVCConfig,
+    SiMVCHyperparams,
+    comvc,
+    simvc,
+)
 from jaxfedmvc.algorithms.registry import Method, NoHyperparams
 from jaxfedmvc.algorithms.vertcohirf import (
     LocalStep,
@@ -43,9 +54,11 @@ from jaxfedmvc.algorithms.vertcohirf import (
 
 # A new method is one file and one line here.
 METHODS: dict[str, Method] = {
+    "comvc": Method(comvc, CoMVCConfig, CoMVCHyperparams, "pooled", "trosten2021", 0),
     "coreset_kmeans": Method(
         coreset_kmeans, CoresetKMeansConfig, CoresetKMeansHyperparams, "vertical", "huang2022", 0
     ),
+    "cpspan": Method(cpspan, CPSPANConfig, CPSPANHyperparams, "pooled", "jin2023", 0),
     "distr_kmeans": Method(
         distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "ding2016", 0
     ),
@@ -58,16 +71,21 @@ METHODS: dict[str, Method] = {
     "fedhk_tucker": Method(
         fedhk_tucker, TuckerConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50
     ),
+    "fedmvl": Method(
+        fedmvl, FedMVLConfig, FedMVLHyperparams, "vertical", "huang2022efficient", 35
+    ),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "imvc_cbg": Method(imvc_cbg, IMVCCBGConfig, IMVCCBGHyperparams, "pooled", "wang2022", 0),
     "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_kmeans": Method(
         local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0
     ),
+    "lsimvc": Method(lsimvc, LSIMVCConfig, LSIMVCHyperparams, "pooled", "liu2023", 0),
     "mgcd": Method(mgcd, MGCDConfig, MGCDHyperparams, "vertical", "sun2025", 5),
     "private_e_fkmvc": Method(
         private_e_fkmvc, PrivateConfig, PrivateHyperparams, "horizontal", "sinaga2025", 5
     ),
+    "simvc": Method(simvc, SiMVCConfig, SiMVCHyperparams, "pooled", "trosten2021", 0),
     "vertcohirf": Method(
         vertcohirf, VertCoHiRFConfig, VertCoHiRFHyperparams, "vertical", "belucci2026", 100
     ),
@@ -75,6 +93,10 @@ METHODS: dict[str, Method] = {
 
 __all__ = [
     "METHODS",
+    "CPSPANConfig",
+    "CPSPANHyperparams",
+    "CoMVCConfig",
+    "CoMVCHyperparams",
     "CoresetKMeansConfig",
     "CoresetKMeansHyperparams",
     "DPFMPSConfig",
@@ -84,8 +106,12 @@ __all__ = [
     "FMCSCHyperparams",
     "FedHKConfig",
     "FedHKHyperparams",
+    "FedMVLConfig",
+    "FedMVLHyperparams",
     "IMVCCBGConfig",
     "IMVCCBGHyperparams",
+    "LSIMVCConfig",
+    "LSIMVCHyperparams",
     "LocalKMeansConfig",
     "LocalKMeansHyperparams",
     "LocalStep",
@@ -97,22 +123,29 @@ __all__ = [
     "Parafac2Config",
     "PrivateConfig",
     "PrivateHyperparams",
+    "SiMVCConfig",
+    "SiMVCHyperparams",
     "TuckerConfig",
     "VertCoHiRFConfig",
     "VertCoHiRFHyperparams",
+    "comvc",
     "coreset_kmeans",
+    "cpspan",
     "distr_kmeans",
     "dpfmps",
     "dpfmps_p2est",
     "e_fkmvc",
     "fedhk_parafac2",
     "fedhk_tucker",
+    "fedmvl",
     "fmcsc",
     "imvc_cbg",
     "local_fmcsc",
     "local_kmeans",
+    "lsimvc",
     "mgcd",
     "private_e_fkmvc",
+    "simvc",
     "vertcohirf",
     "vertcohirf_of_steps",
 ]

@@ -37,6 +37,15 @@ jit = functools.partial(
 # Adam blows up to full steps. Eight rows a batch: one batch for every client, and a second, empty
 # one where rows are padded to 11.
 SMALL = {
+    "cpspan": {
+        "hidden": (8,),
+        "latent_dim": 3,
+        "pretrain_epochs": 2,
+        "align_epochs": 2,
+        "batch_size": 8,
+        "n_init": 2,
+        "learning_rate": 0.01,
+    },
     "e_fkmvc": {"n_restarts": 2, "personal": "proximal", "personal_steps": 2},
     "fedhk_tucker": {"ranks": (2, 2, 1)},
     "fmcsc": {
@@ -166,6 +175,7 @@ class Lab:
 # Variants of others, or long to compile: `make test` leaves them to `make test-all`.
 SLOW = (
     "coreset_kmeans",
+    "distr_kmeans",
     "dpfmps",
     "dpfmps_p2est",
     "fedhk_parafac2",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfedmvc import data, engine
+from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine.phases import Traffic

@@ -1,4 +1,4 @@
-"""Matrices that several shallow methods solve for."""
+"""Matrices that several shallow methods solve for, and the graphs that they build."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxfedmvc.losses import l2_normalize
+
 PyTree = Any
+
+# Numbers in a block of distances: 32 MB.
+_BLOCK = 2**23
 
 
 def polar(c: Array) -> Array:
     """Returns the matrix with orthonormal columns (rows, of a wide one) that is closest to `c`.
 
     It is U V^T of the thin singular value decomposition, and maximises <Q, C> over such matrices Q.
+    That of a zero matrix are the first columns (rows) of the identity.
     """
     u, _, vt = jnp.linalg.svd(c, full_matrices=False)
-    return u @ vt
+    return jnp.where(jnp.any(c != 0), u @ vt, jnp.eye(*c.shape, dtype=c.dtype))
 
 
 def simplex(v: Array) -> Array:
@@ -32,6 +38,18 @@ def simplex(v: Array) -> Array:
     return jnp.maximum(v - jnp.take_along_axis(excess, last, axis=-1), 0.0)
 
 
+def soft(x: Array, by: Array | float) -> Array:
+    """Moves every number towards zero by `by`: the least |y - x|^2 / 2 + by |y|_1."""
+    return jnp.sign(x) * jnp.maximum(jnp.abs(x) - by, 0.0)
+
+
+def view_weights(errors: Array, r: Array | float) -> Array:
+    """Returns a_v ~ M_v^(1/(1-r)) with sum 1, which minimise sum_v a_v^r M_v, for r > 1."""
+    logs = jnp.log(jnp.maximum(errors, jnp.finfo(errors.dtype).tiny)) / (1 - r)
+    weights = jnp.exp(logs - jnp.max(logs))
+    return weights / jnp.sum(weights)
+
+
 def left_singular_vectors(z: Array, rank: int) -> Array:
     """Returns the leading left singular vectors [n, rank] of a tall `z` [n, m], by its Gram matrix.
 
@@ -44,8 +62,63 @@ def left_singular_vectors(z: Array, rank: int) -> Array:
     return z @ vectors * scales[None]
 
 
+def squared_distances(x: Array, y: Array) -> Array:
+    """Returns |x_i - y_j|^2 of rows [n, d] and [m, d], as [n, m]."""
+    norms = jnp.sum(x**2, axis=1)[:, None] + jnp.sum(y**2, axis=1)[None]
+    return jnp.maximum(norms - 2 * x @ y.T, 0.0)
+
+
+def neighbours(x: Array, where: Array, k: int) -> tuple[Array, Array]:
+    """Finds the k nearest selected rows of each row but itself, nearest first, in O(n) memory.
+
+    Args:
+      x: [n, d].
+      where: Rows that may be found, bool [n].
+      k: Static; n - 1 where that is less.
+
+    Returns:
+      Their places int32 [n, k] and squared distances [n, k]; infinite ones where there are fewer.
+    """
+    n = len(x)
+
+    def of_row(row: tuple[Array, Array]) -> tuple[Array, Array]:
+        # Batched by `map`, this is one product for a block of rows.
+        values, place = row
+        allowed = where & (jnp.arange(n) != place)
+        distances = squared_distances(values[None], x)[0]
+        nearness, found = lax.top_k(jnp.where(allowed, -distances, -jnp.inf), min(k, n - 1))
+        return found, -nearness
+
+    return lax.map(of_row, (x, jnp.arange(n)), batch_size=min(n, max(1, _BLOCK // n)))
+
+
+def spectral_rows(affinity: Array, where: Array, rank: int) -> Array:
+    """Embeds the vertices of a graph as Ng, Jordan and Weiss do, in O(n^3).
+
+    Args:
+      affinity: Symmetric, 0 or more, [n, n]; the diagonal counts.
+      where: Vertices of the graph, bool [n]; the others' rows are not read.
+      rank: Number of eigenvectors, static.
+
+    Returns:
+      The leading eigenvectors of D^-1/2 A D^-1/2 with rows of length 1, [n, rank]; zero outside
+      `where`.
+    """
+    affinity = jnp.where(where[:, None] & where[None], affinity, 0.0)
+    degrees = jnp.sum(affinity, axis=1)
+    roots = lax.rsqrt(jnp.where(degrees > 0, degrees, 1.0))
+    # The eigenvalues of a graph are in [-1, 1]: those of padding are put behind them.
+    padding = jnp.diag(jnp.where(where, 0.0, -2.0))
+    vectors = jnp.linalg.eigh(affinity * roots[:, None] * roots[None] + padding)[1]
+    return l2_normalize(jnp.where(where[:, None], vectors[:, ::-1][:, :rank], 0.0))
+
+
 def alternate(
-    step: Callable[[PyTree], tuple[PyTree, Array]], start: PyTree, max_iter: int, tol: Array | float
+    step: Callable[[PyTree], tuple[PyTree, Array]],
+    start: PyTree,
+    max_iter: int,
+    tol: Array | float,
+    min_iter: int = 1,
 ) -> tuple[PyTree, Array]:
     """Repeats `step: state -> (state, objective)` until the objective stands.
 
@@ -54,6 +127,7 @@ def alternate(
       start: The first state.
       max_iter: Most passes, static.
       tol: May be traced; it stops once the objective changes by no more than this share of itself.
+      min_iter: Fewest passes, static; two at least are made where `max_iter` allows.
 
     Returns:
       The last state, and the objective after each pass [max_iter], the last one repeated.
@@ -61,7 +135,7 @@ def alternate(
 
     def unfinished(carry: tuple[Array, PyTree, Array, Array]) -> Array:
         n, _, trace, change = carry
-        return (n < max_iter) & (change > tol * jnp.abs(trace[-1]))
+        return (n < max_iter) & ((n < min_iter) | (change > tol * jnp.abs(trace[-1])))
 
     def once(carry: tuple[Array, PyTree, Array, Array]) -> tuple[Array, PyTree, Array, Array]:
         n, state, trace, _ = carry
