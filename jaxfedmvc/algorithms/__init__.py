@@ -11,6 +11,14 @@ from jaxfedmvc.algorithms.distr_kmeans import (
     distr_kmeans,
 )
 from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, P2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.fcuif import (
+    FCUIFConfig,
+    FCUIFHyperparams,
+    FedDMVCConfig,
+    FedDMVCHyperparams,
+    fcuif,
+    feddmvc,
+)
 from jaxfedmvc.algorithms.fedhk import (
     FedHKConfig,
     FedHKHyperparams,
@@ -34,7 +42,10 @@ from jaxfedmvc.algorithms.local_kmeans import (
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.pooled.cpspan import CPSPANConfig, CPSPANHyperparams, cpspan
 from jaxfedmvc.algorithms.pooled.imvc_cbg import IMVCCBGConfig, IMVCCBGHyperparams, imvc_cbg
+from jaxfedmvc.algorithms.pooled.lmvsc import LMVSCConfig, LMVSCHyperparams, lmvsc
 from jaxfedmvc.algorithms.pooled.lsimvc import LSIMVCConfig, LSIMVCHyperparams, lsimvc
+from jaxfedmvc.algorithms.pooled.mflvc import MFLVCConfig, MFLVCHyperparams, mflvc
+from jaxfedmvc.algorithms.pooled.proimp import ProImpConfig, ProImpHyperparams, proimp
 from jaxfedmvc.algorithms.pooled.simvc import (
     CoMVCConfig,
     CoMVCHyperparams,
@@ -65,26 +76,29 @@ METHODS: dict[str, Method] = {
     "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0),
     "dpfmps_p2est": Method(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
+    "fcuif": Method(fcuif, FCUIFConfig, FCUIFHyperparams, "vertical", "ren2024", 1),
+    "feddmvc": Method(feddmvc, FedDMVCConfig, FedDMVCHyperparams, "vertical", "chen2023", 1),
     "fedhk_parafac2": Method(
         fedhk_parafac2, Parafac2Config, FedHKHyperparams, "horizontal", "sinaga2025", 50
     ),
     "fedhk_tucker": Method(
         fedhk_tucker, TuckerConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50
     ),
-    "fedmvl": Method(
-        fedmvl, FedMVLConfig, FedMVLHyperparams, "vertical", "huang2022efficient", 35
-    ),
+    "fedmvl": Method(fedmvl, FedMVLConfig, FedMVLHyperparams, "vertical", "huang2022efficient", 35),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "imvc_cbg": Method(imvc_cbg, IMVCCBGConfig, IMVCCBGHyperparams, "pooled", "wang2022", 0),
+    "lmvsc": Method(lmvsc, LMVSCConfig, LMVSCHyperparams, "pooled", "kang2020", 0),
     "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_kmeans": Method(
         local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0
     ),
     "lsimvc": Method(lsimvc, LSIMVCConfig, LSIMVCHyperparams, "pooled", "liu2023", 0),
+    "mflvc": Method(mflvc, MFLVCConfig, MFLVCHyperparams, "pooled", "xu2022", 0),
     "mgcd": Method(mgcd, MGCDConfig, MGCDHyperparams, "vertical", "sun2025", 5),
     "private_e_fkmvc": Method(
         private_e_fkmvc, PrivateConfig, PrivateHyperparams, "horizontal", "sinaga2025", 5
     ),
+    "proimp": Method(proimp, ProImpConfig, ProImpHyperparams, "pooled", "li2023incomplete", 0),
     "simvc": Method(simvc, SiMVCConfig, SiMVCHyperparams, "pooled", "trosten2021", 0),
     "vertcohirf": Method(
         vertcohirf, VertCoHiRFConfig, VertCoHiRFHyperparams, "vertical", "belucci2026", 100
@@ -102,19 +116,27 @@ __all__ = [
     "DPFMPSConfig",
     "DistrKMeansConfig",
     "DistrKMeansHyperparams",
+    "FCUIFConfig",
+    "FCUIFHyperparams",
     "FMCSCConfig",
     "FMCSCHyperparams",
+    "FedDMVCConfig",
+    "FedDMVCHyperparams",
     "FedHKConfig",
     "FedHKHyperparams",
     "FedMVLConfig",
     "FedMVLHyperparams",
     "IMVCCBGConfig",
     "IMVCCBGHyperparams",
+    "LMVSCConfig",
+    "LMVSCHyperparams",
     "LSIMVCConfig",
     "LSIMVCHyperparams",
     "LocalKMeansConfig",
     "LocalKMeansHyperparams",
     "LocalStep",
+    "MFLVCConfig",
+    "MFLVCHyperparams",
     "MGCDConfig",
     "MGCDHyperparams",
     "Method",
@@ -123,6 +145,8 @@ __all__ = [
     "Parafac2Config",
     "PrivateConfig",
     "PrivateHyperparams",
+    "ProImpConfig",
+    "ProImpHyperparams",
     "SiMVCConfig",
     "SiMVCHyperparams",
     "TuckerConfig",
@@ -135,16 +159,21 @@ __all__ = [
     "dpfmps",
     "dpfmps_p2est",
     "e_fkmvc",
+    "fcuif",
+    "feddmvc",
     "fedhk_parafac2",
     "fedhk_tucker",
     "fedmvl",
     "fmcsc",
     "imvc_cbg",
+    "lmvsc",
     "local_fmcsc",
     "local_kmeans",
     "lsimvc",
+    "mflvc",
     "mgcd",
     "private_e_fkmvc",
+    "proimp",
     "simvc",
     "vertcohirf",
     "vertcohirf_of_steps",

@@ -47,6 +47,16 @@ SMALL = {
         "learning_rate": 0.01,
     },
     "e_fkmvc": {"n_restarts": 2, "personal": "proximal", "personal_steps": 2},
+    "fcuif": {
+        "hidden": (16,),
+        "latent_dim": 4,
+        "pretrain_epochs": 2,
+        "local_epochs": 2,
+        "imputer_epochs": 2,
+        "batch_size": 8,
+        "n_init": 2,
+        "learning_rate": 0.01,
+    },
     "fedhk_tucker": {"ranks": (2, 2, 1)},
     "fmcsc": {
         "hidden": (),
@@ -60,6 +70,17 @@ SMALL = {
         "learning_rate": 0.01,
     },
     "local_kmeans": {"n_init": 2},
+    "mflvc": {
+        "hidden": (8,),
+        "latent_dim": 4,
+        "feature_dim": 4,
+        "pretrain_epochs": 2,
+        "contrast_epochs": 2,
+        "tune_epochs": 2,
+        "batch_size": 8,
+        "n_init": 2,
+        "learning_rate": 0.01,
+    },
     "mgcd": {
         "server": "trained",
         "latent_dim": 3,
@@ -70,9 +91,28 @@ SMALL = {
         "n_neighbours": 3,
         "n_init": 2,
     },
+    "proimp": {
+        "hidden": (16, 16),
+        "latent_dim": 8,
+        "epochs": 3,
+        "pretrain_epochs": 1,
+        "batch_size": 8,
+        "n_init": 2,
+    },
     "private_e_fkmvc": {"noise_multiplier": 0.0},
+    "simvc": {
+        "hidden": (16,),
+        "latent_dim": 8,
+        "head_hidden": 8,
+        "epochs": 4,
+        "check_every": 2,
+        "batch_size": 8,
+        "n_runs": 2,
+    },
     "vertcohirf": {"feature_share": 0.7},
 }
+SMALL["comvc"] = SMALL["simvc"]
+SMALL["feddmvc"] = SMALL["fcuif"]
 SMALL["local_fmcsc"] = SMALL["fmcsc"]
 
 
@@ -97,7 +137,7 @@ CLIENTS = {
 WIDTH = {"horizontal": 8, "full": 8, "vertical": 14}
 DIMS = {"horizontal": (4, 3), "full": (4, 3), "vertical": (4, 3, 2)}
 # Methods whose clients must hold all views.
-FULL = ("private_e_fkmvc",)
+FULL = ("comvc", "mflvc", "private_e_fkmvc", "simvc")
 
 
 def parts(kind, clients=None, extra=0):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -25,7 +26,13 @@ from jax import Array
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_features, pooled
-from jaxfedmvc.algorithms.pooled.matrices import alternate, left_singular_vectors, polar, simplex
+from jaxfedmvc.algorithms.pooled.matrices import (
+    alternate,
+    left_singular_vectors,
+    polar,
+    simplex,
+    view_weights,
+)
 from jaxfedmvc.algorithms.pooled.rows import is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
@@ -83,6 +90,7 @@ def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> 
     return pooled(fit, config, hyper, check)
 
 
+@jax.default_matmul_precision("highest")
 def fit(
     key: Array,
     views: tuple[Array, ...],
@@ -116,7 +124,7 @@ def fit(
         weight = seen @ a**2 + hyper.lam
         z = simplex(mixed @ anchors / jnp.where(weight > 0, weight, 1.0)[:, None]) * real
         found = errors(w, anchors, z)
-        a = view_weights(found)
+        a = view_weights(found, 2.0)
         value = jnp.sum(a**2 * found) + hyper.lam * jnp.sum(z**2)
         return (anchors, z, a), value
 
@@ -126,9 +134,3 @@ def fit(
     rows = l2_normalize(left_singular_vectors(z, c))
     labels = kmeans(key, rows, c, where=real[:, 0], n_init=config.n_init).labels
     return Fitted(labels, rows, trace)
-
-
-def view_weights(errors: Array) -> Array:
-    """Returns a_v ~ 1/M_v with sum 1, which minimise sum_v a_v^2 M_v."""
-    inverse = 1 / jnp.maximum(errors, jnp.finfo(errors.dtype).tiny ** 0.5)
-    return inverse / jnp.sum(inverse)

@@ -23,7 +23,7 @@ def polar(c: Array) -> Array:
     That of a zero matrix are the first columns (rows) of the identity.
     """
     u, _, vt = jnp.linalg.svd(c, full_matrices=False)
-    return jnp.where(jnp.any(c != 0), u @ vt, jnp.eye(*c.shape, dtype=c.dtype))
+    return jnp.where(jnp.any(c != 0), u @ vt, jnp.eye(c.shape[0], c.shape[1]))
 
 
 def simplex(v: Array) -> Array:

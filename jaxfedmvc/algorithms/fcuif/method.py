@@ -1,0 +1,224 @@
+"""FedDMVC and FCUIF: agents of a view each learn encodings, taught by clusters of all views.
+
+    setup: every agent trains an autoencoder, and sends its encodings Z^v and soft clusters P^v; the
+        server fills in what agents lack, and finds centres C and targets P by k-means
+    round: the server sends C_v and P; agents train by P, and send Z^v and P^v; the server as before
+    finish: the server sends the labels, the largest of each row's mean P^v
+
+FedDMVC fills in a row that an agent lacks by its prototypes, the row's mean P^v times C_v. FCUIF
+does it by a network of the prototypes, and decides after each round whether the rows that were
+filled in teach the agents, or complete rows only, as after `setup`.
+
+What an agent sends are encodings of all of its rows, without any noise: no secret.
+
+Sources: Chen et al., "Federated deep multi-view clustering with global self-supervision", ACM MM
+2023; Ren et al., "A novel federated multi-view clustering method for unaligned and incomplete data
+fusion", Information Fusion 2024; and the one repository of both, 5Martina5/FCUIF. Different here:
+
+- FCUIF's code decides by the accuracy against true labels. Here it is the simplified silhouette of
+  the two labelings, in which the values that were filled in do not count.
+- It adds up the agents' P^v before their clusters have common numbers. Here they are matched first.
+- It scales encodings on the server only; see `normalise`.
+- After the first round it renumbers the clusters of P, but not of C, that k-means starts from.
+
+FCUIF's alignment of shuffled rows is left out: rows of a federation lie at the same places. The
+repository makes one round of 300 epochs; what FedDMVC itself was run with could not be established,
+nor whether rows that it extends teach agents: they do, from the second round on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.distr_kmeans import by_agent
+from jaxfedmvc.algorithms.fcuif import client as client_lib
+from jaxfedmvc.algorithms.fcuif.client import ClientState, Guidance, Upload
+from jaxfedmvc.algorithms.fcuif.server import Clusters, Imputer, aggregate, network_imputer
+from jaxfedmvc.algorithms.fcuif.settings import (
+    FCUIFConfig,
+    FCUIFHyperparams,
+    FedDMVCConfig,
+    FedDMVCHyperparams,
+    check_hyperparams,
+)
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.losses import masked_mean
+
+Kind = tuple[int, ...]
+
+
+class ServerState(NamedTuple):
+    """What the server keeps.
+
+    Attributes:
+      held: Which rows each agent holds, bool [N], by the agent's views.
+      clusters: Of the last exchange.
+    """
+
+    held: dict[Kind, Array]
+    clusters: Clusters
+
+
+def feddmvc(config: FedDMVCConfig, hyper: FedDMVCHyperparams | None = None) -> FederatedAlgorithm:
+    """Returns FedDMVC for a vertical federation; agents may lack rows.
+
+    Raises:
+      ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`, a
+        single agent, or fewer samples than clusters at an agent or at all of them together.
+    """
+    hyper = hyper or FedDMVCHyperparams()
+    return _federated("FedDMVC", config, hyper, None)
+
+
+def fcuif(config: FCUIFConfig, hyper: FCUIFHyperparams | None = None) -> FederatedAlgorithm:
+    """Returns FCUIF for a vertical federation; agents may lack rows, in the same order.
+
+    Raises:
+      ValueError: As `feddmvc`.
+    """
+    hyper = hyper or FCUIFHyperparams()
+    return _federated("FCUIF", config, hyper, network_imputer(config, hyper))
+
+
+def _federated(
+    name: str, config: FedDMVCConfig, hyper: FedDMVCHyperparams, imputer: Imputer | None
+) -> FederatedAlgorithm:
+    check_hyperparams(hyper)
+    return FederatedAlgorithm(
+        init=_build_init(name, config),
+        setup=(
+            Phase(
+                lambda state, view_ids: (),
+                _build_pretrain(config, hyper),
+                _build_aggregate(config, imputer, first=True),
+            ),
+        ),
+        round=(
+            Phase(
+                _send_guidance,
+                _build_train(config, hyper),
+                _build_aggregate(config, imputer, first=False),
+            ),
+        ),
+        finish=(Phase(_send_labels, _receive, lambda key, state, messages, weights: (state, {})),),
+        assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
+        embed=lambda server, state, client: server.clusters.embedding,
+    )
+
+
+def _build_init(name: str, config: FedDMVCConfig) -> Callable[..., Any]:
+    def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
+        _check(name, federation, config.n_clusters)
+        cohorts, c, d = federation.cohorts, config.n_clusters, config.latent_dim
+        n = cohorts[0].mask.shape[1]
+        none = jnp.full(n, -1, jnp.int32)
+        states = []
+        for cohort in cohorts:
+            state = ClientState(
+                client_lib.init_autoencoder(
+                    jax.random.fold_in(key, cohort.client_ids[0]),
+                    config,
+                    sum(view.shape[-1] for view in cohort.views),
+                ),
+                jnp.zeros((c, d)),
+                jnp.bool_(False),
+                none,
+            )
+            states.append(jax.tree.map(lambda x: x[None], state))
+        clusters = Clusters(
+            jnp.zeros((c, len(cohorts), d)),
+            jnp.zeros((n, c)),
+            jnp.zeros(n, bool),
+            none,
+            jnp.zeros((n, len(cohorts) * d)),
+            jnp.bool_(False),
+        )
+        held = {cohort.view_ids: cohort.mask[0] for cohort in cohorts}
+        return ServerState(held, clusters), tuple(states)
+
+    return init
+
+
+def _check(name: str, federation: Federation, n_clusters: int) -> None:
+    federation.check_vertical(complete=False)
+    if len(federation.cohorts) < 2:
+        raise ValueError(f"federation: got one agent; {name} needs two or more, a view each")
+    federation.check_rows(n_clusters, "as many as clusters, for k-means to start from")
+    masks = [cohort.mask for cohort in federation.cohorts]
+    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+        return
+    complete = int(np.logical_and.reduce([np.asarray(mask)[0] for mask in masks]).sum())
+    if complete < n_clusters:
+        raise ValueError(
+            f"{name}: {complete} samples are held by all agents; allowed is {n_clusters} or more,"
+            " as many as clusters"
+        )
+
+
+def _features(client: Cohort) -> Array:
+    return jnp.where(client.mask[:, None], jnp.concatenate(client.views, axis=-1), 0.0)
+
+
+def _answer(state: ClientState, losses: Array, x: Array, client: Cohort) -> Any:
+    """Returns what a client function returns after training."""
+    message = client_lib.upload(state, x, client.mask)
+    loss = losses[-1] if losses.shape[0] else jnp.float32(0)
+    return state, {client.view_ids: message}, {"loss": loss}
+
+
+def _build_pretrain(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callable[..., Any]:
+    def pretrain(key: Array, sent: tuple[()], state: ClientState, client: Cohort) -> Any:
+        x = _features(client)
+        state, losses = client_lib.pretrain(key, state, x, client.mask, config, hyper)
+        return _answer(state, losses, x, client)
+
+    return pretrain
+
+
+def _send_guidance(state: ServerState, view_ids: Kind) -> Guidance:
+    """Sends an agent its part of C, and of P the rows that it holds and is to follow."""
+    place = sorted(state.held).index(view_ids)
+    follows = state.held[view_ids] & state.clusters.guides
+    targets = jnp.where(follows[:, None], state.clusters.targets, 0.0)
+    return Guidance(state.clusters.centroids[:, place], targets)
+
+
+def _build_train(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callable[..., Any]:
+    def train(key: Array, sent: Guidance, state: ClientState, client: Cohort) -> Any:
+        x = _features(client)
+        state, losses = client_lib.train(key, state, sent, x, client.mask, config, hyper)
+        return _answer(state, losses, x, client)
+
+    return train
+
+
+def _build_aggregate(
+    config: FedDMVCConfig, imputer: Imputer | None, *, first: bool
+) -> Callable[..., Any]:
+    def find(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
+        agents = by_agent(messages)
+        held = jnp.stack([state.held[view_ids] for view_ids in agents], axis=1)
+        uploads = Upload(
+            *(jnp.stack(parts, axis=1) for parts in zip(*agents.values(), strict=True))
+        )
+        before = None if first else state.clusters
+        found = aggregate(key, uploads, held, before, config, imputer)
+        guiding = masked_mean(found.guides.astype(jnp.float32), jnp.any(held, axis=1))
+        return state._replace(clusters=found), {"guiding": guiding, "imputed": found.imputed}
+
+    return find
+
+
+def _send_labels(state: ServerState, view_ids: Kind) -> Array:
+    return jnp.where(state.held[view_ids], state.clusters.labels, -1)
+
+
+def _receive(key: Array, sent: Array, state: ClientState, client: Cohort) -> Any:
+    return state._replace(labels=sent), (), {}

@@ -1,0 +1,110 @@
+"""Settings of FedDMVC and FCUIF, and what they may be."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from flax import struct
+from jax import Array
+
+from jaxfedmvc import checks
+from jaxfedmvc.algorithms.pooled.networks import NOT_NEGATIVE, POSITIVE, check_hidden
+
+
+@dataclasses.dataclass(frozen=True)
+class FedDMVCConfig:
+    """Static settings of FedDMVC.
+
+    Attributes:
+      n_clusters: Number of clusters c.
+      hidden: Widths of the encoders' hidden layers; the decoders mirror them.
+      latent_dim: Width of what the encoders return.
+      pretrain_epochs: Epochs of the autoencoders before the rounds.
+      local_epochs: Epochs of an agent in a round; comments in the authors' code ask for 30 on BDGP.
+      batch_size: Rows in a step.
+      normalise: How the server scales what it is sent. l1: absolute values of a row sum to 1, as in
+        the authors' code, whose centres then lie in another space than the agents' encodings that
+        they are compared with; none: not at all.
+      n_init: Starts of every k-means, of which the best is kept.
+    """
+
+    n_clusters: int
+    hidden: tuple[int, ...] = (500, 500, 2000)
+    latent_dim: int = 10
+    pretrain_epochs: int = 500
+    local_epochs: int = 300
+    batch_size: int = 256
+    normalise: Literal["none", "l1"] = "none"
+    n_init: int = 100
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        checks.at_least(self, 1, "n_clusters", "latent_dim", "batch_size", "n_init")
+        checks.at_least(self, 0, "pretrain_epochs", "local_epochs")
+        checks.choices(self)
+        check_hidden(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class FCUIFConfig(FedDMVCConfig):
+    """Static settings of FCUIF: those of FedDMVC, and of the imputation networks.
+
+    Attributes:
+      imputer_hidden: Widths of the hidden layers of the server's imputation networks.
+      imputer_epochs: Steps of these networks in an exchange, each on all complete rows.
+    """
+
+    imputer_hidden: tuple[int, ...] = (32, 64)
+    imputer_epochs: int = 300
+
+    def __post_init__(self) -> None:
+        """Checks the settings.
+
+        Raises:
+          ValueError: Names the setting that is wrong.
+        """
+        super().__post_init__()
+        checks.at_least(self, 0, "imputer_epochs")
+        if any(width < 1 for width in self.imputer_hidden):
+            raise checks.wrong("imputer_hidden", self.imputer_hidden, "widths of 1 or more")
+
+
+@struct.dataclass
+class FedDMVCHyperparams:
+    """Numbers of FedDMVC that may be traced.
+
+    Attributes:
+      guidance: Weight of the divergence from the server's targets, 0 or more.
+      learning_rate: Adam's step size of the agents.
+    """
+
+    guidance: Array | float = 0.1
+    learning_rate: Array | float = 1e-3
+
+
+@struct.dataclass
+class FCUIFHyperparams(FedDMVCHyperparams):
+    """Numbers of FCUIF that may be traced: those of FedDMVC, and of the imputation networks.
+
+    Attributes:
+      imputer_rate: Adam's step size of the imputation networks.
+    """
+
+    imputer_rate: Array | float = 1e-3
+
+
+def check_hyperparams(hyper: FedDMVCHyperparams) -> None:
+    """Checks the hyper-parameters that are not traced.
+
+    Raises:
+      ValueError: Names the first one that is out of range.
+    """
+    rules = {"guidance": NOT_NEGATIVE, "learning_rate": POSITIVE}
+    if isinstance(hyper, FCUIFHyperparams):
+        rules["imputer_rate"] = POSITIVE
+    checks.numbers(hyper, rules)

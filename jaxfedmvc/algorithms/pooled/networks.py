@@ -1,0 +1,215 @@
+"""What the deep methods share: autoencoders of the views, heads on them, and terms of losses.
+
+All of them start from the same autoencoders, D-500-500-2000-d and back, of Xie, Girshick and
+Farhadi, "Unsupervised deep embedding for clustering analysis", ICML 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from jaxfedmvc import checks, nn
+from jaxfedmvc.losses import l2_normalize, masked_mean, mean_squared_error, ntxent
+
+PyTree = Any
+
+# Rules for `checks.numbers`.
+POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
+NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
+
+
+def check_hidden(config: Any) -> None:
+    """Checks the widths in a config's `hidden`.
+
+    Raises:
+      ValueError: One is below 1.
+    """
+    if any(width < 1 for width in config.hidden):
+        raise checks.wrong("hidden", config.hidden, "widths of 1 or more")
+
+
+class Networks(NamedTuple):
+    """Parameters of a method.
+
+    Attributes:
+      encoders: E^v of each view.
+      decoders: D^v of each view.
+      heads: What is on top of all encoders, by name.
+    """
+
+    encoders: tuple[PyTree, ...]
+    decoders: tuple[PyTree, ...]
+    heads: dict[str, PyTree]
+
+
+def init_networks(
+    key: Array,
+    views: Sequence[Array],
+    hidden: Sequence[int],
+    latent_dim: int,
+    heads: Mapping[str, tuple[int, Sequence[int]]] | None = None,
+) -> Networks:
+    """Returns fresh parameters, of one draw.
+
+    Args:
+      key: PRNG key.
+      views: [N, D_v] each; only their widths are used.
+      hidden: Widths of the encoders' hidden layers; the decoders mirror them.
+      latent_dim: Width of what the encoders return.
+      heads: By name `(n_inputs, widths)`.
+    """
+    heads, shapes = heads or {}, {}
+    for v, x in enumerate(views):
+        shapes["encoder", v] = x.shape[1], (*hidden, latent_dim)
+        shapes["decoder", v] = latent_dim, (*hidden[::-1], x.shape[1])
+    drawn = nn.init_mlps(key, shapes | {("head", name): shape for name, shape in heads.items()})
+    return Networks(
+        tuple(drawn["encoder", v] for v in range(len(views))),
+        tuple(drawn["decoder", v] for v in range(len(views))),
+        {name: drawn["head", name] for name in heads},
+    )
+
+
+def apply(params: PyTree, x: Array) -> Array:
+    """Applies one network, [..., rows, d] -> [..., rows, width]; its widths are those it has."""
+    layers = params["params"]
+    widths = [layers[f"Dense_{i}"]["bias"].shape[0] for i in range(len(layers))]
+    return nn.apply_mlp(params, widths, x)
+
+
+def encode(networks: Networks, views: Sequence[Array]) -> Array:
+    """Computes Z^v of all views, [V, N, d]."""
+    encoded = zip(networks.encoders, views, strict=True)
+    return jnp.stack([apply(params, x) for params, x in encoded])
+
+
+def reconstruction_loss(networks: Networks, views: Sequence[Array], z: Array, seen: Array) -> Array:
+    """Computes the sum over views of the mean squared error of what is observed.
+
+    Args:
+      networks: Parameters.
+      views: [N, D_v] each, finite where they are not observed.
+      z: What `encode` returns of them, [V, N, d].
+      seen: bool [N, V].
+    """
+    terms = [
+        mean_squared_error(apply(params, z[v]), views[v], seen[:, v])
+        for v, params in enumerate(networks.decoders)
+    ]
+    return sum(terms, start=jnp.zeros(()))
+
+
+def fit_autoencoders(
+    key: Array,
+    networks: Networks,
+    opt_state: PyTree,
+    views: Sequence[Array],
+    mask: Array,
+    *,
+    epochs: int,
+    batch_size: int,
+    learning_rate: Array | float,
+) -> tuple[Networks, PyTree, Array]:
+    """Minimises the reconstruction loss over rows that hold all views; see `nn.fit_on`.
+
+    Args:
+      key: PRNG key.
+      networks: Where training starts; its heads stay.
+      opt_state: State of Adam.
+      views: [N, D_v] each.
+      mask: Which rows to fit, bool [N].
+      epochs: Number of passes.
+      batch_size: Rows in a step.
+      learning_rate: Adam's step size.
+    """
+
+    def loss(networks: Networks, views: tuple[Array, ...], mask: Array) -> Array:
+        seen = jnp.repeat(mask[:, None], len(views), axis=1)
+        return reconstruction_loss(networks, views, encode(networks, views), seen)
+
+    return nn.fit_on(
+        key,
+        networks,
+        opt_state,
+        loss,
+        tuple(views),
+        mask,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+    )
+
+
+# --- Terms of losses ------------------------------------------------------------------------------
+
+
+def sum_over_pairs(loss: Callable[[PyTree, PyTree], Array], per_view: PyTree) -> Array:
+    """Sums `loss(of view v, of view w)` over the pairs v < w.
+
+    Args:
+      loss: A function of two views, returning a scalar.
+      per_view: Arrays with leading axis [V].
+    """
+    n_views = len(jax.tree.leaves(per_view)[0])
+    if n_views == 1:
+        return jnp.zeros(())
+    first, second = np.triu_indices(n_views, 1)
+    left, right = (jax.tree.map(lambda a, i=i: a[i], per_view) for i in (first, second))
+    return jnp.sum(jax.vmap(loss)(left, right))
+
+
+def columns(q: Array, mask: Array) -> Array:
+    """Returns the columns of `q` [rows, c] as unit rows [c, rows], zero where rows are masked."""
+    return l2_normalize(jnp.where(mask[:, None], q, 0.0).T)
+
+
+def column_contrast(q: Array, q_other: Array, mask: Array, tau: Array | float) -> Array:
+    """Computes NT-Xent of the columns of two views' assignments [rows, c], by their cosines."""
+    all_clusters = jnp.ones(q.shape[1], bool)
+    return ntxent(columns(q, mask), columns(q_other, mask), all_clusters, tau)
+
+
+def unevenness(q: Array, mask: Array) -> Array:
+    """Computes log c + sum_k p_k log p_k of the mean assignment p; 0 where clusters are even.
+
+    Authors take the logarithm of p itself, which is NaN once a cluster is empty.
+    """
+    p = jax.vmap(masked_mean, (1, None))(q, mask)
+    p = p / jnp.maximum(jnp.sum(p), 1e-12)
+    return jnp.where(jnp.any(mask), jnp.log(q.shape[1]) + jnp.sum(p * jnp.log(p + 1e-12)), 0.0)
+
+
+# --- Neighbours -----------------------------------------------------------------------------------
+
+
+def neighbours(z: Array, observed: Array, count: int) -> tuple[Array, Array]:
+    """Finds for all rows i and views v, w the rows nearest in w among those that hold v and w.
+
+    A row that holds v and w is its own neighbour; rows that lack v are what this is for.
+
+    Args:
+      z: [V, N, d]; rows of views that are not observed play no part.
+      observed: bool [N, V].
+      count: Most neighbours to find, static.
+
+    Returns:
+      Their inner products z_i^w . z_j^w in descending order, [N, V, V, count], -inf behind the last
+      and where i lacks w, and which rows they are, int32 [N, V, V, count].
+    """
+    holds_both = observed.T[:, None] & observed.T[None]  # [V, V, N]
+    count = min(count, len(observed))
+
+    def of_row(row: tuple[Array, Array]) -> tuple[Array, Array]:
+        z_row, seen = row
+        products = jnp.einsum("wd,wnd->wn", z_row, z)[None]
+        allowed = holds_both & seen[None, :, None]
+        values, rows = lax.top_k(jnp.where(allowed, products, -jnp.inf), count)
+        return values, rows
+
+    return lax.map(of_row, (jnp.swapaxes(z, 0, 1), observed), batch_size=64)

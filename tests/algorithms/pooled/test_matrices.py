@@ -1,0 +1,162 @@
+"""Matrices of the shallow methods against NumPy, SciPy and scikit-learn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import linalg, optimize
+from scipy.spatial.distance import cdist
+
+from jaxfedmvc.algorithms.pooled import matrices
+from jaxfedmvc.algorithms.pooled.matrices import (
+    alternate,
+    left_singular_vectors,
+    neighbours,
+    polar,
+    simplex,
+    soft,
+    spectral_rows,
+    squared_distances,
+    view_weights,
+)
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (4, 4), (3, 7)])
+def test_polar_is_the_orthonormal_factor(shape):
+    c = RNG.normal(size=shape).astype(np.float32)
+    found = jax.jit(polar)(c)
+    expected = linalg.polar(c)[0]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    small = found.T @ found if shape[0] >= shape[1] else found @ found.T
+    np.testing.assert_allclose(small, np.eye(min(shape)), atol=1e-5)
+
+
+def test_polar_of_zeros_is_the_identity():
+    np.testing.assert_array_equal(polar(jnp.zeros((5, 2))), np.eye(5, 2))
+    np.testing.assert_array_equal(polar(jnp.zeros((2, 5))), np.eye(2, 5))
+
+
+def test_simplex_is_the_nearest_point():
+    v = RNG.normal(size=(6, 5)).astype(np.float32)
+    found = np.asarray(simplex(jnp.array(v)))
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
+    for row, point in zip(v.astype(float), found, strict=True):
+        best = optimize.minimize(
+            lambda z, row=row: ((z - row) ** 2).sum(),
+            np.full(5, 0.2),
+            jac=lambda z, row=row: 2 * (z - row),
+            bounds=[(0, 1)] * 5,
+            constraints={"type": "eq", "fun": lambda z: z.sum() - 1},
+            method="SLSQP",
+            options={"ftol": 1e-12},
+        )
+        np.testing.assert_allclose(point, best.x, atol=1e-5)
+
+
+def test_simplex_keeps_points_on_it_and_takes_corners_and_ties():
+    points = jnp.array([[0.2, 0.3, 0.5], [9.0, 0.0, 0.0], [4.0, 4.0, -1.0], [0.0, 0.0, 0.0]])
+    expected = [[0.2, 0.3, 0.5], [1, 0, 0], [0.5, 0.5, 0], [1 / 3] * 3]
+    np.testing.assert_allclose(simplex(points), expected, atol=1e-6)
+
+
+def test_soft_threshold():
+    np.testing.assert_allclose(
+        soft(jnp.array([-2.0, -0.1, 0.0, 0.3, 5.0]), 0.5), [-1.5, 0, 0, 0, 4.5]
+    )
+
+
+@pytest.mark.parametrize("r", [1.5, 2.0, 7.0])
+def test_view_weights_minimise_the_weighted_errors(r):
+    errors = jnp.array([3.0, 1.0, 0.4])
+    found = np.asarray(view_weights(errors, r))
+    assert abs(found.sum() - 1) < 1e-6
+    best = (found**r * errors).sum()
+    for step in RNG.normal(size=(20, 3)) * 0.01:
+        other = found + step - step.mean()
+        assert (other**r * errors).sum() >= best
+
+
+def test_view_weights_of_two_and_of_an_exact_fit():
+    np.testing.assert_allclose(view_weights(jnp.array([1.0, 3.0]), 2.0), [0.75, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(view_weights(jnp.array([0.0, 3.0]), 2.0), [1, 0], atol=1e-6)
+    np.testing.assert_allclose(view_weights(jnp.zeros(2), 2.0), [0.5, 0.5])
+
+
+def test_left_singular_vectors_are_those_of_the_decomposition():
+    z = RNG.normal(size=(20, 5)).astype(np.float32)
+    found = np.asarray(left_singular_vectors(jnp.array(z), 3))
+    expected = np.linalg.svd(z)[0][:, :3]
+    signs = np.sign((found * expected).sum(axis=0, keepdims=True))
+    np.testing.assert_allclose(found * signs, expected, atol=1e-4)
+
+
+def test_left_singular_vectors_beyond_the_rank_are_zero():
+    z = RNG.normal(size=(20, 2)) @ RNG.normal(size=(2, 5))
+    found = np.asarray(left_singular_vectors(jnp.array(z, jnp.float32), 4))
+    np.testing.assert_allclose(found.T @ found, np.diag([1.0, 1, 0, 0]), atol=1e-4)
+
+
+def test_neighbours_are_the_nearest_selected_rows(monkeypatch):
+    x = RNG.normal(size=(23, 4)).astype(np.float32)
+    where = RNG.uniform(size=23) < 0.7
+    distances = cdist(x, x) ** 2
+    distances[:, ~where] = np.inf
+    np.fill_diagonal(distances, np.inf)
+    expected = np.argsort(distances, axis=1)[:, :4]
+    for block in (2**23, 100):  # all rows at once, and a few at a time with a rest
+        monkeypatch.setattr(matrices, "_BLOCK", block)
+        found, squares = jax.jit(lambda x, where: neighbours(x, where, 4))(x, where)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_allclose(
+            squares, np.take_along_axis(distances, expected, axis=1), rtol=1e-4, atol=1e-5
+        )
+    np.testing.assert_allclose(squared_distances(x, x[:3]), cdist(x, x[:3]) ** 2, atol=1e-4)
+
+
+def test_missing_neighbours_are_at_infinity():
+    squares = neighbours(jnp.ones((4, 2)), jnp.array([True, True, False, False]), 9)[1]
+    np.testing.assert_array_equal(np.isfinite(squares).sum(axis=1), [1, 1, 2, 2])
+    assert squares.shape == (4, 3)
+
+
+def test_spectral_rows_are_the_leading_vectors_of_the_normalised_graph():
+    points = RNG.normal(size=(14, 3))
+    affinity = np.exp(-cdist(points, points)).astype(np.float32)  # with a diagonal
+    where = np.arange(14) < 11
+    dirty = np.where(where[:, None] & where[None], affinity, 7.0).astype(np.float32)
+    found = np.asarray(spectral_rows(jnp.array(dirty), jnp.array(where), 3))
+    inner = affinity[:11, :11]
+    degrees = inner.sum(axis=0)
+    vectors = linalg.eigh(inner / np.sqrt(np.outer(degrees, degrees)))[1][:, ::-1][:, :3]
+    rows = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    np.testing.assert_allclose(found[:11] @ found[:11].T, rows @ rows.T, atol=1e-4)
+    assert not found[11:].any()
+
+
+def test_spectral_rows_tell_components_apart():
+    blocks = linalg.block_diag(*[np.ones((4, 4))] * 3)
+    rows = np.asarray(spectral_rows(jnp.array(blocks, jnp.float32), jnp.ones(12, bool), 3))
+    np.testing.assert_allclose(rows @ rows.T, blocks, atol=1e-4)
+
+
+def halving(state):
+    return state / 2, state / 2 + 1
+
+
+def test_alternate_stops_where_the_objective_stands():
+    state, trace = alternate(halving, jnp.float32(1.0), 20, 0.01)
+    steps = round(-np.log2(float(state)))
+    expected = [2.0**-i + 1 for i in range(1, steps + 1)]
+    np.testing.assert_allclose(trace, expected + [expected[-1]] * (20 - steps))
+    assert 0.005 < expected[-2] - expected[-1] <= 0.01 * expected[-1]
+
+
+@pytest.mark.parametrize(
+    ("limits", "passes"), [((4, 0.0, 1), 4), ((9, 9.0, 1), 2), ((9, 9.0, 5), 5)]
+)
+def test_alternate_keeps_to_the_number_of_passes(limits, passes):
+    state, _ = alternate(halving, jnp.float32(1.0), *limits)
+    assert state == 2.0**-passes

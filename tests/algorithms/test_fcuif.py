@@ -1,0 +1,345 @@
+"""FedDMVC and FCUIF: their equations against NumPy and scikit-learn, and planted clusters."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fcuif import (
+    FCUIFConfig,
+    FCUIFHyperparams,
+    FedDMVCConfig,
+    FedDMVCHyperparams,
+    fcuif,
+    feddmvc,
+)
+from jaxfedmvc.algorithms.fcuif import client as client_lib
+from jaxfedmvc.algorithms.fcuif import server as server_lib
+from jaxfedmvc.algorithms.fcuif.client import Upload
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation
+
+# Compiled code runs for milliseconds here and takes seconds to optimise.
+jit = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+K, N = 3, 24
+TRUTH = np.arange(N) % K
+# Row 6 is held by nobody, four rows by one agent each.
+HELD = np.ones((2, N), bool)
+HELD[0, [3, 6, 7]] = HELD[1, [0, 6, 11]] = False
+REAL, COMPLETE = HELD.any(axis=0), HELD.all(axis=0)
+SMALL = {
+    "hidden": (16,),
+    "latent_dim": 4,
+    "pretrain_epochs": 60,
+    "local_epochs": 20,
+    "batch_size": 16,
+    "n_init": 4,
+}
+
+
+def views(seed=0):
+    """Two views with three groups each."""
+    rng = np.random.default_rng(seed)
+    centers = [rng.normal(size=(K, d)) for d in (6, 4)]
+    return [c[TRUTH] + 0.05 * rng.normal(size=(N, c.shape[1])) for c in centers]
+
+
+def vertical(x, held=HELD, fill=0.0):
+    """One agent for each view; what an agent lacks is `fill` there."""
+    ids = np.where(held, np.arange(len(x[0]))[None], -1).astype(np.int32)
+    federation = Federation.from_arrays(
+        x, TRUTH, partition=[Part((a,), ids[a : a + 1], np.array([a])) for a in range(len(x))]
+    )
+
+    def filled(cohort):
+        return cohort.replace(
+            views=tuple(jnp.where(cohort.mask[..., None], x, fill) for x in cohort.views)
+        )
+
+    return federation.replace(cohorts=tuple(map(filled, federation.cohorts)))
+
+
+@functools.partial(jit, static_argnames="name")
+def program(federation, key, name="fcuif"):
+    if name == "fcuif":
+        algorithm = fcuif(FCUIFConfig(K, imputer_epochs=20, **SMALL), FCUIFHyperparams(0.1, 0.01))
+    else:
+        algorithm = feddmvc(FedDMVCConfig(K, **SMALL), FedDMVCHyperparams(0.1, 0.01))
+    return engine.run(algorithm, federation, key, 2)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return program(vertical(views()), jax.random.key(0))
+
+
+def uploads(seed=0, width=4):
+    """Random encodings and soft clusters of two agents."""
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(K, 2, width))
+    z = centers[TRUTH] + 0.1 * rng.normal(size=(N, 2, width))
+    p = rng.dirichlet(np.ones(K), size=(N, 2)) + 3 * np.eye(K)[TRUTH][:, None]
+    p = p / p.sum(-1, keepdims=True)
+    held = HELD.T
+    zeros = held[..., None]
+    return Upload(jnp.float32(z * zeros), jnp.float32(p * zeros)), jnp.asarray(held)
+
+
+# --- Agents ---------------------------------------------------------------------------------------
+
+
+def test_start_is_glorots_with_gain_of_relu():
+    drawn = client_lib.xavier_mlps(jax.random.key(0), {"a": (300, (200, 50)), "b": (50, (300,))})
+    for name, layer, shape in (("a", 0, (300, 200)), ("a", 1, (200, 50)), ("b", 0, (50, 300))):
+        params = drawn[name]["params"][f"Dense_{layer}"]
+        weights, bound = np.asarray(params["kernel"]), 2**0.5 * (6 / sum(shape)) ** 0.5
+        assert weights.shape == shape and (np.asarray(params["bias"]) == 0).all()
+        assert 0.99 * bound < np.abs(weights).max() <= bound
+        np.testing.assert_allclose(weights.std(), bound / 3**0.5, rtol=0.02)
+
+
+def test_soft_clusters_and_their_sharpened_form():
+    rng = np.random.default_rng(0)
+    z, mu = rng.normal(size=(N, 4)), rng.normal(size=(K, 4))
+    q = 1 / (1 + ((z[:, None] - mu) ** 2).sum(-1))
+    q = q / q.sum(1, keepdims=True)
+    found = client_lib.soft_assignment(jnp.float32(z), jnp.float32(mu))
+    np.testing.assert_allclose(found, q, rtol=1e-4)
+    dirty = jnp.where(REAL[:, None], found, jnp.nan)
+    p = np.asarray(client_lib.sharpen(dirty, jnp.asarray(REAL)))
+    expected = q[REAL] ** 2 / q[REAL].sum(0)
+    np.testing.assert_allclose(p[REAL], expected / expected.sum(1, keepdims=True), rtol=1e-4)
+    assert (p[~REAL] == 0).all()
+    assert (np.asarray(client_lib.sharpen(dirty, jnp.zeros(N, bool))) == 0).all()
+    divergence = client_lib.divergence(jnp.float32(q), found[::-1])
+    np.testing.assert_allclose(divergence, (q * np.log(q / q[::-1])).sum(1), rtol=1e-3, atol=1e-5)
+
+
+def test_first_training_starts_at_the_servers_centres_and_without_targets_reconstructs():
+    """Adam's first step has the size of its rate in each number that the loss depends on."""
+    config = FedDMVCConfig(K, **(SMALL | {"local_epochs": 1, "batch_size": N}))
+    hyper = FedDMVCHyperparams(learning_rate=0.01)
+    x = jnp.asarray(views()[0], jnp.float32)
+    networks = client_lib.init_autoencoder(jax.random.key(1), config, x.shape[1])
+    own, sent = jnp.full((K, 4), 7.0), jnp.arange(12.0).reshape(K, 4) / 12
+    target = jnp.where(jnp.arange(N)[:, None] < 9, jnp.eye(K)[jnp.arange(N) % K], 0.0)
+    step = jit(
+        lambda guided, p: client_lib.train(
+            jax.random.key(0),
+            client_lib.ClientState(networks, own, guided, jnp.zeros(N, jnp.int32)),
+            client_lib.Guidance(sent, p),
+            x,
+            jnp.ones(N, bool),
+            config,
+            hyper,
+        )
+    )
+    for guided, start in ((False, sent), (True, own)):
+        state, losses = step(jnp.bool_(guided), target)
+        assert state.guided
+        np.testing.assert_allclose(np.abs(state.centroids - start), 0.01, rtol=0.02)
+        untaught, error = step(jnp.bool_(guided), jnp.zeros((N, K)))
+        np.testing.assert_array_equal(untaught.centroids, start)
+        z = client_lib.upload(state._replace(networks=networks), x, jnp.ones(N, bool)).z
+        q = np.asarray(client_lib.soft_assignment(z, start))[:9]
+        away = -np.log(q[np.arange(9), np.arange(9) % K]).mean()  # of targets that are certain
+        np.testing.assert_allclose(losses[0] - error[0], 0.1 * away, rtol=1e-2)
+
+
+# --- The server -----------------------------------------------------------------------------------
+
+
+def test_renumbering_is_the_best_matching():
+    rng = np.random.default_rng(0)
+    match = jit(functools.partial(server_lib.renumbering, n_clusters=5))
+    for _ in range(5):
+        new, old, where = rng.integers(0, 5, 30), rng.integers(0, 4, 30), rng.random(30) < 0.8
+        order = np.asarray(match(new, old, where))
+        overlap = np.zeros((5, 5))
+        np.add.at(overlap, (new[where], old[where]), 1)
+        rows, columns = linear_sum_assignment(-overlap)
+        assert sorted(order) == list(range(5))
+        assert overlap[order, np.arange(5)].sum() == overlap[rows, columns].sum()
+
+
+def test_agents_clusters_get_common_numbers():
+    turns = ([2, 0, 1], [1, 0, 2])
+    p = np.stack([np.eye(K)[TRUTH][:, turn] for turn in turns], axis=1).astype(np.float32)
+    p[~COMPLETE] = p[~COMPLETE][:, :, ::-1]  # what does not count must not turn it
+    found = np.asarray(server_lib.matched(jnp.asarray(p), TRUTH, jnp.asarray(COMPLETE)))
+    assert (found[COMPLETE].argmax(-1) == TRUTH[COMPLETE][:, None]).all()
+    np.testing.assert_array_equal(np.sort(found, -1), np.sort(p, -1))
+
+
+def test_mean_assignment_and_extension():
+    upload, held = uploads()
+    p = np.asarray(upload.p)
+    qbar = np.asarray(server_lib.mean_over_agents(upload.p, held))
+    np.testing.assert_allclose(qbar[COMPLETE], p[COMPLETE].mean(1), rtol=1e-5)
+    np.testing.assert_allclose(qbar[3], p[3, 1], rtol=1e-5)
+    assert (qbar[6] == 0).all()
+    prototypes = np.random.default_rng(1).normal(size=(K, 2, 4))
+    found = server_lib.extension(jnp.asarray(qbar), jnp.float32(prototypes))
+    np.testing.assert_allclose(found[:, 1], qbar @ prototypes[:, 1], rtol=1e-3, atol=1e-5)
+
+
+def test_rows_of_length_one_in_absolute_values():
+    z = jnp.array([[[1.0, -3.0], [0.0, 0.0]]])
+    np.testing.assert_allclose(server_lib.l1_rows(z), [[[0.25, -0.75], [0, 0]]])
+
+
+def silhouette_in_numpy(z, held, labels):
+    values = []
+    for i in np.flatnonzero(labels >= 0):
+        distance = np.full(K, np.inf)
+        for k in range(K):
+            squares = 0.0
+            for a in np.flatnonzero(held[i]):
+                members = (labels == k) & held[:, a]
+                squares += (
+                    ((z[i, a] - z[members, a].mean(0)) ** 2).sum() if members.any() else np.inf
+                )
+            distance[k] = squares**0.5
+        a, b = distance[labels[i]], np.delete(distance, labels[i]).min()
+        values.append((b - a) / max(a, b) if np.isfinite(b) else 0.0)
+    return np.mean(values)
+
+
+def test_silhouette_counts_what_agents_hold():
+    upload, held = uploads()
+    score = jit(functools.partial(server_lib.simplified_silhouette, n_clusters=K))
+    for labels in (TRUTH, (TRUTH + np.arange(N) // 9) % K, np.where(TRUTH == 2, 0, TRUTH)):
+        labels = np.where(REAL, labels, -1)
+        expected = silhouette_in_numpy(np.asarray(upload.z, float), np.asarray(held), labels)
+        np.testing.assert_allclose(score(upload.z, held, labels), expected, rtol=1e-3, atol=1e-5)
+        dirty = jnp.where(held[..., None], upload.z, 50.0)
+        np.testing.assert_allclose(score(dirty, held, labels), expected, rtol=1e-3, atol=1e-5)
+    assert score(upload.z, held, np.where(REAL, 1, -1)) == 0.0  # a single cluster
+    # A cluster of which one agent holds nothing is far from rows that this agent holds.
+    lone = np.where(REAL, np.where(np.arange(N) == 3, 2, TRUTH % 2), -1)
+    expected = silhouette_in_numpy(np.asarray(upload.z, float), np.asarray(held), lone)
+    np.testing.assert_allclose(score(upload.z, held, lone), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_networks_learn_a_view_from_the_others_prototypes():
+    """Where a view's encoding is a function of the cluster, they fill in its values."""
+    held, prototypes = HELD.T, np.random.default_rng(0).normal(size=(K, 2, 4))
+    p = np.where(held[..., None], np.eye(K)[TRUTH][:, None], 0.0)
+    z = np.where(held[..., None], 2 * prototypes[TRUTH] + 1, 0.0)
+    config = FCUIFConfig(K, imputer_hidden=(16,), imputer_epochs=300)
+    impute = server_lib.network_imputer(config, FCUIFHyperparams(imputer_rate=0.01))
+    arrays = [jnp.float32(x) for x in (z, p, np.eye(K)[TRUTH], prototypes)]
+    found = np.asarray(jit(impute)(jax.random.key(0), *arrays, jnp.asarray(held)))
+    np.testing.assert_array_equal(found[held], np.float32(z)[held])
+    missing = ~held & REAL[:, None]
+    expected = 2 * prototypes[TRUTH] + 1
+    np.testing.assert_allclose(found[missing], expected[missing], atol=0.05)
+
+
+def test_found_clusters_keep_their_numbers_and_only_complete_rows_teach_at_first():
+    upload, held = uploads()
+    config = FedDMVCConfig(K, n_init=4)
+
+    @jit
+    def twice(key):
+        first = server_lib.aggregate(key, upload, held, None, config, None)
+        turned = first._replace(targets=first.targets[:, ::-1], centroids=first.centroids[::-1])
+        p = server_lib.matched(upload.p, first.labels, jnp.asarray(COMPLETE))
+        renumbered = upload._replace(p=p[..., ::-1])
+        return first, server_lib.aggregate(key, renumbered, held, turned, config, None)
+
+    first, second = twice(jax.random.key(0))
+    np.testing.assert_array_equal(first.guides, COMPLETE)
+    np.testing.assert_array_equal(second.guides, REAL)
+    assert not first.imputed and second.imputed
+    np.testing.assert_allclose(second.targets, first.targets[:, ::-1], atol=1e-5)
+    np.testing.assert_allclose(second.centroids, first.centroids[::-1], atol=1e-5)
+    for found in (first, second):
+        labels = np.asarray(found.labels)
+        assert labels[6] == -1 and adjusted_rand_score(TRUTH[REAL], labels[REAL]) == 1.0
+        assert (np.asarray(found.embedding)[6] == 0).all()
+
+
+# --- The methods ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fcuif", pytest.param("feddmvc", marks=pytest.mark.slow)])
+def test_planted_clusters_are_found_with_rows_missing(name, result):
+    found = result if name == "fcuif" else program(vertical(views()), jax.random.key(0), name)
+    for labels, held in zip(found.labels, HELD, strict=True):
+        labels = np.asarray(labels[0])
+        assert (labels[~held] == -1).all()
+        assert adjusted_rand_score(TRUTH[held], labels[held]) == 1.0
+    labels = np.asarray(found.state.server.clusters.labels)
+    assert labels[6] == -1 and adjusted_rand_score(TRUTH[REAL], labels[REAL]) == 1.0
+    assert found.info["setup"][0]["server"]["guiding"] == np.float32(COMPLETE.sum() / REAL.sum())
+
+
+def test_rows_that_an_agent_lacks_are_never_read(result):
+    for fill in (9.0, np.nan):
+        found = program(vertical(views(), fill=fill), jax.random.key(0))
+        for one, two in zip(found.labels, result.labels, strict=True):
+            np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(
+            found.state.server.clusters.embedding, result.state.server.clusters.embedding
+        )
+
+
+def test_agents_are_sent_targets_of_rows_that_they_hold_and_follow(result):
+    phase = fcuif(FCUIFConfig(K, **SMALL)).round[0]
+    state = result.state.server
+    for imputed in (False, True):
+        guides = jnp.asarray(REAL if imputed else COMPLETE)
+        clusters = state.clusters._replace(guides=guides)
+        for a, held in enumerate(HELD):
+            sent = phase.broadcast(state._replace(clusters=clusters), (a,))
+            some = np.asarray(sent.targets).sum(1) > 0
+            np.testing.assert_array_equal(some, np.asarray(guides) & held)
+            np.testing.assert_array_equal(sent.centroids, clusters.centroids[:, a])
+
+
+def test_bytes_are_encodings_and_clusters_up_and_targets_down():
+    traffic = engine.traffic(fcuif(FCUIFConfig(K, **SMALL)), vertical(views()))
+    assert traffic["setup"] == (2 * 4 * N * (4 + K), 0)
+    assert traffic["round"] == (2 * 4 * N * (4 + K), 2 * 4 * (N * K + K * 4))
+    assert traffic["finish"] == (0, 2 * 4 * N)
+
+
+def test_bad_input_is_named():
+    for settings in (
+        {"n_clusters": 0},
+        {"latent_dim": 0},
+        {"hidden": (0,)},
+        {"batch_size": 0},
+        {"n_init": 0},
+        {"pretrain_epochs": -1},
+        {"local_epochs": -1},
+        {"normalise": "l2"},
+        {"imputer_hidden": (0,)},
+        {"imputer_epochs": -1},
+    ):
+        with pytest.raises(ValueError, match=f"^{next(iter(settings))}: got"):
+            FCUIFConfig(**({"n_clusters": 2} | settings))
+    for name, value in {"guidance": -1, "learning_rate": 0, "imputer_rate": 0}.items():
+        with pytest.raises(ValueError, match=f"^{name}: got {value}"):
+            fcuif(FCUIFConfig(2), FCUIFHyperparams(**{name: value}))
+    algorithm, key = feddmvc(FedDMVCConfig(K, **SMALL)), jax.random.key(0)
+    with pytest.raises(ValueError, match="got one agent; FedDMVC needs two"):
+        engine.start(algorithm, vertical(views()[:1], HELD[:1]), key)
+    halves = np.stack([np.arange(N) < 13, np.arange(N) > 10])
+    with pytest.raises(ValueError, match="FedDMVC: 2 samples are held by all agents; allowed is 3"):
+        engine.start(algorithm, vertical(views(), halves), key)
+    few = np.stack([np.arange(N) < 2, np.ones(N, bool)])
+    with pytest.raises(ValueError, match=r"client 0 .* 2 samples; allowed is 3"):
+        engine.start(algorithm, vertical(views(), few), key)

@@ -1,0 +1,271 @@
+"""FedMVL: its equations against dense solves and a few lines of NumPy, and planted clusters."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fedmvl import (
+    FedMVLConfig,
+    FedMVLHyperparams,
+    basis,
+    factor_step,
+    fedmvl,
+    low_rank_solve,
+    random_rows,
+    standardised,
+    view_weights,
+)
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation
+
+# Compiled code runs for milliseconds here and takes seconds to optimise.
+jit = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+K, N, ROUNDS = 3, 40, 8
+TRUTH = np.arange(N) % K
+# Only row 6 is held by nobody; each other row lacks at most one agent's.
+HELD = np.ones((2, N), bool)
+HELD[0, [3, 6, 7, 20]] = HELD[1, [0, 6, 12, 39]] = False
+
+
+def views(seed=0):
+    """Two views in which the three groups are three directions."""
+    rng = np.random.default_rng(seed)
+    centers = [5 * rng.normal(size=(K, d)) for d in (8, 5)]
+    return [c[TRUTH] + 0.1 * rng.normal(size=(N, c.shape[1])) for c in centers]
+
+
+def vertical(x, held=None, fill=0.0):
+    """One agent for each view; what an agent lacks is `fill` there."""
+    held = np.ones((len(x), len(x[0])), bool) if held is None else held
+    ids = np.where(held, np.arange(len(x[0]))[None], -1).astype(np.int32)
+    federation = Federation.from_arrays(
+        x, TRUTH, partition=[Part((a,), ids[a : a + 1], np.array([a])) for a in range(len(x))]
+    )
+
+    def filled(cohort):
+        return cohort.replace(
+            views=tuple(jnp.where(cohort.mask[..., None], x, fill) for x in cohort.views)
+        )
+
+    return federation.replace(cohorts=tuple(map(filled, federation.cohorts)))
+
+
+@functools.partial(jit, static_argnames="step")
+def program(federation, key, hyper, step="exact"):
+    algorithm = fedmvl(FedMVLConfig(K, step=step, n_init=5), hyper)
+    return engine.run(algorithm, federation, key, ROUNDS)
+
+
+# Weak orthogonality: at the defaults the published method moves little in few rounds.
+WORKING = FedMVLHyperparams(mu=1e-3, rho=1.0, eta=1.0)
+
+
+@pytest.fixture(scope="module")
+def incomplete():
+    return program(vertical(views(), HELD), jax.random.key(0), WORKING)
+
+
+# --- Equations ------------------------------------------------------------------------------------
+
+
+def test_low_rank_solve_is_the_dense_solve():
+    rng = np.random.default_rng(0)
+    y, b = rng.random((N, 4)), rng.normal(size=(N, 4))
+    d = rng.uniform(0.1, 0.5, N)
+    for mu in (0.0, 1e-3, 1e3):
+        expected = np.linalg.solve(mu * y @ y.T + np.diag(d), (mu + 0.1) * y + b)
+        found = low_rank_solve(mu, *map(jnp.float32, (y, d, mu + 0.1, b)))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_zero_rows_stay_zero():
+    y = jnp.ones((N, 2)).at[:, 1].set(jnp.arange(N)).at[5:9].set(0.0)
+    found = low_rank_solve(2.0, y, jnp.ones(N), 1.0, 3 * y)
+    assert (np.asarray(found)[5:9] == 0).all() and (np.asarray(found)[:5] != 0).all()
+
+
+def test_step_of_the_exact_form_is_the_minimum_of_its_row():
+    """The gradient of a^r |X - V U^T|^2 + <Phi, V> + rho/2 |V - W|^2 is zero there."""
+    rng = np.random.default_rng(0)
+    x, u = rng.normal(size=(N, 6)), rng.normal(size=(6, K))
+    v, w, phi = (rng.normal(size=(N, K)) for _ in range(3))
+    pull, rho = 0.6, 0.4
+    arrays = map(jnp.float32, (x, u, v, w, phi, pull, pull, rho))
+    found = np.asarray(factor_step(*arrays))
+    gradient = pull * (found @ u.T - x) @ u + phi + rho * (found - w)
+    np.testing.assert_allclose(gradient, 0, atol=1e-4)
+    # As published: the number of views in the place of 2 a^r.
+    arrays = map(jnp.float32, (x, u, v, w, phi, pull, 2.0, rho))
+    slope = rho * (w - v) - phi + pull * (x - v @ u.T) @ u
+    expected = v + slope @ np.linalg.inv(2.0 * u.T @ u + rho * np.eye(K))
+    np.testing.assert_allclose(factor_step(*arrays), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_basis_is_least_squares_and_survives_empty_columns():
+    rng = np.random.default_rng(0)
+    x, v = rng.normal(size=(N, 6)), rng.random((N, K))
+    expected = np.linalg.lstsq(v, x, rcond=None)[0].T
+    np.testing.assert_allclose(basis(*map(jnp.float32, (x, v))), expected, atol=1e-3)
+    empty = np.asarray(basis(jnp.float32(x), jnp.float32(v).at[:, 1].set(0.0)))
+    assert np.isfinite(empty).all() and (empty[:, 1] == 0).all()
+    assert (np.asarray(basis(jnp.float32(x), jnp.zeros((N, K)))) == 0).all()
+
+
+def test_rows_are_standardised_over_their_features():
+    x = np.random.default_rng(0).normal(3.0, 2.0, size=(N, 6)).astype(np.float32)
+    x[4] = 7.0
+    mask = np.arange(N) != 5
+    found = np.asarray(standardised(jnp.asarray(x).at[5].set(jnp.nan), jnp.asarray(mask)))
+    rows = [i for i in range(N) if i not in (4, 5)]
+    expected = (x - x.mean(1, keepdims=True))[rows] / x.std(1, ddof=1, keepdims=True)[rows]
+    np.testing.assert_allclose(found[rows], expected, rtol=1e-4, atol=1e-5)
+    assert (found[[4, 5]] == 0).all()
+    assert (np.asarray(standardised(jnp.ones((3, 1)), jnp.ones(3, bool))) == 0).all()
+
+
+def test_view_weights_minimise_their_term():
+    errors, r = jnp.array([2.0, 1.0, 5.0]), 1.5
+    a = np.asarray(view_weights(errors, r))
+    powers = (r * np.asarray(errors)) ** (1 / (1 - r))
+    np.testing.assert_allclose(a, powers / powers.sum(), rtol=1e-5)
+    # Equal derivatives r a^(r-1) E: no exchange of weight between views helps.
+    slopes = r * a ** (r - 1) * np.asarray(errors)
+    np.testing.assert_allclose(slopes, slopes[0], rtol=1e-4)
+    assert np.isfinite(view_weights(jnp.array([0.0, 1.0]), r)).all()
+
+
+def test_slow_agents_update_a_share_of_their_own_rows():
+    mask = jnp.arange(N) < 30
+    draw = jax.jit(lambda key, least: random_rows(key, mask, least))
+    counts = []
+    for i in range(30):
+        assert (np.asarray(draw(jax.random.key(i), 1.0)) == np.asarray(mask)).all()
+        rows = np.asarray(draw(jax.random.key(i), 0.5))
+        assert not rows[30:].any()
+        counts.append(rows.sum())
+    assert 15 <= min(counts) < 19 and 26 < max(counts) <= 30
+
+
+def one_round_in_numpy(x, held, v, w, g, hyper, published, rounds):
+    """The published iteration in float64, with rows that agents lack."""
+    mu, rho, eta, r = hyper.mu, hyper.rho, hyper.eta, hyper.r
+    n, c = w.shape
+    count, a = len(x), np.full(len(x), 1 / len(x))
+    x = [
+        np.where(h[:, None], (y - y.mean(1, keepdims=True)) / y.std(1, ddof=1, keepdims=True), 0)
+        for y, h in zip(x, held, strict=True)
+    ]
+    psi, phi = np.zeros((n, c)), [np.zeros((n, c)) for _ in x]
+    values = []
+    for _ in range(rounds):
+        residuals = []
+        for m in range(count):
+            u = x[m].T @ v[m] @ np.linalg.inv(v[m].T @ v[m])
+            p = 2 * a[m] ** r
+            slope = rho * (w - v[m]) - phi[m] + p * (x[m] - v[m] @ u.T) @ u
+            curvature = count if published else p
+            step = slope @ np.linalg.inv(curvature * u.T @ u + rho * np.eye(c))
+            v[m] = np.maximum(v[m] + step, 0) * held[m][:, None]
+            residuals.append(((x[m] - v[m] @ u.T) ** 2).sum())
+        there = held.any(axis=0)[:, None]
+        left = mu * g @ g.T + np.diag(eta + rho * held.sum(axis=0))
+        w = np.linalg.solve(left, (mu + eta) * g - psi + sum(phi) + rho * sum(v)) * there
+        g = np.linalg.solve(mu * w @ w.T + eta * np.eye(n), (mu + eta) * w + psi)
+        psi = psi + eta * (w - g)
+        phi = [phi[m] + rho * (v[m] - w) * held[m][:, None] for m in range(count)]
+        a = (r * np.array(residuals)) ** (1 / (1 - r))
+        a = a / a.sum()
+        values.append((sum(residuals) + mu / 2 * ((g.T @ w - np.eye(c)) ** 2).sum()) / count)
+    return w, np.array(values), a
+
+
+@pytest.mark.parametrize("step", ["published", pytest.param("exact", marks=pytest.mark.slow)])
+def test_rounds_are_the_published_iteration(step):
+    """Against NumPy in double precision, at the authors' settings, from the same start."""
+    hyper = FedMVLHyperparams(tol=0.0)
+    federation, key = vertical(views(), HELD), jax.random.key(3)
+    result = program(federation, key, hyper, step=step)
+    algorithm = fedmvl(FedMVLConfig(K, step=step), hyper)
+    start = jit(functools.partial(engine.start, algorithm))(federation, key)
+    w, values, a = one_round_in_numpy(
+        views(),
+        HELD,
+        [np.asarray(state.factor[0], np.float64) for state in start.clients],
+        np.asarray(start.server.consensus, np.float64),
+        np.asarray(start.server.copy, np.float64),
+        hyper,
+        step == "published",
+        ROUNDS,
+    )
+    assert result.n_rounds == ROUNDS
+    server = result.state.server
+    found = result.info["rounds"][0]["server"]["objective"]
+    np.testing.assert_allclose(found, values, rtol=2e-3)
+    np.testing.assert_allclose([server.weights[(v,)] for v in range(2)], a, rtol=2e-3)
+    np.testing.assert_allclose(server.consensus, w, atol=2e-3 * np.abs(w).max())
+
+
+# --- The method -----------------------------------------------------------------------------------
+
+
+def test_planted_clusters_are_found_with_rows_missing(incomplete):
+    for labels, held in zip(incomplete.labels, HELD, strict=True):
+        labels = np.asarray(labels[0])
+        assert (labels[~held] == -1).all()
+        assert adjusted_rand_score(TRUTH[held], labels[held]) == 1.0
+    server = incomplete.state.server
+    rows = np.arange(N) != 6
+    assert adjusted_rand_score(TRUTH[rows], np.asarray(server.labels)[rows]) == 1.0
+    assert server.labels[6] == -1 and (np.asarray(server.consensus)[6] == 0).all()
+
+
+def test_rows_that_an_agent_lacks_are_never_read(incomplete):
+    for fill in (9.0, np.nan):
+        found = program(vertical(views(), HELD, fill), jax.random.key(0), WORKING)
+        for one, two in zip(found.labels, incomplete.labels, strict=True):
+            np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(
+            found.state.server.consensus, incomplete.state.server.consensus
+        )
+
+
+def test_it_ends_when_the_objective_stands():
+    result = program(vertical(views()), jax.random.key(0), FedMVLHyperparams(mu=1e-3, tol=0.5))
+    assert 1 < result.n_rounds < ROUNDS
+    assert result.state.server.finished
+
+
+def test_bytes_are_a_factor_each_way_and_the_labels():
+    algorithm = fedmvl(FedMVLConfig(K))
+    traffic = engine.traffic(algorithm, vertical(views()))
+    assert traffic["setup"] == (0, 0)
+    assert traffic["round"] == (2 * 4 * (N * K + 1), 2 * 4 * (N * K + 1))
+    assert traffic["finish"] == (0, 2 * 4 * N)
+
+
+def test_bad_input_is_named():
+    for settings in ({"n_clusters": 0}, {"n_init": 0}, {"step": "newton"}):
+        with pytest.raises(ValueError, match=f"^{next(iter(settings))}: got"):
+            FedMVLConfig(**({"n_clusters": 2} | settings))
+    for name, value in {"mu": -1, "rho": 0, "eta": 0, "r": 1, "least_share": 0, "tol": -1}.items():
+        with pytest.raises(ValueError, match=f"^{name}: got {value}"):
+            fedmvl(FedMVLConfig(2), FedMVLHyperparams(**{name: value}))
+    shared = Federation.from_arrays(
+        views(), partition=[Part((0, 1), np.array([[0, 1], [2, 3]]), np.arange(2))]
+    )
+    with pytest.raises(ValueError, match="vertical"):
+        engine.start(fedmvl(FedMVLConfig(2)), shared, jax.random.key(0))
+    few = vertical(views(), np.stack([np.arange(N) < 2, np.ones(N, bool)]))
+    with pytest.raises(ValueError, match=r"client 0 .* 2 samples; allowed is 3"):
+        engine.start(fedmvl(FedMVLConfig(3)), few, jax.random.key(0))
