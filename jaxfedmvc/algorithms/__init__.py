@@ -41,7 +41,10 @@ from jaxfedmvc.algorithms.local_kmeans import (
 )
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.pooled.cpspan import CPSPANConfig, CPSPANHyperparams, cpspan
+from jaxfedmvc.algorithms.pooled.dsimvc import DSIMVCConfig, DSIMVCHyperparams, dsimvc
+from jaxfedmvc.algorithms.pooled.gcfagg import GCFAggConfig, GCFAggHyperparams, gcfagg
 from jaxfedmvc.algorithms.pooled.imvc_cbg import IMVCCBGConfig, IMVCCBGHyperparams, imvc_cbg
+from jaxfedmvc.algorithms.pooled.jpltd import JPLTDConfig, JPLTDHyperparams, jpltd
 from jaxfedmvc.algorithms.pooled.lmvsc import LMVSCConfig, LMVSCHyperparams, lmvsc
 from jaxfedmvc.algorithms.pooled.lsimvc import LSIMVCConfig, LSIMVCHyperparams, lsimvc
 from jaxfedmvc.algorithms.pooled.mflvc import MFLVCConfig, MFLVCHyperparams, mflvc
@@ -75,6 +78,7 @@ METHODS: dict[str, Method] = {
     ),
     "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0),
     "dpfmps_p2est": Method(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0),
+    "dsimvc": Method(dsimvc, DSIMVCConfig, DSIMVCHyperparams, "pooled", "tang2022", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
     "fcuif": Method(fcuif, FCUIFConfig, FCUIFHyperparams, "vertical", "ren2024", 1),
     "feddmvc": Method(feddmvc, FedDMVCConfig, FedDMVCHyperparams, "vertical", "chen2023", 1),
@@ -86,7 +90,9 @@ METHODS: dict[str, Method] = {
     ),
     "fedmvl": Method(fedmvl, FedMVLConfig, FedMVLHyperparams, "vertical", "huang2022efficient", 35),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
+    "gcfagg": Method(gcfagg, GCFAggConfig, GCFAggHyperparams, "pooled", "yan2023", 0),
     "imvc_cbg": Method(imvc_cbg, IMVCCBGConfig, IMVCCBGHyperparams, "pooled", "wang2022", 0),
+    "jpltd": Method(jpltd, JPLTDConfig, JPLTDHyperparams, "pooled", "lv2023", 0),
     "lmvsc": Method(lmvsc, LMVSCConfig, LMVSCHyperparams, "pooled", "kang2020", 0),
     "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_kmeans": Method(
@@ -114,6 +120,8 @@ __all__ = [
     "CoresetKMeansConfig",
     "CoresetKMeansHyperparams",
     "DPFMPSConfig",
+    "DSIMVCConfig",
+    "DSIMVCHyperparams",
     "DistrKMeansConfig",
     "DistrKMeansHyperparams",
     "FCUIFConfig",
@@ -126,8 +134,12 @@ __all__ = [
     "FedHKHyperparams",
     "FedMVLConfig",
     "FedMVLHyperparams",
+    "GCFAggConfig",
+    "GCFAggHyperparams",
     "IMVCCBGConfig",
     "IMVCCBGHyperparams",
+    "JPLTDConfig",
+    "JPLTDHyperparams",
     "LMVSCConfig",
     "LMVSCHyperparams",
     "LSIMVCConfig",
@@ -158,6 +170,7 @@ __all__ = [
     "distr_kmeans",
     "dpfmps",
     "dpfmps_p2est",
+    "dsimvc",
     "e_fkmvc",
     "fcuif",
     "feddmvc",
@@ -165,7 +178,9 @@ __all__ = [
     "fedhk_tucker",
     "fedmvl",
     "fmcsc",
+    "gcfagg",
     "imvc_cbg",
+    "jpltd",
     "lmvsc",
     "local_fmcsc",
     "local_kmeans",

@@ -46,6 +46,17 @@ SMALL = {
         "n_init": 2,
         "learning_rate": 0.01,
     },
+    "dsimvc": {
+        "hidden": (8,),
+        "latent_dim": 4,
+        "feature_dim": 4,
+        "pretrain_epochs": 2,
+        "neighbour_pretrain_epochs": 2,
+        "neighbour_epochs": 2,
+        "steps": 2,
+        "batch_size": 8,
+        "learning_rate": 0.01,
+    },
     "e_fkmvc": {"n_restarts": 2, "personal": "proximal", "personal_steps": 2},
     "fcuif": {
         "hidden": (16,),
@@ -65,6 +76,17 @@ SMALL = {
         "pretrain_epochs": 2,
         "local_epochs": 2,
         "distill_epochs": 2,
+        "batch_size": 8,
+        "n_init": 2,
+        "learning_rate": 0.01,
+    },
+    "gcfagg": {
+        "hidden": (8,),
+        "latent_dim": 4,
+        "feature_dim": 4,
+        "attention_hidden": 4,
+        "pretrain_epochs": 2,
+        "contrast_epochs": 2,
         "batch_size": 8,
         "n_init": 2,
         "learning_rate": 0.01,
@@ -137,7 +159,7 @@ CLIENTS = {
 WIDTH = {"horizontal": 8, "full": 8, "vertical": 14}
 DIMS = {"horizontal": (4, 3), "full": (4, 3), "vertical": (4, 3, 2)}
 # Methods whose clients must hold all views.
-FULL = ("comvc", "mflvc", "private_e_fkmvc", "simvc")
+FULL = ("comvc", "gcfagg", "lmvsc", "mflvc", "private_e_fkmvc", "simvc")
 
 
 def parts(kind, clients=None, extra=0):

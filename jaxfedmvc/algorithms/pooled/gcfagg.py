@@ -23,7 +23,7 @@ larger.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,9 @@ def fit(
     def loss(networks: Networks, x: tuple[Array, ...], mask: Array, key: Array) -> Array:
         z = encode(networks, x)
         h = l2_normalize(apply(networks.heads["view"], z))
-        gathered, attention = aggregate(networks, z, mask, Dropout(key, hyper.dropout))
+        width = config.latent_dim * len(x)
+        kept = drop(key, hyper.dropout, len(mask), width, config.attention_hidden)
+        gathered, attention = aggregate(networks, z, mask, kept)
         terms = [structure_contrast(h_view, gathered, attention, mask, hyper.tau) for h_view in h]
         seen = jnp.repeat(mask[:, None], len(x), axis=1)
         return reconstruction_loss(networks, x, z, seen) + sum(terms)
@@ -184,48 +186,50 @@ def init(key: Array, views: tuple[Array, ...], config: GCFAggConfig) -> Networks
 # --- The transformer layer ------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class Dropout:
-    """Which share of entries to set to zero; what is left is scaled up.
+class Kept(NamedTuple):
+    """What dropout leaves of the layer's parts: factors of entries, 0 or 1/(1 - rate).
 
     Attributes:
-      key: PRNG key.
-      rate: Share of entries.
+      attended: Of what attention returns, [rows, width].
+      inner: Of the hidden layer after it, [rows, attention_hidden].
+      outer: Of what this layer returns, [rows, width].
+      attention: Of S, [rows, rows].
     """
 
-    key: Array
-    rate: Array | float
+    attended: Array | float = 1.0
+    inner: Array | float = 1.0
+    outer: Array | float = 1.0
+    attention: Array | float = 1.0
 
-    def __call__(self, place: int, x: Array) -> Array:
-        """Drops entries of `x` [rows, width]; `place` numbers where in the network this is.
 
-        What is drawn for an entry depends on its row and column and not on how many there are.
-        """
-        key = jax.random.fold_in(self.key, place)
-        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(len(x)))
-        draws = jax.vmap(lambda key: jax.random.uniform(key, x.shape[1:]))(keys)
-        return jnp.where(draws >= self.rate, x / (1 - self.rate), 0.0)
+def drop(key: Array, rate: Array | float, n_rows: int, width: int, hidden: int) -> Kept:
+    """Draws what dropout leaves; an entry depends on its row and column, not on how many rows."""
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(n_rows))
+    # One draw for all, with the part that grows with the rows at its end.
+    draws = jax.vmap(lambda key: jax.random.uniform(key, (2 * width + hidden + n_rows,)))(keys)
+    kept = jnp.where(draws >= rate, 1 / (1 - rate), 0.0)
+    return Kept(*jnp.split(kept, np.cumsum([width, hidden, width]), axis=1))
 
 
 def aggregate(
-    networks: Networks, z: Array, mask: Array, dropout: Dropout | None = None
+    networks: Networks, z: Array, mask: Array, kept: Kept | None = None
 ) -> tuple[Array, Array]:
     """Computes hh [rows, feature_dim] and S [rows, rows] of a batch z [V, rows, d].
 
     The layer normalises after each of its two sums, and has one head.
     """
-    drop = dropout or (lambda place, x: x)
-    heads = networks.heads
+    heads, kept = networks.heads, kept or Kept()
     rows = jnp.concatenate(list(z), axis=1)
     queries, keys, values = jnp.split(apply(heads["queries_keys_values"], rows), 3, axis=1)
     products = queries @ keys.T / rows.shape[1] ** 0.5
     # A finite number, so that batches without any real row have finite gradients.
     weights = jax.nn.softmax(jnp.where(mask[None], products, -1e9), axis=1)
-    attention = drop(0, weights)
-    rows = rows + drop(1, apply(heads["attended"], attention @ values))
+    attention = weights * kept.attention
+    rows = rows + apply(heads["attended"], attention @ values) * kept.attended
     rows = layer_norm(heads["norm_attention"], rows)
-    inner = drop(2, jax.nn.relu(apply(heads["forward_in"], rows)))
-    rows = layer_norm(heads["norm_forward"], rows + drop(3, apply(heads["forward_out"], inner)))
+    inner = jax.nn.relu(apply(heads["forward_in"], rows)) * kept.inner
+    rows = rows + apply(heads["forward_out"], inner) * kept.outer
+    rows = layer_norm(heads["norm_forward"], rows)
     return l2_normalize(apply(heads["common"], rows)), attention
 
 

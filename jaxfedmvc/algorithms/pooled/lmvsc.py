@@ -9,7 +9,8 @@ Source: Kang et al., "Large-scale multi-view subspace clustering in linear time"
 authors' code. They search m in {c, 50, 100} and alpha in {0.01, 1, 100} by the labels of the truth;
 here m = c and alpha = 1, the middle, are the defaults. Their quadratic programs, one a row, are
 solved here for all rows at once by accelerated projected gradients. Rows are taken as they are
-scaled, as there.
+scaled, as there; a few unscaled features of large numbers, with more anchors than features and a
+small alpha, make programs that float32 and `max_steps` do not solve to the end.
 """
 
 from __future__ import annotations

@@ -161,6 +161,10 @@ def fit(
         )
 
         def loss(vector: Array, rows: tuple[Any, Array], mask: Array, key: Array) -> Array:
+            # Batches of padding alone, and of rows with one view, are not worth computing.
+            return lax.cond(jnp.any(mask), some_loss, lambda *_: 0.0, vector, rows, mask, key)
+
+        def some_loss(vector: Array, rows: tuple[Any, Array], mask: Array, key: Array) -> Array:
             params, (x, observed) = form(vector), rows
             seen = observed & mask[:, None]
             factors = dropout_factors(key, len(mask), n_views, config, hyper.dropout)
@@ -202,7 +206,7 @@ def standardised(views: tuple[Array, ...], observed: Array) -> tuple[Array, ...]
     real = is_real(observed)[:, None]
     scaled = []
     for v, x in enumerate(blank(views, observed)):
-        n = jnp.sum(real) * x.shape[1]
+        n = jnp.sum(real) * float(x.shape[1])
         mean = jnp.sum(x) / jnp.maximum(n, 1)
         squares = jnp.sum(jnp.where(real, x - mean, 0.0) ** 2)
         deviation = jnp.sqrt(squares / jnp.maximum(n - 1, 1))

@@ -9,11 +9,11 @@ import pytest
 from scipy.special import logsumexp, softmax
 
 from jaxfedmvc.algorithms.pooled.gcfagg import (
-    Dropout,
     GCFAggConfig,
     GCFAggHyperparams,
     aggregate,
     aggregate_all,
+    drop,
     fit,
     gcfagg,
     init,
@@ -149,12 +149,26 @@ def test_structure_contrast_scales_negatives():
 
 
 def test_dropout_keeps_the_mean_and_draws_by_row_and_column():
-    x = np.ones((200, 100), np.float32)
-    drop = jax.jit(lambda x: Dropout(KEY, 0.1)(0, x))
-    found = np.asarray(drop(x))
-    assert set(np.unique(found)) == {0, np.float32(1 / 0.9)}
-    assert 0.08 < (found == 0).mean() < 0.12
-    np.testing.assert_array_equal(drop(x[:7, :5]), found[:7, :5])
+    draw = jax.jit(drop, static_argnums=(2, 3, 4))
+    found, shorter = draw(KEY, 0.1, 60, 40, 20), draw(KEY, 0.1, 7, 40, 20)
+    assert [part.shape for part in found] == [(60, 40), (60, 20), (60, 40), (60, 60)]
+    for part, first in zip(found, shorter, strict=True):
+        assert set(np.unique(part)) == {0, np.float32(1 / 0.9)}
+        assert 0.06 < np.mean(np.asarray(part) == 0) < 0.14
+        np.testing.assert_array_equal(first, part[:7, : first.shape[1]])
+
+
+def test_dropout_acts_on_attention_and_what_follows():
+    drawn, z = networks()
+    program = jax.jit(aggregate)
+    kept = jax.tree.map(np.asarray, jax.jit(drop, static_argnums=(2, 3, 4))(KEY, 0.5, 40, 16, 8))
+    nothing = jax.tree.map(np.ones_like, kept)
+    plain, attention = program(drawn, z, REAL, nothing)
+    for name, factors in kept._asdict().items():
+        found, dropped = program(drawn, z, REAL, nothing._replace(**{name: factors}))
+        assert not np.allclose(found[:38], plain[:38], atol=1e-3)
+        expected = attention * factors if name == "attention" else attention
+        np.testing.assert_allclose(dropped, expected, rtol=1e-6)
 
 
 def test_a_batch_without_rows_has_a_finite_gradient():

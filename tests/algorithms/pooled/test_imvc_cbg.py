@@ -53,9 +53,7 @@ def reference(lam, n_iter):
         top = sum(s**2 * anchors.T @ u.T @ m for s, u, m in zip(a, w, x, strict=True))
         z = project((top / (o @ a**2 + lam)).T).T
         pairs = enumerate(zip(w, x, strict=True))
-        errors = np.array(
-            [((m - u @ anchors @ z * o[:, i]) ** 2).sum() for i, (u, m) in pairs]
-        )
+        errors = np.array([((m - u @ anchors @ z * o[:, i]) ** 2).sum() for i, (u, m) in pairs])
         a = 1 / errors / (1 / errors).sum()
         trace.append((a**2 * errors).sum() + lam * (z**2).sum())
     return trace
