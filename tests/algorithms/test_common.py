@@ -91,6 +91,8 @@ SMALL = {
         "n_init": 2,
         "learning_rate": 0.01,
     },
+    # With the default, the low-rank part of so few rows is of rank 1: there is no second vector.
+    "jpltd": {"lam": 0.5},
     "local_kmeans": {"n_init": 2},
     "mflvc": {
         "hidden": (8,),

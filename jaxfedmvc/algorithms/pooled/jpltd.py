@@ -14,7 +14,8 @@ whose demonstration on ORL sets the numbers that are the defaults here; those fo
 not be established. Their step for Z is a Sylvester equation with entries of 1e10 for what is
 missing; here it is the limit, which has a closed form. Their projections start as the first k
 coordinates, and where these are the blank border of images little is learnt (`start`). Their rule
-to stop early, at residuals of 1e-5, is left out: float32 does not get there.
+to stop early, at residuals of 1e-5, is left out: float32 does not get there. By its Fourier
+transform the result depends on the order of the samples, which is random.
 """
 
 from __future__ import annotations
@@ -144,10 +145,7 @@ def fit(
         rho = state.rho
         c = jnp.where(there[:, :, None], state.e - state.y / rho, 0.0)
         t = jnp.stack(
-            [
-                x_v @ projection(x_v, c[v] - state.z[v] @ c[v], starts[v])
-                for v, x_v in enumerate(x)
-            ]
+            [x_v @ projection(x_v, c[v] - state.z[v] @ c[v], starts[v]) for v, x_v in enumerate(x)]
         )
         e = shrink_rows(residual(t, state.z, there) + state.y / rho, 1 / rho)
         q = jnp.where(there[:, :, None], t - e + state.y / rho, 0.0)

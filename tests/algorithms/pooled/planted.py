@@ -70,3 +70,10 @@ def federation(observed=COMPLETE, views=VIEWS):
         for client, kind in enumerate(kinds)
     ]
     return Federation.from_arrays(list(views), TRUTH, partition=parts)
+
+
+def starts_with_rows(algorithm, n):
+    """Starts a method on a federation of one client with n rows, which are never touched."""
+    part = Part((0,), np.arange(n, dtype=np.int32)[None], np.zeros(1, np.int32))
+    views = [np.zeros((n, 1), np.float32)]
+    algorithm.init(KEY, Federation.from_arrays(views, np.zeros(n, int), partition=[part]))
