@@ -43,6 +43,7 @@ from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.pooled.cpspan import CPSPANConfig, CPSPANHyperparams, cpspan
 from jaxfedmvc.algorithms.pooled.dsimvc import DSIMVCConfig, DSIMVCHyperparams, dsimvc
 from jaxfedmvc.algorithms.pooled.gcfagg import GCFAggConfig, GCFAggHyperparams, gcfagg
+from jaxfedmvc.algorithms.pooled.hcp_imsc import HCPIMSCConfig, HCPIMSCHyperparams, hcp_imsc
 from jaxfedmvc.algorithms.pooled.imvc_cbg import IMVCCBGConfig, IMVCCBGHyperparams, imvc_cbg
 from jaxfedmvc.algorithms.pooled.jpltd import JPLTDConfig, JPLTDHyperparams, jpltd
 from jaxfedmvc.algorithms.pooled.lmvsc import LMVSCConfig, LMVSCHyperparams, lmvsc
@@ -91,6 +92,7 @@ METHODS: dict[str, Method] = {
     "fedmvl": Method(fedmvl, FedMVLConfig, FedMVLHyperparams, "vertical", "huang2022efficient", 35),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "gcfagg": Method(gcfagg, GCFAggConfig, GCFAggHyperparams, "pooled", "yan2023", 0),
+    "hcp_imsc": Method(hcp_imsc, HCPIMSCConfig, HCPIMSCHyperparams, "pooled", "li2022", 0),
     "imvc_cbg": Method(imvc_cbg, IMVCCBGConfig, IMVCCBGHyperparams, "pooled", "wang2022", 0),
     "jpltd": Method(jpltd, JPLTDConfig, JPLTDHyperparams, "pooled", "lv2023", 0),
     "lmvsc": Method(lmvsc, LMVSCConfig, LMVSCHyperparams, "pooled", "kang2020", 0),
@@ -136,6 +138,8 @@ __all__ = [
     "FedMVLHyperparams",
     "GCFAggConfig",
     "GCFAggHyperparams",
+    "HCPIMSCConfig",
+    "HCPIMSCHyperparams",
     "IMVCCBGConfig",
     "IMVCCBGHyperparams",
     "JPLTDConfig",
@@ -179,6 +183,7 @@ __all__ = [
     "fedmvl",
     "fmcsc",
     "gcfagg",
+    "hcp_imsc",
     "imvc_cbg",
     "jpltd",
     "lmvsc",
