@@ -330,8 +330,8 @@ def test_padding_chunks_and_order_of_cohorts_change_only_rounding(lab):
         by_client(lab.federation, lab.result.labels),
     )
     assert all((np.asarray(labels)[:, width:] == -1).all() for labels in result.labels)
-    if lab.topology != "horizontal":  # states have a place for every row, and may keep the order of the cohorts
-        return
+    if lab.topology != "horizontal":
+        return  # states have a place for every row, and may keep the order of the cohorts
     assert_close(result.state.server, lab.result.state.server)
     assert_close(
         by_client(wide, result.state.clients),
@@ -438,7 +438,8 @@ def test_a_client_with_fewer_samples_than_clusters_is_named(lab):
     if lab.name == "vertcohirf":
         assert int(lab.run(federation(lab.kind, few), lab.key).labels[0].max()) == 0
         return
-    if lab.topology == "pooled" or lab.name in ("e_fkmvc", "fedhk_parafac2", "fedhk_tucker", "private_e_fkmvc"):
+    sums = ("e_fkmvc", "fedhk_parafac2", "fedhk_tucker", "private_e_fkmvc")
+    if lab.topology == "pooled" or lab.name in sums:
         # Sums do not mind a client of one sample; of all clients together there must be enough.
         engine.start(lab.algorithm, federation(lab.kind, few), lab.key)
         lone = [Part((0, 1), np.array([[0]], np.int32), np.array([0], np.int32))]
