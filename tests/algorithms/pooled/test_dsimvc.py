@@ -61,6 +61,7 @@ def program():
     return jax.jit(lambda views: fit(KEY, views, SEEN, CONFIG, HYPER))
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_is_not_labelled():
     found = program()(VIEWS)
     assert found.labels[44] == -1
@@ -71,6 +72,7 @@ def test_planted_clusters_are_found_and_padding_is_not_labelled():
         assert phase[-1] < phase[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, 50.0])
 def test_what_is_not_observed_is_never_read(value):
     other = tuple(np.where(OBSERVED[:, [v]], x, value) for v, x in enumerate(VIEWS))

@@ -65,6 +65,7 @@ def networks():
     return make()
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_is_not_labelled():
     found = program()(VIEWS)
     assert (found.labels[38:] == -1).all() and not np.asarray(found.embedding[38:]).any()
@@ -74,6 +75,7 @@ def test_planted_clusters_are_found_and_padding_is_not_labelled():
     assert found.trace[29] < found.trace[0] and found.trace[39] < found.trace[30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, 50.0])
 def test_padding_is_never_read(value):
     other = tuple(np.where(REAL[:, None], x, value).astype(np.float32) for x in VIEWS)

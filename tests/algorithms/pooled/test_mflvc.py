@@ -58,6 +58,7 @@ def program():
     return jax.jit(lambda views: fit(KEY, views, observed, CONFIG, HYPER))
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_is_not_labelled():
     found = program()(VIEWS)
     assert (found.labels[38:] == -1).all()
@@ -68,6 +69,7 @@ def test_planted_clusters_are_found_and_padding_is_not_labelled():
         assert phase[-1] < phase[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, 50.0])
 def test_padding_is_never_read(value):
     other = tuple(np.where(REAL[:, None], x, value).astype(np.float32) for x in VIEWS)

@@ -199,6 +199,7 @@ def test_planted_clusters_are_found_and_padding_is_never_read(case):
     jax.tree.map(np.testing.assert_array_equal, found, fitted(*case, fill=np.nan))
 
 
+@pytest.mark.slow
 def test_the_best_of_the_runs_is_kept():
     """The first run of SiMVC is CoMVC without weight; it is kept, or one that is better."""
     three, (fit, config, hyper) = fitted(*CASES[0]), CASES[1]
@@ -206,6 +207,7 @@ def test_the_best_of_the_runs_is_kept():
     assert np.allclose(three.trace, first, rtol=1e-2) or three.trace.min() < first.min()
 
 
+@pytest.mark.slow
 def test_the_state_of_the_lowest_criterion_is_kept(monkeypatch):
     monkeypatch.setattr(module, "criterion", lambda found, *_: found.hidden[0, 0])
     fit, config, hyper = CASES[0]
