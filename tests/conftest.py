@@ -8,6 +8,10 @@ import tempfile
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs run for milliseconds here and take seconds to optimise. Processes that tests start too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Workers fill the cores already: threads of linear algebra would only wait for each other, for
+# seconds where one takes milliseconds.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Workers, and processes that tests start, compile many of the same programs: one folder for all of
 # a session, made by the first process and removed when it ends.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
