@@ -246,6 +246,7 @@ SLOW = (
     "dpfmps_p2est",
     "dsimvc",
     "fcuif",
+    "feddmvc",
     "fedhk_parafac2",
     "fedhk_tucker",
     "gcfagg",

@@ -370,6 +370,7 @@ def test_without_noise_and_clipping_it_is_the_method_without_privacy():
         )
 
 
+@pytest.mark.slow
 def test_moments_without_noise_are_those_of_the_pooled_samples():
     _, server = program()(KEY, 0.0, 1.0)
     mask = np.asarray(FEDERATION.cohorts[0].mask)

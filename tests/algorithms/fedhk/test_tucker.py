@@ -252,6 +252,7 @@ def test_a_basis_of_features_is_of_the_rows_as_j_weighs_them():
     np.testing.assert_allclose(basis @ basis.T, left @ left.T, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rotated_factors_are_the_same_model():
     state, _, found, labels = runs(ALL)
     algorithm = fedhk_tucker(dataclasses.replace(CONFIG, ranks=ALL))
@@ -341,6 +342,7 @@ def summaries(seed):
     return {v: rng.normal(size=(6, d)).astype("float32") for v, d in enumerate(WIDTHS)}
 
 
+@pytest.mark.slow
 def test_average_of_cores_is_core_of_the_average():
     start, *both = three_centres(0, 1.0)
     basis, fit, payloads, new, _ = averaging("shared_basis")(summaries(0), start, both)
@@ -366,6 +368,7 @@ def filled(core, basis, held):
     return tensor
 
 
+@pytest.mark.slow
 def test_averages_of_aligned_forms_are_near_the_form_of_the_average():
     ratios = []
     for seed in range(3):

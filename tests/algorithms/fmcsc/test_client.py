@@ -50,6 +50,7 @@ def test_the_message_of_pretraining_is_autoencoders_only(federation, started):
         chex.assert_trees_all_equal_shapes_and_dtypes(message, expected)
 
 
+@pytest.mark.slow
 def test_without_a_every_client_starts_on_its_own(federation, started):
     """With no epoch of training the start itself is sent."""
     with_a, without = (build(c, pretrain_epochs=0) for c in ("ABCD", "BCD"))

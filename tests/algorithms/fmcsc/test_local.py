@@ -40,11 +40,13 @@ def result():
     return program()[1](federation(), KEY)
 
 
+@pytest.mark.slow
 def test_nothing_travels(result):
     for stage in engine.traffic(program()[0], federation()).values():
         assert stage == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_client_learns_from_its_own_rows_only(result):
     other = program()[1](federation(3.0), KEY)
     mine, theirs = result.state.clients, other.state.clients
@@ -71,6 +73,7 @@ def test_features_are_hidden_from_the_contrast_of_multi_view_clients_alone(resul
         assert (losses[0][0] == losses[1][0]).all() == (stage == "setup")
 
 
+@pytest.mark.slow
 def test_losses_fall_and_heads_train_where_a_loss_reaches_them(result):
     start = engine.start(program()[0], federation(), KEY).clients
     setup, rounds = result.info["setup"][0], result.info["rounds"][0]
@@ -87,6 +90,7 @@ def test_losses_fall_and_heads_train_where_a_loss_reaches_them(result):
     assert partial[1] < partial[0] < np.asarray(setup["clients"][1]["loss"])[0]
 
 
+@pytest.mark.slow
 def test_clusters_are_kmeans_of_h_or_of_z(result):
     data = federation()
     for c, cohort in enumerate(data.cohorts):

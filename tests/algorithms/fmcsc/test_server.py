@@ -264,6 +264,7 @@ def test_partial_clients_pre_train_nothing_where_partial_models_are_branches(fed
         chex.assert_trees_all_equal(after.models[v,], branch(new, v))
 
 
+@pytest.mark.slow
 def test_the_leader_trains_no_copies_where_partial_models_are_branches(federation, pretrained):
     algorithm = build(leader_epochs=1, **BRANCHES)
     phase, client = algorithm.setup[2], at(federation.cohorts[0], 1)

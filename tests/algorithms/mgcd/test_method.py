@@ -270,6 +270,7 @@ def trained(config):
     return jit(train)
 
 
+@pytest.mark.slow
 def test_training_by_diversity_alone_stays_at_the_average():
     config = dataclasses.replace(BASE, losses=("r", "s", "dd"))
     networks = server.init_networks(KEY, config, N, jnp.int32(N))
@@ -471,6 +472,7 @@ def test_ridge_graph_is_the_closed_form(solve):
     close(whole(found), expected)
 
 
+@pytest.mark.slow
 def test_the_published_rate_barely_moves_an_autoencoder(literal_client):
     """Adam's steps are of the size of the rate, so 20 epochs at 1e-6 change nothing to speak of."""
     x, mask, params, _ = literal_client
@@ -664,6 +666,7 @@ def widest(jaxpr, n):
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trained", "literal"])
 def test_factored_graphs_need_no_array_of_all_pairs(name):
     n = 600

@@ -173,7 +173,8 @@ def test_passes_are_random_orders_of_the_rows_one_after_another():
     assert ((draw(KEY, 0 * mask > 0, 23) >= 0) & (draw(KEY, 0 * mask > 0, 23) < 9)).all()
 
 
-@pytest.mark.parametrize("kind", ["uniform", pytest.param("bilevel", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["uniform", "bilevel"])
 def test_a_step_is_adam_on_the_losses_of_complete_and_of_weighted_filled_rows(kind):
     config = dataclasses.replace(CONFIG, steps=1, batch_size=12, latent_dim=4, weights=kind)
     kinds = jnp.arange(24) < 12, jnp.arange(24) >= 12

@@ -126,7 +126,9 @@ def reference(first, n_iter, k=6):
     return trace
 
 
-@pytest.mark.parametrize(("start", "n_iter"), [("pca", 20), ("code", 3)])
+@pytest.mark.parametrize(
+    ("start", "n_iter"), [("pca", 20), pytest.param("code", 3, marks=pytest.mark.slow)]
+)
 def test_passes_are_those_of_the_equations(start, n_iter):
     config = dataclasses.replace(CONFIG, start=start, max_iter=n_iter)
     trace = program(config)(VIEWS, OBSERVED).trace

@@ -55,6 +55,7 @@ def test_more_anchors_than_rows_and_equal_anchors_are_finite():
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_changes_only_rounding():
     planted.padding_changes_only_rounding(program(), COMPLETE)
 

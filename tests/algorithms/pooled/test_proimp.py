@@ -160,6 +160,7 @@ def test_prototype_contrast_is_nt_xent_with_a_margin():
     np.testing.assert_allclose(value, np.mean(expected), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_batches_without_a_pair_or_without_a_view_are_finite():
     @jax.jit
     @jax.value_and_grad

@@ -421,6 +421,7 @@ def test_one_base_clusterer_for_all_or_one_for_each(base, expected):
     assert [config.bases().of(agent) for agent in range(3)] == expected
 
 
+@pytest.mark.slow
 def test_hyperparameters_are_traced():
     views, _ = make_views(0)
     traces = []

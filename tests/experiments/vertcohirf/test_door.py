@@ -134,6 +134,7 @@ def test_bad_flags_end_in_one_line_and_leave_nothing(flags, line, toy, tmp_path)
     assert line in err and not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_set_without_labels_needs_no_k(toy, tmp_path):
     bare, path = tmp_path / "bare.npz", tmp_path / "o"
     with np.load(toy) as file:
