@@ -237,7 +237,7 @@ class Lab:
 
 
 # Variants of others, or long to compile: `make test` leaves them to `make test-all`. Of centralised
-# methods, which share an adapter and have tests of their own, a deep one and two others stay.
+# methods, which share an adapter and have tests of their own, a deep one and a shallow one stay.
 SLOW = (
     "comvc",
     "coreset_kmeans",
@@ -251,6 +251,7 @@ SLOW = (
     "fedhk_tucker",
     "gcfagg",
     "hcp_imsc",
+    "imvc_cbg",
     "jpltd",
     "lmvsc",
     "local_fmcsc",

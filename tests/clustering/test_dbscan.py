@@ -93,6 +93,7 @@ def test_labels_equal_those_of_sklearn(name):
 grid = st.lists(st.integers(0, 12), min_size=48, max_size=48)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     coordinates=grid,
@@ -145,6 +146,7 @@ def test_border_between_two_clusters_joins_the_lower_number(swap):
     np.testing.assert_array_equal(labels, [0] + [0] * 4 + [1] * 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 8, 1000])
 def test_labels_do_not_depend_on_the_block(block):
     x, eps, min_samples, _, _ = make("moons with noise")
@@ -201,6 +203,7 @@ def test_no_selected_row():
     )
 
 
+@pytest.mark.slow
 def test_vmap_equals_loop():
     x = np.stack([datasets.make_moons(60, noise=0.1, random_state=s)[0] for s in range(4)])
     x = x.astype(np.float32)

@@ -90,6 +90,7 @@ def test_padding_and_its_values_change_nothing():
         np.testing.assert_allclose(masked.inertia, plain.inertia, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gamma_and_limit_are_traced_and_vmap_is_a_loop():
     x, _ = rings()
     gammas, limits = jnp.array([0.5, 2.0, 4.0]), jnp.array([1, 2, 3])

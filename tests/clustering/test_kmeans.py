@@ -297,6 +297,7 @@ def test_limit_holds_for_given_centroids():
     np.testing.assert_allclose(limited.centroids[3:], x[3:5], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_draws_from_many_rows_follow_the_weights():
     # More rows than one block of a draw holds, the last block being half empty.
     n, x = 2500, np.arange(2500, dtype=np.float32)[:, None]

@@ -163,6 +163,7 @@ def test_features_are_drawn_equally_often():
     np.testing.assert_allclose(drawn, 150, atol=50)
 
 
+@pytest.mark.slow
 def test_clusters_match_the_reference_and_the_truth():
     x, truth = blobs()
     labels = run(0, x)
@@ -181,6 +182,7 @@ def test_padding_rows_get_no_label_and_change_no_other():
     assert adjusted_rand_score(labels[where], truth[where]) == 1
 
 
+@pytest.mark.slow
 def test_limits_equal_smaller_static_sizes_and_vmap_equals_loop():
     x, _ = blobs(std=5.0)
     fewer = functools.partial(sc_srgf, n_clusters=3, n_graphs=4, n_steps=6, n_init=2)

@@ -694,6 +694,7 @@ def test_traffic_follows_each_cohorts_own_messages():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "chunk"), [(1.0, None), (1.0, 2), ((0.8, 0.7), 2)])
 def test_progress_adds_up_to_the_participants(share, chunk):
     calls = []

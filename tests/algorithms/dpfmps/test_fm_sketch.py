@@ -85,6 +85,7 @@ def test_order_and_padding_change_nothing(sketched):
     np.testing.assert_array_equal(sketch_clusters(HASH, ids, padded, 3, M), sketches[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [40, 600, 5000])
 def test_estimate_of_known_sizes(n):
     sketch = sketch_clusters(HASH, jnp.arange(n), jnp.zeros(n, jnp.int32), 1, M)

@@ -63,6 +63,7 @@ def test_least_count_of_hand_worked_cases(total, scale_one, expected):
     assert least_count(jnp.int32(total), K, 4, scale_one) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [np.inf, 1e5])
 def test_centres_of_separate_groups_are_found(epsilon):
     x, means = blobs()
@@ -72,6 +73,7 @@ def test_centres_of_separate_groups_are_found(epsilon):
     assert distances[linear_sum_assignment(distances)].max() < 0.05
 
 
+@pytest.mark.slow
 def test_leaves_without_noise_hold_all_rows():
     x, means = blobs()
     leaves = many_leaves(KEYS, x, K, np.ones(len(x), bool), QUIET)

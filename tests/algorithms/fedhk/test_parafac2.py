@@ -181,6 +181,7 @@ def f64(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 4))]
 )

@@ -527,6 +527,7 @@ def signed(linked, noise, seed):
     return jnp.asarray(graph, jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["each", "mean", "auto", "absolute"])
 def test_planted_blocks_are_found(rule):
     same = TRUTH[:, None] == TRUTH
@@ -576,6 +577,7 @@ def test_planted_clusters_are_found(name):
     close(found.state.server.clusters.separation, separation.max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow if n != "average" else ()) for n in RUNS],

@@ -185,6 +185,7 @@ def test_passes_are_those_of_the_equations():
     np.testing.assert_allclose(trace, reference(6), rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_changes_only_rounding():
     planted.padding_changes_only_rounding(program())
 
