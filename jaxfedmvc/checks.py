@@ -9,6 +9,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import jax
 import numpy as np
 
+# The usual rules of `numbers`.
+POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
+NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
+
 
 def wrong(name: str, got: Any, allowed: str) -> ValueError:
     """Returns the error to raise for an argument: its name, its value and what is allowed."""

@@ -36,6 +36,7 @@ from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.algorithms.mgcd.graph import matmul
+from jaxfedmvc.algorithms.pooled.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 
@@ -159,15 +160,13 @@ def fedmvl(config: FedMVLConfig, hyper: FedMVLHyperparams | None = None) -> Fede
 
 
 def _check_hyperparams(hyper: FedMVLHyperparams) -> None:
-    positive = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
-    not_negative = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
     rules: dict[str, tuple[Callable[[Any], Any], str]] = {
-        "mu": not_negative,
-        "rho": positive,
-        "eta": positive,
+        "mu": checks.NOT_NEGATIVE,
+        "rho": checks.POSITIVE,
+        "eta": checks.POSITIVE,
         "r": (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1"),
         "least_share": (lambda x: (x > 0) & (x <= 1), "above 0, and 1 or less"),
-        "tol": not_negative,
+        "tol": checks.NOT_NEGATIVE,
     }
     checks.numbers(hyper, rules)
 
@@ -338,12 +337,6 @@ def low_rank_solve(
     right = weight * jnp.eye(c) - mu * matmul(scaled.T, b)
     inner = jax.scipy.linalg.solve(small, right, assume_a="pos")
     return b / diagonal[:, None] + matmul(scaled, inner)
-
-
-def view_weights(residuals: Array, r: Array | float) -> Array:
-    """Returns a_v ~ (r E_v)^(1 / (1 - r)) with sum 1, which minimise sum_v a_v^r E_v."""
-    logs = jnp.log(jnp.maximum(residuals, jnp.finfo(residuals.dtype).tiny))
-    return jax.nn.softmax(logs / (1 - r))  # the factor r is the same for all
 
 
 def objective(residuals: Array, w: Array, g: Array, mu: Array | float) -> Array:

@@ -9,7 +9,7 @@ from flax import struct
 from jax import Array
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithms.pooled.networks import NOT_NEGATIVE, POSITIVE, check_hidden
+from jaxfedmvc.algorithms.pooled.networks import check_hidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def check_hyperparams(hyper: FedDMVCHyperparams) -> None:
     Raises:
       ValueError: Names the first one that is out of range.
     """
-    rules = {"guidance": NOT_NEGATIVE, "learning_rate": POSITIVE}
+    rules = {"guidance": checks.NOT_NEGATIVE, "learning_rate": checks.POSITIVE}
     if isinstance(hyper, FCUIFHyperparams):
-        rules["imputer_rate"] = POSITIVE
+        rules["imputer_rate"] = checks.POSITIVE
     checks.numbers(hyper, rules)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, NamedTuple, get_args
 
-import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxfedmvc.checks import at_least, choices, numbers, wrong
+from jaxfedmvc.checks import NOT_NEGATIVE, POSITIVE, at_least, choices, numbers, wrong
 
 Mode = Literal["robust", "literal"]
 Server = Literal["trained", "average"]
@@ -183,10 +182,6 @@ class MGCDHyperparams:
     server_rate: Array | float = 1e-4
 
 
-_NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
-_POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
-
-
 def check_hyperparams(hp: MGCDHyperparams) -> None:
     """Checks the hyper-parameters that are not traced.
 
@@ -195,7 +190,8 @@ def check_hyperparams(hp: MGCDHyperparams) -> None:
     """
     above_zero = ("tau", "ridge", "pretrain_rate", "local_rate", "server_rate")
     numbers(
-        hp, {"gamma": _NOT_NEGATIVE, "lam": _NOT_NEGATIVE} | dict.fromkeys(above_zero, _POSITIVE)
+        hp,
+        {"gamma": NOT_NEGATIVE, "lam": NOT_NEGATIVE} | dict.fromkeys(above_zero, POSITIVE),
     )
 
 

@@ -3,8 +3,9 @@
 THIS IS NO PRIVACY: what a client sends are its raw data. The methods are here to be compared with,
 and pay for what they see in bytes.
 
-    setup: every client sends its rows; the server clusters them as one set
-    finish: the server sends the labels
+    setup: every client sends its rows, which of them are padding, and its id; the server clusters
+        all rows as one set
+    finish: the server sends all clients that hold the same views the labels of all of them
 
 A centralised method is a pure function `fit(key, views, observed, config, hyper) -> Fitted` of all
 rows, each with the views of the client that it comes from. The rows come in random order, since
@@ -32,12 +33,12 @@ class Fitted(NamedTuple):
 
     Attributes:
       labels: int32 [N]; -1 for rows without any observed view, which are padding.
-      embedding: The representation that was clustered, [N, d], or () where there is none.
+      embedding: The representation that was clustered, or soft clusters, [N, d].
       trace: The objective, or the loss, after each iteration or epoch, [steps].
     """
 
     labels: Array
-    embedding: Array | tuple[()]
+    embedding: Array
     trace: Array
 
 
@@ -52,7 +53,7 @@ class PooledState(NamedTuple):
     Attributes:
       clients: Who took part, int32 [clients], ascending; -1 behind the last.
       labels: Their labels, int32 [clients, rows]; -1 before `setup` and for padding.
-      embedding: Their representations [clients, rows, d]; empty for methods that have none.
+      embedding: Their representations, [clients, rows, d].
     """
 
     clients: dict[Kind, Array]
@@ -65,8 +66,6 @@ def pooled(
     config: Any,
     hyper: Any,
     check: Callable[[Federation], None] = lambda federation: None,
-    *,
-    embeds: bool = True,
 ) -> FederatedAlgorithm:
     """Makes a federated algorithm of a centralised method, to be run for 0 rounds.
 
@@ -75,7 +74,6 @@ def pooled(
       config: Its static settings, with `n_clusters`.
       hyper: Its traced settings.
       check: Raises ValueError where the method cannot work on a federation.
-      embeds: Whether `fit` finds a representation.
 
     Returns:
       The algorithm. Its `init` raises ValueError as `check` does, and where there are fewer samples
@@ -96,9 +94,7 @@ def pooled(
         server = PooledState(
             {kind: jnp.full(shape[0], -1, jnp.int32) for kind, shape in shapes.items()},
             {kind: jnp.full(shape, -1, jnp.int32) for kind, shape in shapes.items()},
-            {kind: jnp.zeros((*shape, found.embedding.shape[1])) for kind, shape in shapes.items()}
-            if embeds
-            else {},
+            {kind: jnp.zeros((*shape, found.embedding.shape[1])) for kind, shape in shapes.items()},
         )
         return server, tuple(jnp.full(shape, -1, jnp.int32) for shape in shapes.values())
 
@@ -107,13 +103,13 @@ def pooled(
         # padding, nor the order in which data were filed decide where a row comes.
         views, observed, client = _stacked(messages, weights)
         present = jnp.any(observed, axis=1)
-        by_client = jnp.lexsort((jnp.where(present, client, jnp.iinfo(jnp.int32).max),))
+        by_client = jnp.argsort(jnp.where(present, client, jnp.iinfo(jnp.int32).max))
         key_order, key_fit = jax.random.split(key)
         draws = jax.random.uniform(key_order, client.shape)
         order = by_client[jnp.argsort(jnp.where(present[by_client], draws, jnp.inf))]
         found = fit(key_fit, tuple(x[order] for x in views), observed[order], config, hyper)
         back = jnp.argsort(order)
-        labels, embedding = jax.tree.map(lambda x: x[back], (found.labels, found.embedding))
+        labels, embedding = found.labels[back], found.embedding[back]
         new = PooledState(*(dict(field) for field in state))
         start = 0
         for message in messages:
@@ -126,8 +122,7 @@ def pooled(
 
             new.clients[kind] = filled(state.clients[kind], message["client"])
             new.labels[kind] = filled(state.labels[kind], labels[mine])
-            if embeds:
-                new.embedding[kind] = filled(state.embedding[kind], embedding[mine])
+            new.embedding[kind] = filled(state.embedding[kind], embedding[mine])
         return new, {"loss": found.trace[-1], "trace": found.trace}
 
     return FederatedAlgorithm(
@@ -136,7 +131,7 @@ def pooled(
         round=(),
         finish=(Phase(_send_labels, _receive, lambda key, state, messages, weights: (state, {})),),
         assign=_assign,
-        embed=_embed if embeds else None,
+        embed=_embed,
     )
 
 

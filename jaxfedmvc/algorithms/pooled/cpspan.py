@@ -32,8 +32,6 @@ from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
-    NOT_NEGATIVE,
-    POSITIVE,
     Networks,
     check_hidden,
     columns,
@@ -117,10 +115,10 @@ def cpspan(config: CPSPANConfig, hyper: CPSPANHyperparams | None = None) -> Fede
     checks.numbers(
         hyper,
         {
-            "learning_rate": POSITIVE,
-            "align_learning_rate": POSITIVE,
-            "instance_weight": NOT_NEGATIVE,
-            "prototype_weight": NOT_NEGATIVE,
+            "learning_rate": checks.POSITIVE,
+            "align_learning_rate": checks.POSITIVE,
+            "instance_weight": checks.NOT_NEGATIVE,
+            "prototype_weight": checks.NOT_NEGATIVE,
         },
     )
     return pooled(fit, config, hyper, _check_pairs)

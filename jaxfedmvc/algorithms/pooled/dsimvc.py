@@ -40,7 +40,6 @@ from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
-    POSITIVE,
     Networks,
     PyTree,
     apply,
@@ -131,7 +130,7 @@ def dsimvc(config: DSIMVCConfig, hyper: DSIMVCHyperparams | None = None) -> Fede
     """
     hyper = hyper or DSIMVCHyperparams()
     rates = ("learning_rate", "trial_rate", "weight_rate")
-    checks.numbers(hyper, dict.fromkeys(rates, POSITIVE))
+    checks.numbers(hyper, dict.fromkeys(rates, checks.POSITIVE))
     return pooled(fit, config, hyper, _check_complete)
 
 

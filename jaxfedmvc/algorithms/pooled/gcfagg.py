@@ -36,13 +36,13 @@ from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
-    POSITIVE,
     Networks,
     apply,
     check_hidden,
     encode,
     fit_autoencoders,
     init_networks,
+    layer_norm,
     reconstruction_loss,
 )
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
@@ -112,7 +112,9 @@ def gcfagg(config: GCFAggConfig, hyper: GCFAggHyperparams | None = None) -> Fede
     """
     hyper = hyper or GCFAggHyperparams()
     share = (lambda x: (x >= 0) & (x < 1), "0 or more and below 1")
-    checks.numbers(hyper, {"learning_rate": POSITIVE, "tau": POSITIVE, "dropout": share})
+    checks.numbers(
+        hyper, {"learning_rate": checks.POSITIVE, "tau": checks.POSITIVE, "dropout": share}
+    )
     return pooled(fit, config, hyper, needs_complete_rows("gcfagg"))
 
 
@@ -226,17 +228,11 @@ def aggregate(
     weights = jax.nn.softmax(jnp.where(mask[None], products, -1e9), axis=1)
     attention = weights * kept.attention
     rows = rows + apply(heads["attended"], attention @ values) * kept.attended
-    rows = layer_norm(heads["norm_attention"], rows)
+    rows = layer_norm(rows, heads["norm_attention"])
     inner = jax.nn.relu(apply(heads["forward_in"], rows)) * kept.inner
     rows = rows + apply(heads["forward_out"], inner) * kept.outer
-    rows = layer_norm(heads["norm_forward"], rows)
+    rows = layer_norm(rows, heads["norm_forward"])
     return l2_normalize(apply(heads["common"], rows)), attention
-
-
-def layer_norm(params: dict[str, Array], x: Array) -> Array:
-    """Scales each row to mean 0 and variance 1, and then each feature."""
-    normal = jax.nn.standardize(x, axis=1, epsilon=1e-5)
-    return normal * params["scale"][None] + params["bias"][None]
 
 
 def aggregate_all(

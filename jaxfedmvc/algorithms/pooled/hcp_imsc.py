@@ -91,12 +91,11 @@ def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> 
         fewer than clusters.
     """
     hyper = hyper or HCPIMSCHyperparams()
-    finite = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
     tenth = (
         lambda x: (x >= 0.1) & np.isfinite(x),
         "a finite number, 0.1 or more (less would need float64)",
     )
-    checks.numbers(hyper, {"lam1": finite, "lam2": tenth, "tol": finite})
+    checks.numbers(hyper, {"lam1": checks.NOT_NEGATIVE, "lam2": tenth, "tol": checks.NOT_NEGATIVE})
     return pooled(fit, config, hyper, needs_at_most("hcp_imsc", _MOST_ROWS, _WHY))
 
 

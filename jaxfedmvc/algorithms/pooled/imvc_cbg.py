@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import Array
 
@@ -84,8 +83,7 @@ def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> 
         there are clusters, or there are fewer samples.
     """
     hyper = hyper or IMVCCBGHyperparams()
-    finite = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
-    checks.numbers(hyper, {"lam": finite, "tol": finite})
+    checks.numbers(hyper, {"lam": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
     check = needs_features("imvc_cbg", config.n_clusters, "as many as clusters")
     return pooled(fit, config, hyper, check)
 

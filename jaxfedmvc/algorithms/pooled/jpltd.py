@@ -117,10 +117,16 @@ def jpltd(config: JPLTDConfig, hyper: JPLTDHyperparams | None = None) -> Federat
         fewer than clusters.
     """
     hyper = hyper or JPLTDHyperparams()
-    finite = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
-    above = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
     growing = (lambda x: (x >= 1) & np.isfinite(x), "a finite number, 1 or more")
-    checks.numbers(hyper, {"lam": finite, "theta": finite, "rho": above, "growth": growing})
+    checks.numbers(
+        hyper,
+        {
+            "lam": checks.NOT_NEGATIVE,
+            "theta": checks.NOT_NEGATIVE,
+            "rho": checks.POSITIVE,
+            "growth": growing,
+        },
+    )
     return pooled(fit, config, hyper, needs_at_most("jpltd", _MOST_ROWS, _WHY))
 
 

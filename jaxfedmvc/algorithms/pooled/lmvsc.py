@@ -19,7 +19,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import Array, lax
 
@@ -78,8 +77,7 @@ def lmvsc(config: LMVSCConfig, hyper: LMVSCHyperparams | None = None) -> Federat
         or there are fewer samples than clusters.
     """
     hyper = hyper or LMVSCHyperparams()
-    finite = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
-    checks.numbers(hyper, {"alpha": finite, "tol": finite})
+    checks.numbers(hyper, {"alpha": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
     return pooled(fit, config, hyper, needs_complete_rows("lmvsc"))
 
 

@@ -110,9 +110,16 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
         there are clusters, or there are fewer samples.
     """
     hyper = hyper or LSIMVCHyperparams()
-    finite = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
     above = (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1")
-    checks.numbers(hyper, {"lam": finite, "beta": finite, "r": above, "tol": finite})
+    checks.numbers(
+        hyper,
+        {
+            "lam": checks.NOT_NEGATIVE,
+            "beta": checks.NOT_NEGATIVE,
+            "r": above,
+            "tol": checks.NOT_NEGATIVE,
+        },
+    )
     check = needs_features("lsimvc", config.n_clusters, "as many as clusters")
     return pooled(fit, config, hyper, check)
 

@@ -33,7 +33,6 @@ from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
-    POSITIVE,
     Networks,
     apply,
     check_hidden,
@@ -115,7 +114,9 @@ def mflvc(config: MFLVCConfig, hyper: MFLVCHyperparams | None = None) -> Federat
         are fewer samples than clusters.
     """
     hyper = hyper or MFLVCHyperparams()
-    checks.numbers(hyper, dict.fromkeys(("learning_rate", "tau_feature", "tau_label"), POSITIVE))
+    checks.numbers(
+        hyper, dict.fromkeys(("learning_rate", "tau_feature", "tau_label"), checks.POSITIVE)
+    )
     return pooled(fit, config, hyper, needs_complete_rows("mflvc"))
 
 

@@ -19,10 +19,6 @@ from jaxfedmvc.losses import l2_normalize, masked_mean, mean_squared_error, ntxe
 
 PyTree = Any
 
-# Rules for `checks.numbers`.
-POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
-NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
-
 
 def check_hidden(config: Any) -> None:
     """Checks the widths in a config's `hidden`.
@@ -144,6 +140,24 @@ def fit_autoencoders(
         batch_size=batch_size,
         learning_rate=learning_rate,
     )
+
+
+# --- Normalisation --------------------------------------------------------------------------------
+
+
+def batch_norm(x: Array, params: PyTree, mask: Array) -> Array:
+    """Normalises features of `x` [B, d] by mean and variance of the real rows, and scales them."""
+    real, n = mask[:, None], jnp.maximum(jnp.sum(mask), 1)
+    centred = x - jnp.sum(jnp.where(real, x, 0.0), axis=0, keepdims=True) / n
+    variance = jnp.sum(jnp.where(real, centred, 0.0) ** 2, axis=0, keepdims=True) / n
+    return centred * lax.rsqrt(variance + 1e-5) * params["scale"][None] + params["bias"][None]
+
+
+def layer_norm(x: Array, params: PyTree) -> Array:
+    """Normalises each row of [rows, d], and scales features."""
+    x = x - jnp.mean(x, axis=1, keepdims=True)
+    x = x * lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + 1e-5)
+    return x * params["scale"][None] + params["bias"][None]
 
 
 # --- Terms of losses ------------------------------------------------------------------------------

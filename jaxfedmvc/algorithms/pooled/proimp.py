@@ -40,8 +40,8 @@ from optax.assignment import hungarian_algorithm
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
+from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden, layer_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
-from jaxfedmvc.algorithms.pooled.simvc import batch_norm
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize, log_sum_exp, masked_mean, ntxent
@@ -82,8 +82,7 @@ class ProImpConfig:
         checks.at_least(self, 1, "latent_dim", "n_init")
         checks.at_least(self, 0, "pretrain_epochs")
         checks.at_least(self, self.pretrain_epochs + 1, "epochs")
-        if any(width < 1 for width in self.hidden):
-            raise checks.wrong("hidden", self.hidden, "widths of 1 or more")
+        check_hidden(self)
 
 
 @struct.dataclass
@@ -115,12 +114,10 @@ def proimp(config: ProImpConfig, hyper: ProImpHyperparams | None = None) -> Fede
         there are fewer samples than clusters.
     """
     hyper = hyper or ProImpHyperparams()
-    positive = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
-    not_negative = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
     share = (lambda x: (x >= 0) & (x < 1), "a number from 0, below 1")
     cosine = (lambda x: abs(x) <= 1, "a number from -1 to 1")
-    rules = dict.fromkeys(("learning_rate", "tau", "tau_prototypes"), positive)
-    rules |= {"dropout": share, "margin": cosine, "sharpness": not_negative}
+    rules = dict.fromkeys(("learning_rate", "tau", "tau_prototypes"), checks.POSITIVE)
+    rules |= {"dropout": share, "margin": cosine, "sharpness": checks.NOT_NEGATIVE}
     checks.numbers(hyper, rules)
     return pooled(fit, config, hyper, _needs_two_views)
 
@@ -262,13 +259,6 @@ def _unit_norm(shape: tuple[int, ...]) -> dict[str, Array]:
 def linear(layer: PyTree, x: Array) -> Array:
     """Applies one layer to [rows, d]."""
     return x @ layer["kernel"] + layer["bias"][None]
-
-
-def layer_norm(x: Array, params: PyTree) -> Array:
-    """Normalises each row of [rows, d], and scales features."""
-    x = x - jnp.mean(x, axis=1, keepdims=True)
-    x = x * lax.rsqrt(jnp.mean(x * x, axis=1, keepdims=True) + 1e-5)
-    return x * params["scale"][None] + params["bias"][None]
 
 
 def normed_mlp(layers: PyTree, x: Array, mask: Array, factors: Sequence[Array] = ()) -> Array:

@@ -34,6 +34,8 @@ from jax.flatten_util import ravel_pytree
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, pooled
+from jaxfedmvc.algorithms.pooled.matrices import squared_distances
+from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize, masked_mean
@@ -41,7 +43,6 @@ from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
 
 PyTree = Any
 _EPSILON = 1e-9
-_POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +79,7 @@ class SiMVCConfig:
         checks.at_least(self, 2, "n_clusters", "batch_size")
         checks.at_least(self, 1, "latent_dim", "head_hidden", "check_every", "n_runs")
         checks.at_least(self, self.check_every, "epochs")
-        if any(width < 1 for width in self.hidden):
-            raise checks.wrong("hidden", self.hidden, "widths of 1 or more")
+        check_hidden(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ def simvc(config: SiMVCConfig, hyper: SiMVCHyperparams | None = None) -> Federat
         or there are fewer samples than clusters.
     """
     hyper = hyper or SiMVCHyperparams()
-    checks.numbers(hyper, {"learning_rate": _POSITIVE, "rel_sigma": _POSITIVE})
+    checks.numbers(hyper, {"learning_rate": checks.POSITIVE, "rel_sigma": checks.POSITIVE})
     return pooled(fit, config, hyper, needs_complete_rows("simvc"))
 
 
@@ -149,9 +149,8 @@ def comvc(config: CoMVCConfig, hyper: CoMVCHyperparams | None = None) -> Federat
         does not hold all views, or there are fewer samples than clusters.
     """
     hyper = hyper or CoMVCHyperparams()
-    not_negative = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
-    positive = dict.fromkeys(("learning_rate", "rel_sigma", "tau"), _POSITIVE)
-    checks.numbers(hyper, {**positive, "delta": not_negative})
+    positive = dict.fromkeys(("learning_rate", "rel_sigma", "tau"), checks.POSITIVE)
+    checks.numbers(hyper, {**positive, "delta": checks.NOT_NEGATIVE})
 
     def check(federation: Federation) -> None:
         if federation.n_views < 2:
@@ -329,14 +328,6 @@ def forward(params: PyTree, x: tuple[Array, ...], mask: Array, config: SiMVCConf
     return Found(codes, hidden, jax.nn.softmax(logits))
 
 
-def batch_norm(x: Array, params: PyTree, mask: Array) -> Array:
-    """Normalises features of `x` [B, d] by mean and variance of the real rows, and scales them."""
-    real, n = mask[:, None], jnp.maximum(jnp.sum(mask), 1)
-    centred = x - jnp.sum(jnp.where(real, x, 0.0), axis=0, keepdims=True) / n
-    variance = jnp.sum(jnp.where(real, centred, 0.0) ** 2, axis=0, keepdims=True) / n
-    return centred * lax.rsqrt(variance + 1e-5) * params["scale"][None] + params["bias"][None]
-
-
 # --- Terms of the loss ----------------------------------------------------------------------------
 
 
@@ -346,12 +337,6 @@ def clustering_terms(found: Found, mask: Array, rel_sigma: Array | float) -> Arr
     gram = kernel(found.hidden, mask, rel_sigma)
     corners = jnp.exp(-squared_distances(a, jnp.eye(a.shape[1])))
     return jnp.stack([divergence(a, gram, mask), overlap(a, mask), divergence(corners, gram, mask)])
-
-
-def squared_distances(x: Array, y: Array) -> Array:
-    """Computes |x_i - y_j|^2 of rows, [n, d] and [m, d] -> [n, m]."""
-    x2, y2 = (jnp.sum(a * a, axis=1) for a in (x, y))
-    return jnp.maximum(x2[:, None] + y2[None] - 2 * x @ y.T, 0.0)
 
 
 def kernel(hidden: Array, mask: Array, rel_sigma: Array | float) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxfedmvc.checks import at_least, choices, numbers, wrong
+from jaxfedmvc.checks import POSITIVE, at_least, choices, numbers, wrong
 
 Base = Literal["kmeans", "dbscan", "kernel_kmeans", "sc_srgf"]
 Similarity = Literal["cosine", "rbf", "laplacian", "rbf_median"]
@@ -153,7 +153,6 @@ def is_share(q: np.ndarray) -> np.ndarray:
 SHARE = (is_share, "a share in (0, 1], or a whole number of features, 1 or more")
 RAND_INDEX = (lambda h: np.abs(h) <= 1, "a Rand index, -1 to 1")
 COUNT = (lambda n: n >= 1, "1 or more")
-_POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
 
 
 def check_hyperparams(hp: VertCoHiRFHyperparams) -> None:
@@ -168,9 +167,9 @@ def check_hyperparams(hp: VertCoHiRFHyperparams) -> None:
             "feature_share": SHARE,
             "relaxed": RAND_INDEX,
             "n_candidates": COUNT,
-            "eps": _POSITIVE,
-            "min_samples": _POSITIVE,
-            "gamma": _POSITIVE,
+            "eps": POSITIVE,
+            "min_samples": POSITIVE,
+            "gamma": POSITIVE,
             "sampling_ratio": (lambda r: (r > 0) & (r <= 1), "a share in (0, 1]"),
         },
     )

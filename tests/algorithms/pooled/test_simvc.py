@@ -10,6 +10,7 @@ import pytest
 
 from jaxfedmvc import engine, metrics
 from jaxfedmvc.algorithms.pooled import simvc as module
+from jaxfedmvc.algorithms.pooled.networks import batch_norm
 from jaxfedmvc.algorithms.pooled.simvc import (
     CoMVCConfig,
     CoMVCHyperparams,
@@ -120,7 +121,7 @@ def test_criterion_is_the_mean_over_batches_by_rows():
 def test_batch_norm_is_that_of_the_real_rows():
     params = {"scale": jnp.arange(1.0, 5), "bias": jnp.ones(4)}
     filled = np.where(MASK[:, None], HIDDEN, 1e3)
-    found = jax.jit(module.batch_norm)(filled, params, jnp.asarray(MASK))
+    found = jax.jit(batch_norm)(filled, params, jnp.asarray(MASK))
     x = HIDDEN[MASK]
     expected = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * np.arange(1, 5) + 1
     np.testing.assert_allclose(found[:7], expected, rtol=1e-4, atol=1e-5)
