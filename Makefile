@@ -42,7 +42,7 @@ clean:
 	rm -rf $(VENV) $(LOWEST) docs/_build docs/reference/generated .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps are written last: an installation that broke off is made again.
-INSTALL := -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

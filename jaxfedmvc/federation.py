@@ -131,7 +131,7 @@ class Federation:
     def check_vertical(self, *, complete: bool = True) -> None:
         """Checks that every client is an agent: the same samples as all, and a view of its own.
 
-        Of values only what each agent can check for itself; nothing is checked while tracing.
+        Reads no feature; nothing is checked while tracing.
 
         Args:
           complete: Whether every agent must hold all samples; else a sample that an agent lacks is
@@ -139,7 +139,7 @@ class Federation:
 
         Raises:
           ValueError: Two clients share a view, an agent's samples differ from the others' or
-            are not distinct, all features of an agent are constant; the message names the agent.
+            are not distinct; the message names the agent.
         """
         seen: set[int] = set()
         for cohort in self.cohorts:
@@ -167,12 +167,23 @@ class Federation:
                     " (Federation.from_agents aligns them by id)"
                 )
             first = np.where(known >= 0, known, ids)
-            rows = np.concatenate([np.asarray(view)[0][mask] for view in cohort.views], axis=1)
-            if len(rows) > 1 and not np.ptp(rows, axis=0).any():
-                raise ValueError(
-                    f"agent {agent}: all of its {rows.shape[1]} features are constant; it can"
-                    " tell no samples apart, leave it out"
-                )
+
+    def check_features(self) -> None:
+        """Checks that every client's features tell samples apart, as only it can see for itself.
+
+        Raises:
+          ValueError: All features of a client are constant; the message names it.
+        """
+        for cohort in self.cohorts:
+            masks = np.asarray(cohort.mask)
+            for i, agent in enumerate(np.asarray(cohort.client_ids)):
+                views = (np.asarray(view)[i][masks[i]] for view in cohort.views)
+                rows = np.concatenate(list(views), axis=1)
+                if len(rows) > 1 and not np.ptp(rows, axis=0).any():
+                    raise ValueError(
+                        f"agent {agent}: all of its {rows.shape[1]} features are constant; it can"
+                        " tell no samples apart, leave it out"
+                    )
 
     def describe(self) -> str:
         """One line for each cohort: how many clients, which views, how many samples each."""
@@ -259,6 +270,7 @@ class Federation:
             arrays, labels, partition=vertical_partition(len(ids), len(arrays))
         )
         federation.check_vertical()
+        federation.check_features()
         return federation
 
     @classmethod

@@ -225,6 +225,7 @@ def _agents(
         )
     federation = Federation.from_arrays(views, labels, partition=partition)
     federation.check_vertical(complete=held is None or bool(held.all()))
+    federation.check_features()
     return Problem(federation, views, labels, rows)
 
 

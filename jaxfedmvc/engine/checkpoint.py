@@ -96,6 +96,20 @@ def restore(
     return jax.tree.unflatten(jax.tree.structure(like), result), meta
 
 
+def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the meta of a file that `save` wrote, without its tree.
+
+    Raises:
+      OSError: The file cannot be read.
+      ValueError: It is no checkpoint, or damaged.
+    """
+    with open(path, "rb") as file:
+        try:
+            return _read(file)[1]
+        except Exception as error:  # whatever damage makes zipfile, NumPy and JSON stumble over
+            raise ValueError(f"{path}: no checkpoint, or a damaged one ({error})") from error
+
+
 def delete(path: str | os.PathLike[str]) -> None:
     """Removes a checkpoint, if it is there, and what a process that died left half-written."""
     files.partial_path(path).unlink(missing_ok=True)

@@ -42,51 +42,58 @@ PyTree = Any
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
-def _client_program(
+def client_program(
     phase: Phase, key: jax.Array, sent: PyTree, states: PyTree, clients: Cohort, real: jax.Array
 ) -> tuple[PyTree, PyTree, jax.Array, PyTree]:
+    """Computes what a chunk of clients does in a phase; see `phases.map_chunk`."""
     return map_chunk(phase, key, sent, states, clients, real)[:4]
 
 
-def _strong(tree: PyTree) -> PyTree:
-    """Arrays without weak types, which a round may add or drop: programs would be compiled anew."""
+def strong(tree: PyTree) -> PyTree:
+    """Returns arrays without weak types, which a round may add or drop: programs would be compiled anew."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 
 @partial(jax.jit, static_argnums=(0, 2))
-def _broadcast_program(phase: Phase, server: PyTree, view_ids: tuple[int, ...]) -> PyTree:
+def broadcast_program(phase: Phase, server: PyTree, view_ids: tuple[int, ...]) -> PyTree:
+    """Computes what clients that hold these views are sent."""
     return phase.broadcast(server, view_ids)
 
 
 @partial(jax.jit, static_argnums=0)
-def _server_program(
+def server_program(
     phase: Phase, key: jax.Array, server: PyTree, messages: tuple, weights: tuple
 ) -> tuple[PyTree, PyTree]:
+    """Computes the server's part of a phase; `key` is the phase's."""
     server, info = phase.server(jax.random.fold_in(key, keys.SERVER), server, messages, weights)
-    return _strong(server), info
+    return strong(server), info
 
 
 @partial(jax.jit, static_argnums=0)
-def _assign_program(
+def assign_program(
     assign: Callable[..., jax.Array], server: PyTree, states: PyTree, clients: Cohort
 ) -> jax.Array:
+    """Computes the clusters of a chunk of clients' rows."""
     return batched(partial(assign, server), clients.n_clients)(states, clients)
 
 
 @partial(jax.jit, static_argnums=0)
-def _done_program(done: Callable[[PyTree], jax.Array], server: PyTree) -> jax.Array:
+def done_program(done: Callable[[PyTree], jax.Array], server: PyTree) -> jax.Array:
+    """Computes whether further rounds would change nothing."""
     return done(server)
 
 
 @partial(jax.jit, donate_argnums=0)
-def _add(total: PyTree, more: PyTree) -> PyTree:
+def add(total: PyTree, more: PyTree) -> PyTree:
+    """Adds two trees leaf by leaf."""
     return jax.tree.map(jnp.add, total, more)
 
 
 @partial(jax.jit, static_argnums=2)
-def _draw(
+def draw(
     federation: Federation, key: jax.Array, shares: float | tuple[float, ...], r: jax.Array
 ) -> tuple[jax.Array, ...]:
+    """Draws who takes part in round `r`; see `run.draw_participants`."""
     return draw_participants(federation, key, shares, r)
 
 
@@ -140,10 +147,10 @@ def _stream_phase(
     def dispatched() -> Iterator[tuple]:
         nonlocal total
         for mine, old, clients, real in _chunks(places, cohort, states, client_chunk):
-            new, message, weight, info = _client_program(phase, key, sent, old, clients, real)
+            new, message, weight, info = client_program(phase, key, sent, old, clients, real)
             if phase.reduce == "sum":
                 part = message, weight
-                total = part if total is None else _add(total, part)
+                total = part if total is None else add(total, part)
                 yield mine[real], new, (), info
             else:
                 yield mine[real], new, (message, weight), info
@@ -173,14 +180,14 @@ def _stream_phases(
         messages, weights, infos = [], [], []
         for c, places in taking_part(phase, federation, state.participants):
             cohort = federation.cohorts[c]
-            sent = _broadcast_program(phase, state.server, cohort.view_ids)
+            sent = broadcast_program(phase, state.server, cohort.view_ids)
             message, weight, info = _stream_phase(
                 phase, cohort, phase_key, sent, state.clients[c], np.asarray(places), client_chunk
             )
             messages.append(message)
             weights.append(weight)
             infos.append(info)
-        server, server_info = _server_program(
+        server, server_info = server_program(
             phase, phase_key, state.server, tuple(messages), tuple(weights)
         )
         state = state._replace(server=server)
@@ -198,7 +205,7 @@ def _stream_assign(
     for cohort, states in zip(federation.cohorts, state.clients, strict=True):
         places = np.arange(cohort.n_clients)
         labels = (
-            _assign_program(algorithm.assign, state.server, mine, clients)
+            assign_program(algorithm.assign, state.server, mine, clients)
             for _, mine, clients, _ in _chunks(places, cohort, states, client_chunk)
         )
         found = [np.asarray(x) for x in _one_behind(labels)]
@@ -254,7 +261,7 @@ def run_streaming(
         raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more")
     # A memory map becomes a plain array that lies in the file, whose rows are plain arrays.
     host = jax.tree.map(np.asarray, federation.without_labels())
-    state = _start(algorithm, host, key, participation)
+    state = start_on_host(algorithm, host, key, participation)
     shares = participation if np.ndim(participation) == 0 else tuple(participation)  # type: ignore[arg-type]
     drawable = _reduced(host, lambda c: c.replace(views=(), mask=(), sample_ids=()))
 
@@ -265,11 +272,11 @@ def run_streaming(
     state, setup_info = stage(algorithm.setup, keys.SETUP, 0, state)
     infos: list[Any] = []
     while len(infos) < rounds:
-        if algorithm.done is not None and _done_program(algorithm.done, state.server):
+        if algorithm.done is not None and done_program(algorithm.done, state.server):
             break
         r = len(infos)
         if resample_participants:
-            drawn = _draw(drawable, key, shares, jnp.int32(r))
+            drawn = draw(drawable, key, shares, jnp.int32(r))
             state = state._replace(participants=jax.device_get(drawn))
         state, info = stage(algorithm.round, keys.ROUND, r, state)
         infos.append(info)
@@ -288,7 +295,7 @@ def _reduced(federation: Federation, change: Callable[[Any], Cohort]) -> Federat
     return federation.replace(cohorts=cohorts)  # type: ignore[attr-defined]
 
 
-def _start(
+def start_on_host(
     algorithm: FederatedAlgorithm,
     federation: Federation,
     key: jax.Array,
@@ -301,7 +308,7 @@ def _start(
         return cohort.replace(views=zeros)
 
     state = start(algorithm, _reduced(federation, empty), key, participation=participation)
-    server, participants = _strong(state.server), jax.device_get(state.participants)
+    server, participants = strong(state.server), jax.device_get(state.participants)
     leaves, structure = jax.tree.flatten(state.clients)
     del state
     for i in range(len(leaves)):  # one by one, so that no second stack of all exists

@@ -219,9 +219,12 @@ class Lab:
         return jit(program)
 
     @functools.cached_property
+    def start_program(self):
+        return jit(functools.partial(engine.start, self.algorithm))
+
+    @functools.cached_property
     def start(self):
-        program = jit(functools.partial(engine.start, self.algorithm))
-        return program(self.federation, self.key)
+        return self.start_program(self.federation, self.key)
 
     def phases(self):
         for stage in STAGES:
@@ -290,6 +293,18 @@ def by_client(federation, stacks):
         for place, client in enumerate(np.asarray(cohort.client_ids)):
             result[int(client)] = jax.tree.map(lambda x, p=place: x[p], plain(stack))
     return result
+
+
+def test_init_reads_no_feature(lab):
+    """So that the server of a deployment can make the initial states of clients."""
+    zeroed = lab.federation.replace(
+        cohorts=tuple(
+            c.replace(views=tuple(jnp.zeros_like(x) for x in c.views))
+            for c in lab.federation.cohorts
+        )
+    )
+    found = lab.start_program(zeroed, lab.key)
+    chex.assert_trees_all_equal(plain(found), plain(lab.start))
 
 
 def test_labels_are_clusters_on_samples_and_minus_one_on_padding(lab):

@@ -1,0 +1,118 @@
+"""Commands of real nodes:
+
+python -m jaxfedmvc.deploy check node.toml
+python -m jaxfedmvc.deploy node node.toml --superlink=HOST:PORT --root_certificates=ca.crt
+python -m jaxfedmvc.deploy submit job.toml --superlink=HOST:PORT --folder=results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.policy import load
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the commands."""
+    whole = argparse.ArgumentParser(
+        "python -m jaxfedmvc.deploy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = whole.add_subparsers(dest="command", required=True)
+    check = commands.add_parser(
+        "check", help="read a node's file and its data, and say what it has"
+    )
+    check.add_argument("file", type=Path)
+    node = commands.add_parser("node", help="connect a node and answer requests")
+    node.add_argument("file", type=Path, help="what the node holds and agrees to")
+    node.add_argument("--auth_key", type=Path, help="private key of the node, in OpenSSH's form")
+    submit = commands.add_parser("submit", help="run a job on the nodes that are connected")
+    submit.add_argument("file", type=Path, help="the job")
+    submit.add_argument("--folder", type=Path, default=Path("results"), help="of the results")
+    for command in (node, submit):
+        command.add_argument("--superlink", required=True, help="HOST:PORT")
+        command.add_argument("--root_certificates", type=Path, help="PEM; no TLS without it")
+    return whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; bad input ends it with one line on stderr."""
+    asked = parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        return {"check": _check, "node": _node, "submit": _submit}[asked.command](asked)
+    except (ValueError, OSError, ImportError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _check(asked: argparse.Namespace) -> int:
+    holding = load(asked.file)
+    print(f"client {holding.client}: {holding.n_rows} rows")
+    for v, x in sorted(holding.views.items()):
+        print(f"  view {v}: {x.shape[1]} features")
+    print(f"  agrees to {', '.join(holding.policy.methods)}; states in {holding.folder}")
+    return 0
+
+
+def _node(asked: argparse.Namespace) -> int:
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    from jaxfedmvc.deploy import flower
+    from jaxfedmvc.deploy.node import Node
+
+    flower.require_flower()
+    certificates = asked.root_certificates and asked.root_certificates.read_bytes()
+    stopped: list[int] = []
+    node = Node(asked.file)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _: stopped.append(n))
+    flower.serve(
+        node,
+        asked.superlink,
+        root_certificates=certificates,
+        key_file=asked.auth_key,
+        stop=lambda: bool(stopped),
+    )
+    return 0
+
+
+def _submit(asked: argparse.Namespace) -> int:
+    """Submits the app that runs the job with Flower's own command."""
+    from jaxfedmvc.deploy import flower
+
+    flower.require_flower()
+    Job.from_toml(asked.file)  # so that what is wrong with it is said here
+    with tempfile.TemporaryDirectory() as home:
+        text = "[superlink]\ndefault = 'job'\n[superlink.job]\n"
+        text += f"address = {json.dumps(asked.superlink)}\n"
+        if asked.root_certificates is None:
+            text += "insecure = true\n"
+        else:
+            text += f"root-certificates = {json.dumps(str(asked.root_certificates.resolve()))}\n"
+        Path(home, "config.toml").write_text(text, encoding="utf-8")
+        given = {"job": asked.file.resolve(), "folder": asked.folder.resolve()}
+        config = " ".join(f"{name}={json.dumps(str(value))}" for name, value in given.items())
+        command = [str(Path(sys.executable).with_name("flwr")), "run", str(_APP), "job"]
+        return subprocess.run(
+            [*command, "--run-config", config, "--stream"],
+            env=os.environ | {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0"},
+            check=False,
+        ).returncode
+
+
+_APP = Path(__file__).parent / "app"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

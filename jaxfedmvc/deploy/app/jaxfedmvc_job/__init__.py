@@ -1,0 +1,1 @@
+"""The app that `flwr run` submits."""

@@ -1,0 +1,5 @@
+"""The server's side of a job."""
+
+from jaxfedmvc.deploy.flower import server_app
+
+app = server_app()

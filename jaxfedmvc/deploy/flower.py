@@ -1,0 +1,215 @@
+"""Flower as the transport: `serve` is a node, `Asker` the server's side.
+
+    serve(Node("node.toml"), "127.0.0.1:8000")            # on every client's machine
+    app = server_app()                                    # in the app that is submitted
+
+A node here is one process that stays: it speaks to the SuperLink as a SuperNode does and hands
+every request to `Node.handle`. It never fetches the app that was submitted and runs nothing of it,
+so that whoever may submit jobs can ask no more than a node's own code answers. Programs stay
+compiled.
+
+Written for Flower 1.41, of whose modules that of a SuperNode's connection is not public.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.node import Node
+from jaxfedmvc.deploy.server import Server, Stopped
+
+_LOG = logging.getLogger(__name__)
+_POLL = 0.1  # seconds between two looks for messages
+
+
+def require_flower() -> None:
+    """Checks that Flower is installed.
+
+    Raises:
+      ImportError: Says how to install it.
+    """
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "real nodes need Flower: python -m pip install 'jaxfedmvc[flower]'"
+        ) from error
+
+
+def _message(body: bytes, **options: Any) -> Any:
+    from flwr.app import ConfigRecord, Message, RecordDict
+
+    return Message(RecordDict({"jaxfedmvc": ConfigRecord({"body": body})}), **options)
+
+
+def _body(message: Any) -> bytes | None:
+    """Returns the bytes of a message; None where there are none."""
+    if not message.has_content() or "jaxfedmvc" not in message.content.config_records:
+        return None
+    body = message.content.config_records["jaxfedmvc"].get("body")
+    return body if isinstance(body, bytes) else None
+
+
+# --- The server's side ----------------------------------------------------------------------------
+
+
+class Asker:
+    """Nodes behind a SuperLink, as `server.Transport` has them."""
+
+    def __init__(self, grid: Any) -> None:
+        """Takes the grid that Flower hands to an app."""
+        self._grid = grid
+
+    def nodes(self) -> Collection[int]:
+        """Returns the ids of the connected nodes."""
+        return list(self._grid.get_node_ids())
+
+    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
+        """Sends a request to each node; returns the replies that came in time."""
+        if not requests:
+            return {}
+        messages = [
+            _message(body, dst_node_id=node, message_type="query", ttl=seconds)
+            for node, body in requests.items()
+        ]
+        asked = dict(zip(self._grid.push_messages(messages), requests, strict=True))
+        left, found = {i for i in asked if i}, {}
+        ends = time.monotonic() + seconds
+        while left and time.monotonic() < ends:
+            for reply in self._grid.pull_messages(list(left)):
+                identity = reply.metadata.reply_to_message_id
+                left.discard(identity)
+                body = None if reply.has_error() else _body(reply)
+                if body is not None:
+                    found[asked[identity]] = body
+                else:
+                    _LOG.warning("node %d: no answer (%s)", asked[identity], _reason(reply))
+            if left:
+                time.sleep(_POLL)
+        return found
+
+
+def _reason(reply: Any) -> str:
+    return str(reply.error.reason) if reply.has_error() else "its message is empty"
+
+
+def server_app() -> Any:
+    """Returns the app that runs a job: `flwr run` gives it `job` and `folder` in its run config."""
+    require_flower()
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        given = context.run_config
+        job = Job.from_toml(str(given["job"]))
+        folder = Path(str(given["folder"])) / job.name
+        try:
+            Server(job, Asker(grid), folder, say=_say).run()
+        except (Stopped, ValueError) as error:
+            _say(f"job {job.name}: stopped: {error}")
+            raise SystemExit(1) from error
+
+    return app
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+# --- A node ---------------------------------------------------------------------------------------
+
+
+def serve(
+    node: Node,
+    superlink: str,
+    *,
+    root_certificates: bytes | None = None,
+    key_file: str | Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Connects a node to a SuperLink and answers its requests until it is stopped.
+
+    Args:
+      node: The node.
+      superlink: "host:port".
+      root_certificates: Of the SuperLink's certificate, PEM; None connects without TLS.
+      key_file: The node's private key in OpenSSH's form, which the SuperLink's operator registered;
+        a new identity without one.
+      stop: Asked between requests.
+    """
+    require_flower()
+    with _connection(superlink, root_certificates, key_file) as connection:
+        identity, receive, send, _, _, pull, push, confirm = connection
+        _LOG.info("client %d: connected as node %d", node.holding.client, identity)
+        while not stop():
+            received = receive()
+            if received is None:
+                time.sleep(_POLL)
+                continue
+            try:
+                message, tree = received
+                _answer(node, message, tree, send, pull, push, confirm)
+            except Exception:  # a message that is lost is asked for again
+                _LOG.exception("client %d: a message was lost", node.holding.client)
+
+
+@contextlib.contextmanager
+def _connection(
+    superlink: str, root_certificates: bytes | None, key_file: str | Path | None
+) -> Iterator[Any]:
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supernode.fleet_http_connection import http_request_response
+
+    keys = None
+    if key_file is not None:
+        private: Any = load_ssh_private_key(Path(key_file).read_bytes(), None)
+        keys = private, private.public_key()
+    with http_request_response(
+        superlink, root_certificates is None, root_certificates, keys
+    ) as connection:
+        yield connection
+
+
+def _answer(
+    node: Node, message: Any, tree: Any, send: Any, pull: Any, push: Any, confirm: Any
+) -> None:
+    """Fetches one message, and sends what the node answers."""
+    from flwr.app import Message
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_tree,
+        no_object_id_recompute,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import (
+        pull_and_inflate_object_from_tree,
+        push_objects,
+    )
+
+    run_id = message.metadata.run_id
+    whole = pull_and_inflate_object_from_tree(
+        tree,
+        lambda identity: pull(run_id, identity),
+        lambda identity: confirm(run_id, identity),
+        return_type=Message,
+    )
+    whole.metadata.__dict__["_message_id"] = tree.object_id
+    began = time.monotonic()
+    body = _body(whole)
+    answer = node.handle(b"" if body is None else body)
+    reply = _message(answer, reply_to=whole)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with no_object_id_recompute():
+        wanted, session = send(reply, get_object_tree(reply), time.monotonic() - began)
+        push_objects(
+            get_all_nested_objects(reply),
+            lambda identity, content: push(run_id, session, identity, content),
+            object_ids_to_push=wanted,
+        )

@@ -1,0 +1,210 @@
+"""A job: which method with which settings, for how many rounds, and what holds if somebody is late.
+
+name = "first"
+method = "e_fkmvc"
+rounds = 5
+clients = 3
+
+[settings]
+n_clusters = 4
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxfedmvc import checks
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms import METHODS
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What the server asks of all clients; written by whoever starts the federation.
+
+    Attributes:
+      name: Of the job, letters, digits, "-" and "_": the same name goes on where it was.
+      method: One of `METHODS`.
+      clients: Number of clients that the job waits for before it begins.
+      settings: Settings of the method that differ from its defaults, by name.
+      rounds: Most rounds; the method's own number if None.
+      seed: Of the server's randomness; of the clients' too with `keys="shared"`.
+      keys: "own": a client's randomness comes from a secret of its own, so that nobody else can
+        draw its noise again. "shared": from the seed, so that a run can be repeated to the bit.
+      late: What is done about a client that does not answer in time: "wait" for it until
+        `patience` is over, or "skip" it after `deadline`, for this exchange alone.
+      deadline: Seconds that a client has to answer, compilation included.
+      patience: Seconds until a job stops for a client that does not answer; it can go on later.
+      participation: Share of each cohort's clients that take part in a round.
+    """
+
+    name: str
+    method: str
+    clients: int
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rounds: int | None = None
+    seed: int = 0
+    keys: Literal["own", "shared"] = "own"
+    late: Literal["wait", "skip"] = "wait"
+    deadline: float = 600.0
+    patience: float = 3600.0
+    participation: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the entry."""
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]{1,64}", self.name, re.A):
+            raise checks.wrong("name", self.name, "1 to 64 letters, digits, - and _")
+        if self.method not in METHODS:
+            raise checks.wrong("method", self.method, " or ".join(METHODS))
+        _check_numbers(self)
+        checks.choices(self)
+        if not 0 < self.participation <= 1:
+            raise checks.wrong("participation", self.participation, "a share in (0, 1]")
+        if self.late == "skip" and METHODS[self.method].topology == "vertical":
+            raise ValueError(
+                f"late: got 'skip' with {self.method}; allowed is 'wait', since no agent of a"
+                " vertical federation can be done without"
+            )
+        if not isinstance(self.settings, Mapping):
+            raise checks.wrong("settings", self.settings, "a table of names and values")
+        self.make(self.clients)  # so that wrong settings are found at once
+
+    @property
+    def n_rounds(self) -> int:
+        """Most rounds of the job."""
+        return METHODS[self.method].rounds if self.rounds is None else self.rounds
+
+    def make(self, n_clients: int) -> FederatedAlgorithm:
+        """Returns the method with these settings.
+
+        Raises:
+          ValueError: A setting is not there, or not of its type, or out of range.
+        """
+        method = METHODS[self.method]
+        of_the_run = {"n_clients": n_clients, "rounds": self.n_rounds}
+        left = dict(self.settings)
+        config = _filled(method.config, left, of_the_run)
+        hyper = _filled(method.hyperparams, left, {})
+        if left:
+            known = [f.name for c in (method.config, method.hyperparams) for f in _fields(c)]
+            raise checks.wrong("settings", sorted(left)[0], f"one of {', '.join(known)}")
+        return method.make(config, hyper)
+
+    def setting(self, name: str) -> Any:
+        """Returns the value that a setting has in this job.
+
+        Raises:
+          ValueError: The method has no such setting.
+        """
+        method = METHODS[self.method]
+        for field in (*_fields(method.config), *_fields(method.hyperparams)):
+            if field.name == name:
+                return self.settings.get(name, field.default)
+        raise ValueError(f"{self.method} has no setting {name!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what goes through JSON."""
+        return dataclasses.asdict(self) | {"settings": dict(self.settings)}
+
+    def digest(self) -> str:
+        """Returns a hash of everything that both sides must agree on."""
+        text = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, entries: Any) -> Job:
+        """Reads a job that came as JSON or TOML.
+
+        Raises:
+          ValueError: Names the entry that is wrong.
+        """
+        if not isinstance(entries, Mapping):
+            raise checks.wrong("job", entries, "a table of names and values")
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in entries:
+            if name not in names:
+                raise checks.wrong("job", name, f"one of {', '.join(names)}")
+        for name in ("name", "method", "clients"):
+            if name not in entries:
+                raise ValueError(f"job: {name} is missing")
+        return cls(**entries)
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Job:
+        """Reads a job file.
+
+        Raises:
+          ValueError: The file is no TOML, or an entry is wrong; the message names the file.
+          OSError: It cannot be read.
+        """
+        return cls.from_json(read_toml(path))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Reads a TOML file.
+
+    Raises:
+      ValueError: It is none.
+      OSError: It cannot be read.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: no TOML: {error}") from error
+
+
+def _check_numbers(job: Job) -> None:
+    for name, least in (("clients", 1), ("rounds", 0), ("seed", 0)):
+        value = getattr(job, name)
+        if value is None and name == "rounds":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+            raise checks.wrong(name, value, f"a whole number, {least} or more")
+    for name in ("deadline", "patience", "participation"):
+        value = getattr(job, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise checks.wrong(name, value, "a number above 0")
+
+
+def _fields(dataclass: type) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(dataclass)
+
+
+def _filled(dataclass: type, left: dict[str, Any], of_the_run: Mapping[str, Any]) -> Any:
+    """Makes a dataclass of settings; those it has are taken out of `left`."""
+    hints, values = typing.get_type_hints(dataclass), {}
+    for field in _fields(dataclass):
+        if field.name in left:
+            values[field.name] = _typed(field.name, left.pop(field.name), hints[field.name])
+        elif field.name in of_the_run:
+            values[field.name] = of_the_run[field.name]
+        elif field.default is dataclasses.MISSING:
+            raise ValueError(f"settings: {field.name} is missing")
+    return dataclass(**values)
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """Returns a value of a settings file as the field's annotation has it; "none" is None."""
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    for kind in typing.get_args(hint) if is_union else (hint,):
+        origin = typing.get_origin(kind)
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(_typed(name, entry, typing.get_args(kind)[0]) for entry in value)
+        if origin is Literal and value in typing.get_args(kind):
+            return value
+        if kind is type(None) and value in (None, "none"):
+            return None
+        if isinstance(kind, type) and type(value) is kind:
+            return value
+    if float in (hint, *typing.get_args(hint)) and type(value) is int:
+        return float(value)
+    raise checks.wrong(f"settings: {name}", value, str(hint).replace("typing.", ""))

@@ -1,0 +1,415 @@
+"""One client on its own machine: it answers requests from its own file, and keeps its own state.
+
+    node = Node("node.toml")
+    reply = node.handle(request)        # bytes in, bytes out
+
+A request is `hello`, `join`, `exchange` or `assign`; see `server`. Exchanges of a job are numbered.
+The state after the last one and its answer lie in one file, so that a request that is repeated has
+the same answer, whether or not the node was killed in between; a request with an earlier number, or
+another one under the same number, is refused. What an operator did not agree to is refused with a
+reason. An error in here is told to nobody but the node's own log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+import secrets
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+
+from jaxfedmvc import files
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.deploy import wire
+from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.plan import (
+    Card,
+    Place,
+    Plan,
+    advanced,
+    agreement,
+    digest_of,
+    following,
+    hashed_ids,
+    key_of,
+    relayed_shapes,
+    wire_of,
+)
+from jaxfedmvc.deploy.policy import load
+from jaxfedmvc.deploy.wire import Refused
+from jaxfedmvc.engine import checkpoint, streaming
+from jaxfedmvc.federation import Cohort
+
+PyTree = Any
+
+_LOG = logging.getLogger(__name__)
+
+
+def versions() -> dict[str, str]:
+    """Returns what must be alike on all sides of a job."""
+    return {
+        "jaxfedmvc": importlib.metadata.version("jaxfedmvc"),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+    }
+
+
+class _Joined:
+    """A job that this node takes part in: what was agreed, and the states after an exchange.
+
+    Attributes:
+      job: What runs.
+      plan: Who takes part.
+      exchange: Number of the last exchange that was answered; 0 before the first.
+      place: Where in the run that was, among peers.
+      state: This client's state, with an axis of one.
+      known: The server's state, which every peer keeps; None where there is a server.
+    """
+
+    def __init__(self, job: Job, plan: Plan, client: int) -> None:
+        self.job, self.plan = job, plan
+        self.wire = wire_of(job, plan)
+        self.algorithm = self.wire.algorithm
+        self.cohort, self.at = plan.find(client)
+        self.exchange = 0
+        self.place: Place | None = None
+        self.state: PyTree = None
+        self.known: PyTree = None
+
+    @property
+    def start_shapes(self) -> PyTree:
+        """What `join` brings: the client's initial state, and among peers the common one."""
+        common = self.wire.start if self.algorithm.peers else ()
+        return self.wire.states[self.cohort], common
+
+
+class Node:
+    """A client of a federation."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Reads the node's file and its data.
+
+        Args:
+          path: The TOML file that its operator wrote; see `policy`.
+
+        Raises:
+          ValueError, OSError: Says what is wrong with it.
+        """
+        self.holding = load(path)
+        self._jobs: dict[str, _Joined] = {}
+
+    def handle(self, request: bytes) -> bytes:
+        """Answers a request; whatever is wrong becomes a reply that says so.
+
+        Args:
+          request: An envelope.
+
+        Returns:
+          An envelope; one with "error" and "text" is a refusal.
+        """
+        try:
+            meta, body = wire.unpack(request, self.holding.policy.most_bytes)
+            answers = {
+                "hello": self._hello,
+                "join": self._join,
+                "exchange": self._exchange,
+                "assign": self._assign,
+            }
+            answer = answers.get(str(meta.get("kind")))
+            if answer is None:
+                raise Refused("malformed", "request: of no known kind")
+            return answer(meta, body)
+        except Refused as refusal:
+            _LOG.warning("client %d refuses: %s", self.holding.client, refusal)
+            return wire.pack({"error": refusal.code, "text": str(refusal)})
+        except Exception:
+            _LOG.exception("client %d: a request failed", self.holding.client)
+            return wire.pack({"error": "internal", "text": "an error; see the node's log"})
+
+    # --- Requests ---------------------------------------------------------------------------------
+
+    def _hello(self, meta: dict[str, Any], body: bytes) -> bytes:
+        """Answers with the node's card, if it may take part in this job."""
+        job, holding = _job_of(meta), self.holding
+        ours = versions()
+        if meta.get("versions") != ours:
+            raise Refused(
+                "version", f"versions: {meta.get('versions')}; this node has {json.dumps(ours)}"
+            )
+        holding.policy.check(job, job.clients, holding.n_rows)
+        return wire.pack({"card": self._card(job)})
+
+    def _card(self, job: Job) -> dict[str, Any]:
+        holding, samples = self.holding, ""
+        if METHODS[job.method].topology == "vertical":
+            ids = np.arange(holding.n_rows) if holding.ids is None else holding.ids
+            samples = hashed_ids(ids)
+            self._check_agent()
+        card = Card(
+            holding.client,
+            {v: x.shape[1] for v, x in holding.views.items()},
+            holding.n_rows,
+            samples,
+        )
+        return dataclasses.asdict(card)
+
+    def _check_agent(self) -> None:
+        """What the server of a vertical federation cannot check."""
+        rows = np.concatenate(list(self.holding.views.values()), axis=1)
+        if len(rows) > 1 and not np.ptp(rows, axis=0).any():
+            raise Refused("data", "features: all of them are constant and tell no samples apart")
+
+    def _join(self, meta: dict[str, Any], body: bytes) -> bytes:
+        """Takes the plan and the initial state of a job."""
+        job, holding = _job_of(meta), self.holding
+        try:
+            plan = Plan.from_json(meta["plan"])
+            c, _ = plan.find(holding.client)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused("malformed", "plan: unreadable, or without this client") from error
+        holding.policy.check(job, len(plan.clients), holding.n_rows)
+        group = plan.groups[c]
+        widths = tuple(plan.view_dims[v] for v in group.view_ids)
+        own = tuple(holding.views[v].shape[1] for v in sorted(holding.views))
+        if group.view_ids != tuple(sorted(holding.views)) or widths != own:
+            raise Refused("plan", "plan: has other views of this client than it holds")
+        if group.capacity < holding.n_rows:
+            raise Refused("plan", "plan: has fewer rows of this client than it holds")
+        agreed = agreement(job, plan)
+        folder = self._folder(job.name)
+        if (folder / "job.json").exists():
+            joined = self._reopened(job.name)
+            if agreement(joined.job, joined.plan) != agreed:
+                raise Refused("settings", f"job {job.name}: known here with other settings")
+            return wire.pack({"exchange": joined.exchange})
+        joined = _Joined(job, plan, holding.client)
+        start = wire.decode(body, joined.start_shapes, "initial state")
+        joined.state, joined.known = start[0], start[1] if joined.algorithm.peers else None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save(joined, "", b"")
+        told = {"job": job.to_json(), "plan": plan.to_json()}
+        files.write_text(folder / "job.json", json.dumps(told))
+        self._jobs[job.name] = joined
+        return wire.pack({"exchange": 0})
+
+    def _exchange(self, meta: dict[str, Any], body: bytes) -> bytes:
+        """Makes this client's part of one exchange."""
+        joined, number, place = self._of_request(meta)
+        asked = hashlib.sha256(json.dumps(meta, sort_keys=True).encode() + body).hexdigest()
+        if number <= joined.exchange:
+            return self._again(joined, number, asked)
+        known, sent = self._told(joined, number, place, body)
+        old = jax.tree.map(jnp.array, joined.state)  # given away to the program
+        new, message, _, _ = streaming.client_program(
+            joined.wire.phase(place),
+            *(self._key(joined, place, number), sent, old, self._client(joined)),
+            np.ones(1, bool),
+        )
+        new, message = jax.device_get((new, message))
+        joined.state = jax.tree.map(lambda x, like: np.asarray(x, like.dtype), new, joined.state)
+        joined.known, joined.exchange, joined.place = known, number, place
+        reply = wire.encode(message)
+        self._save(joined, asked, reply)
+        return wire.pack(self._signed(joined, number), reply)
+
+    def _assign(self, meta: dict[str, Any], body: bytes) -> bytes:
+        """Finds the clusters of this client's rows and writes them to its own folder."""
+        joined, _, _ = self._of_request(meta)
+        peers = joined.algorithm.peers
+        server = self._learned(joined, body) if peers else self._received(joined, body)
+        labels = streaming.assign_program(
+            joined.algorithm.assign, server, joined.state, self._client(joined)
+        )
+        found = np.asarray(labels)[0, : self.holding.n_rows]
+        folder = self._folder(joined.job.name)
+        ids = np.arange(len(found)) if self.holding.ids is None else self.holding.ids
+        rows = "".join(f"{i},{label}\n" for i, label in zip(ids.tolist(), found, strict=True))
+        files.write_text(folder / "labels.csv", "id,cluster\n" + rows)
+        return wire.pack(self._counts(found))
+
+    # --- Parts of them ----------------------------------------------------------------------------
+
+    def _again(self, joined: _Joined, number: int, asked: str) -> bytes:
+        """Returns the answer to a request that was answered before."""
+        answered, reply = self._saved_reply(joined)
+        if number < joined.exchange:
+            raise Refused("replayed", f"exchange {number}: {joined.exchange} is answered already")
+        if answered != asked:
+            raise Refused("replayed", f"exchange {number}: answered already, to another request")
+        return wire.pack(self._signed(joined, number), reply)
+
+    def _signed(self, joined: _Joined, number: int) -> dict[str, Any]:
+        told: dict[str, Any] = {"exchange": number, "client": self.holding.client}
+        if joined.algorithm.peers:
+            told["known"] = digest_of(joined.known)
+        return told
+
+    def _told(self, joined: _Joined, number: int, place: Place, body: bytes) -> tuple:
+        """Returns what a peer knows before an exchange (None with a server), and what is sent.
+
+        Raises:
+          Refused: The exchange is none of the method's, or, among peers, not the one that follows.
+        """
+        shapes, algorithm = joined.wire, joined.algorithm
+        if algorithm.peers:
+            known = self._learned(joined, body)
+            if place != following(algorithm, joined.place, joined.job.n_rounds, known):
+                raise Refused("place", f"exchange {number}: not the one that follows")
+            view_ids = joined.plan.groups[joined.cohort].view_ids
+            return known, streaming.broadcast_program(shapes.phase(place), known, view_ids)
+        try:
+            like = shapes.at(place)[0][joined.cohort].sent
+        except KeyError as error:
+            raise Refused("place", f"exchange {number}: not one of this client's") from error
+        return None, wire.decode(body, like, "what was sent")
+
+    def _learned(self, joined: _Joined, body: bytes) -> PyTree:
+        """Returns what a peer knows once it has all messages of the last exchange."""
+        if joined.place is None:
+            if body:
+                raise Refused("wrong_size", "messages of peers: before the first exchange")
+            return joined.known
+        like = relayed_shapes(joined.wire, joined.place, joined.known)
+        messages = wire.decode(body, like, "messages of peers", finite=True)
+        # All peers draw alike here, from the job's seed.
+        key = jax.random.key(joined.job.seed)
+        return advanced(joined.wire, joined.place, joined.known, messages, key)
+
+    def _received(self, joined: _Joined, body: bytes) -> PyTree:
+        """Returns the server's state with the leaves that `assign` reads; zeros elsewhere."""
+        shapes = joined.wire.last()
+        leaves, tree = jax.tree.flatten(shapes)
+        needed = joined.wire.needed(joined.cohort, shapes)
+        wanted = [x for x, used in zip(leaves, needed, strict=True) if used]
+        there = iter(wire.decode(body, wanted, "final state"))
+        zeros = iter(wire.decode(bytes(wire.size(leaves)), leaves, "zeros"))
+        filled = [next(there) if used else zero for used, zero in zip(needed, zeros, strict=True)]
+        return jax.tree.unflatten(tree, filled)
+
+    def _client(self, joined: _Joined) -> Cohort:
+        """Returns the node's own data, padded, as a cohort of one."""
+        group, holding = joined.plan.groups[joined.cohort], self.holding
+        rows, missing = holding.n_rows, group.capacity - holding.n_rows
+        ids = np.where(np.arange(group.capacity) < rows, np.arange(group.capacity), -1)
+        of_arrays: Any = Cohort  # of NumPy's, which the host keeps
+        return of_arrays(
+            views=tuple(
+                np.pad(holding.views[v], ((0, missing), (0, 0)))[None] for v in group.view_ids
+            ),
+            mask=(ids >= 0)[None],
+            sample_ids=ids.astype(np.int32)[None],
+            client_ids=np.asarray([holding.client], np.int32),
+            view_ids=group.view_ids,
+        )
+
+    def _key(self, joined: _Joined, place: Place, number: int) -> jax.Array:
+        """Returns the key of an exchange, from the job's seed or from the node's own secret."""
+        if joined.job.keys == "shared":
+            return key_of(jax.random.key(joined.job.seed), place)
+        data = hashlib.sha256(self._secret() + f"{joined.job.digest()} {number}".encode()).digest()
+        impl = jax.random.key_impl(jax.random.key(0))
+        n = jax.random.key_data(jax.random.key(0)).size
+        return jax.random.wrap_key_data(
+            jnp.asarray(np.frombuffer(data[: 4 * n], np.uint32)), impl=impl
+        )
+
+    def _secret(self) -> bytes:
+        """Returns the node's own secret, which is drawn once and never leaves it."""
+        file = self.holding.folder / "secret"
+        if not file.exists():
+            self.holding.folder.mkdir(parents=True, exist_ok=True)
+            with files.replacing(file, "wb") as opened:
+                opened.write(secrets.token_bytes(32))
+            file.chmod(0o600)
+        return file.read_bytes()
+
+    def _counts(self, found: np.ndarray) -> dict[str, Any]:
+        labels = self.holding.labels
+        if labels is None or not self.holding.policy.share_counts:
+            return {}
+        names, classes = np.unique(labels, return_inverse=True)
+        pairs, n = np.unique(np.stack([classes, found]), axis=1, return_counts=True)
+        counts = [[str(names[c]), int(k), int(m)] for (c, k), m in zip(pairs.T, n, strict=True)]
+        return {"counts": counts}
+
+    # --- Files ------------------------------------------------------------------------------------
+
+    def _folder(self, name: str) -> Path:
+        return self.holding.folder / name
+
+    def _of_request(self, meta: dict[str, Any]) -> tuple[_Joined, int, Place]:
+        """Returns the job, the number and the place of a request.
+
+        Raises:
+          Refused: The job is not known here, or has other settings.
+        """
+        try:
+            name, number = str(meta["job"]), int(meta["exchange"])
+            stage, r, p = meta.get("place", ("finish", 0, 0))
+            place = Place(str(stage), int(r), int(p))
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused("malformed", "request: without a job, a number or a place") from error
+        joined = self._jobs.get(name)
+        if joined is None and name and all(x.isalnum() or x in "-_" for x in name):
+            if (self._folder(name) / "job.json").exists():
+                joined = self._reopened(name)
+        if joined is None:
+            raise Refused("unknown_job", f"job {name}: not joined")
+        if meta.get("agreement") != agreement(joined.job, joined.plan):
+            raise Refused("settings", f"job {name}: known here with other settings")
+        return joined, number, place
+
+    def _like(self, joined: _Joined) -> PyTree:
+        return {
+            "state": joined.wire.states[joined.cohort],
+            "known": joined.wire.start if joined.algorithm.peers else (),
+            "reply": jax.ShapeDtypeStruct((0,), np.uint8),
+        }
+
+    def _save(self, joined: _Joined, asked: str, reply: bytes) -> None:
+        known = joined.known if joined.algorithm.peers else ()
+        tree = {
+            "state": joined.state,
+            "known": known,
+            "reply": np.frombuffer(reply, np.uint8),
+        }
+        meta = {"exchange": joined.exchange, "place": joined.place, "asked": asked}
+        checkpoint.save(self._folder(joined.job.name) / "state.npz", tree, meta)
+
+    def _saved_reply(self, joined: _Joined) -> tuple[str, bytes]:
+        file = self._folder(joined.job.name) / "state.npz"
+        tree, meta = checkpoint.restore(file, self._like(joined), any_shape=True)
+        return meta["asked"], tree["reply"].tobytes()
+
+    def _reopened(self, name: str) -> _Joined:
+        """Returns a job as it lies in the node's folder."""
+        if name not in self._jobs:
+            folder = self._folder(name)
+            told = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+            joined = _Joined(
+                Job.from_json(told["job"]), Plan.from_json(told["plan"]), self.holding.client
+            )
+            tree, meta = checkpoint.restore(
+                folder / "state.npz", self._like(joined), any_shape=True
+            )
+            joined.state = tree["state"]
+            joined.known = tree["known"] if joined.algorithm.peers else None
+            joined.exchange = meta["exchange"]
+            joined.place = None if meta["place"] is None else Place(*meta["place"])
+            self._jobs[name] = joined
+        return self._jobs[name]
+
+
+def _job_of(meta: dict[str, Any]) -> Job:
+    try:
+        return Job.from_json(meta.get("settings"))
+    except (ValueError, TypeError) as error:
+        raise Refused("settings", str(error)) from error

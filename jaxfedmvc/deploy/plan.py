@@ -1,0 +1,421 @@
+"""Who takes part with what: all that the server and a node know of the other clients.
+
+From the plan both sides derive the shapes of everything that travels, by tracing the method, so
+that no message has to say what it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval as pe
+
+from jaxfedmvc import keys
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.deploy import wire
+from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.engine import streaming
+from jaxfedmvc.engine.phases import leading_cohort
+from jaxfedmvc.federation import Cohort, Federation
+
+PyTree = Any
+
+STAGES = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
+
+
+class Place(NamedTuple):
+    """One exchange of a run: its stage, the round, counted from 0, and the phase of the stage."""
+
+    stage: str
+    round: int
+    phase: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What a node says of itself when it registers.
+
+    Attributes:
+      client: Its number, which the operators agreed on; unique.
+      views: Width of each view that it holds, by view id.
+      rows: Number of its samples.
+      samples: In a vertical federation a hash of the ids of its samples, in order; else empty.
+    """
+
+    client: int
+    views: Mapping[int, int]
+    rows: int
+    samples: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A cohort of the plan: the clients that hold the same views, without their row counts.
+
+    Attributes:
+      view_ids: Which views.
+      clients: Numbers of the clients, ascending.
+      capacity: Rows that each pads to: the most that one of them has.
+    """
+
+    view_ids: tuple[int, ...]
+    clients: tuple[int, ...]
+    capacity: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The cohorts of a job.
+
+    Attributes:
+      groups: In the order of `Federation.from_clients`.
+      view_dims: Width of every view of the federation.
+      vertical: Whether all clients hold the same samples.
+    """
+
+    groups: tuple[Group, ...]
+    view_dims: tuple[int, ...]
+    vertical: bool
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """All clients, cohort by cohort."""
+        return tuple(i for group in self.groups for i in group.clients)
+
+    def find(self, client: int) -> tuple[int, int]:
+        """Returns the cohort of a client and its place there."""
+        for c, group in enumerate(self.groups):
+            if client in group.clients:
+                return c, group.clients.index(client)
+        raise KeyError(client)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what goes through JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, entries: Mapping[str, Any]) -> Plan:
+        """Reads what `to_json` returned; raises KeyError, TypeError or ValueError on nonsense."""
+        groups = tuple(
+            Group(
+                tuple(int(v) for v in g["view_ids"]),
+                tuple(int(i) for i in g["clients"]),
+                int(g["capacity"]),
+            )
+            for g in entries["groups"]
+        )
+        plan = cls(groups, tuple(int(d) for d in entries["view_dims"]), bool(entries["vertical"]))
+        views = [v for g in groups for v in g.view_ids]
+        if not groups or min(views) < 0 or max(views) >= len(plan.view_dims):
+            raise ValueError("plan: a view that nobody holds")
+        if not all(g.clients and 0 < g.capacity < 2**31 for g in groups):
+            raise ValueError("plan: an empty cohort")
+        if not all(0 < d < 2**31 for d in plan.view_dims):
+            raise ValueError("plan: a view without features")
+        return plan
+
+    @classmethod
+    def of_cards(cls, cards: Sequence[Card], vertical: bool) -> Plan:
+        """Makes a plan of the nodes that registered.
+
+        Raises:
+          ValueError: Two nodes are the same client, differ in the width of a view, hold views that
+            are not 0..V-1, or, in a vertical federation, different samples.
+        """
+        by_client: dict[int, Card] = {}
+        widths: dict[int, tuple[int, int]] = {}
+        for card in cards:
+            if card.client in by_client:
+                raise ValueError(f"client {card.client}: two nodes say that they are this client")
+            by_client[card.client] = card
+            for v, width in card.views.items():
+                other, known = widths.setdefault(v, (card.client, width))
+                if known != width:
+                    raise ValueError(
+                        f"client {card.client}: view {v} has {width} features; client {other} has"
+                        f" {known}"
+                    )
+        if sorted(widths) != list(range(len(widths))):
+            raise ValueError(f"views: {sorted(widths)} are held; allowed are 0..V-1, each")
+        if vertical:
+            _check_samples([by_client[i] for i in sorted(by_client)])
+        members: dict[tuple[int, ...], list[int]] = {}
+        for i in sorted(by_client):
+            members.setdefault(tuple(sorted(by_client[i].views)), []).append(i)
+        groups = tuple(
+            Group(ids, tuple(members[ids]), max(by_client[i].rows for i in members[ids]))
+            for ids in sorted(members, key=lambda ids: (-len(ids), ids))
+        )
+        return cls(groups, tuple(widths[v][1] for v in range(len(widths))), vertical)
+
+
+def _check_samples(cards: Sequence[Card]) -> None:
+    for card in cards:
+        if (card.rows, card.samples) != (cards[0].rows, cards[0].samples):
+            raise ValueError(
+                f"client {card.client}: its samples differ from those of client"
+                f" {cards[0].client}, or their order does; all agents must hold the same samples in"
+                " the same order"
+            )
+
+
+def hashed_ids(ids: Any) -> str:
+    """Returns a hash of sample ids in their order."""
+    return hashlib.sha256("\n".join(map(str, np.asarray(ids).tolist())).encode()).hexdigest()
+
+
+# --- Skeletons ------------------------------------------------------------------------------------
+
+
+def skeleton(plan: Plan, rows: Mapping[int, int] | None = None) -> Federation:
+    """Returns the federation without its data: views of zeros that take no memory.
+
+    Args:
+      plan: Who holds what.
+      rows: Number of samples of each client, which the server knows; every client's capacity if
+        None.
+    """
+    first, cohorts = 0, []
+    of_arrays: Any = Cohort  # of NumPy's, which the host keeps
+    for group in plan.groups:
+        n, capacity = len(group.clients), group.capacity
+        counts = [capacity if rows is None else rows[i] for i in group.clients]
+        mask = np.arange(capacity) < np.asarray(counts)[:, None]
+        starts = np.zeros(n, int) if plan.vertical else first + np.cumsum([0, *counts[:-1]])
+        ids = np.where(mask, starts[:, None] + np.arange(capacity), -1)
+        first += sum(counts)
+        cohorts.append(
+            of_arrays(
+                views=tuple(
+                    np.broadcast_to(np.zeros((), np.float32), (n, capacity, plan.view_dims[v]))
+                    for v in group.view_ids
+                ),
+                mask=mask,
+                sample_ids=ids.astype(np.int32),
+                client_ids=np.asarray(group.clients, np.int32),
+                view_ids=group.view_ids,
+            )
+        )
+    return Federation(tuple(cohorts), None, plan.view_dims, None)
+
+
+def shapes_of(tree: PyTree) -> PyTree:
+    """Returns the shapes and types of a tree, without weak types."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), tree)
+
+
+def one_of(tree: PyTree) -> PyTree:
+    """Returns the shapes of one client's part of a stack, with an axis of one."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), tree)
+
+
+class Travels(NamedTuple):
+    """Shapes of what travels in one exchange between the server and one client of a cohort."""
+
+    sent: PyTree
+    message: PyTree
+
+
+class Wire:
+    """The shapes of everything that travels in a job, found by tracing the method once."""
+
+    def __init__(self, algorithm: FederatedAlgorithm, plan: Plan) -> None:
+        """Traces `init`; exchanges are traced when they are asked for.
+
+        Args:
+          algorithm: The method.
+          plan: Who holds what.
+        """
+        self.algorithm, self.plan = algorithm, plan
+        self.federation = shapes_of(skeleton(plan))
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        self.key = key
+        server, clients = jax.eval_shape(algorithm.init, key, self.federation)
+        self.start: PyTree = shapes_of(server)
+        self.states: list[PyTree] = [shapes_of(one_of(c)) for c in clients]
+        self._found: dict[Any, tuple[dict[int, Travels], PyTree]] = {}
+
+    def phase(self, place: Place) -> Phase:
+        """Returns the phase of an exchange."""
+        return getattr(self.algorithm, place.stage)[place.phase]
+
+    def places(self) -> list[Place]:
+        """Lists the exchanges of a run of one round."""
+        return [
+            Place(stage, 0, p)
+            for stage in STAGES
+            for p in range(len(getattr(self.algorithm, stage)))
+        ]
+
+    def exchange(self, place: Place, server: PyTree) -> tuple[dict[int, Travels], PyTree]:
+        """Returns what travels to and from one client of each cohort that takes part.
+
+        Args:
+          place: The exchange.
+          server: Shapes of the server's state before it.
+
+        Returns:
+          By cohort, and the shapes of the server's state afterwards.
+        """
+        leaves, tree = jax.tree.flatten(server)
+        known = place.stage, place.phase, tree, tuple((x.shape, str(x.dtype)) for x in leaves)
+        if known not in self._found:
+            self._found[known] = self._traced(place, server)
+        return self._found[known]
+
+    def _traced(self, place: Place, server: PyTree) -> tuple[dict[int, Travels], PyTree]:
+        phase, travels, messages, weights = self.phase(place), {}, [], []
+        for c in self.taking_part(phase):
+            cohort = self.federation.cohorts[c]
+            sent = shapes_of(
+                jax.eval_shape(lambda s, p=phase, v=cohort.view_ids: p.broadcast(s, v), server)
+            )
+            real = jax.ShapeDtypeStruct((1,), np.bool_)
+            one = one_of(cohort)
+            _, message, weight, _ = jax.eval_shape(
+                lambda *args, p=phase: streaming.client_program(p, *args),
+                *(self.key, sent, self.states[c], one, real),
+            )
+            travels[c] = Travels(sent, shapes_of(message))
+            n = 1 if phase.who == "leader" else cohort.n_clients
+            if phase.reduce == "stack":
+                message, weight = jax.tree.map(
+                    lambda x, n=n: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype),
+                    (message, weight),
+                )
+            messages.append(message)
+            weights.append(weight)
+        after, _ = jax.eval_shape(
+            lambda *args: streaming.server_program(phase, *args),
+            *(self.key, server, tuple(messages), tuple(weights)),
+        )
+        return travels, shapes_of(after)
+
+    def taking_part(self, phase: Phase) -> list[int]:
+        """Lists the cohorts that take part in a phase."""
+        if phase.who == "everyone":
+            return list(range(len(self.federation.cohorts)))
+        return [leading_cohort(self.federation)]
+
+    def at(self, place: Place) -> tuple[dict[int, Travels], PyTree]:
+        """As `exchange`, for methods whose server state has the same shapes in every round."""
+        server = self.start
+        for before in self.places():
+            found, after = self.exchange(before, server)
+            if (before.stage, before.phase) == (place.stage, place.phase):
+                return found, server
+            server = after
+        raise KeyError(place)
+
+    def last(self) -> PyTree:
+        """Returns the shapes of the server's state after `finish`."""
+        server = self.start
+        for place in self.places():
+            _, server = self.exchange(place, server)
+        return server
+
+    def needed(self, c: int, server: PyTree) -> list[bool]:
+        """Says which leaves of the server's state `assign` reads for clients of a cohort."""
+        cohort, assign = one_of(self.federation.cohorts[c]), self.algorithm.assign
+        leaves, tree = jax.tree.flatten(server)
+
+        def of_leaves(leaves: list[Any], states: PyTree, clients: Cohort) -> jax.Array:
+            state = jax.tree.unflatten(tree, leaves)
+            return streaming.assign_program(assign, state, states, clients)
+
+        traced = jax.make_jaxpr(of_leaves)(leaves, self.states[c], cohort)
+        _, used = pe.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+        return list(used[: len(leaves)])
+
+
+def wire_of(job: Job, plan: Plan) -> Wire:
+    """Returns the shapes of a job; for the same job the same object, with its programs."""
+    return _wire_of(json.dumps([job.to_json(), plan.to_json()], sort_keys=True))
+
+
+@functools.lru_cache(maxsize=4)
+def _wire_of(text: str) -> Wire:
+    job, plan = json.loads(text)
+    plan = Plan.from_json(plan)
+    return Wire(Job.from_json(job).make(len(plan.clients)), plan)
+
+
+def following(
+    algorithm: FederatedAlgorithm, place: Place | None, rounds: int, server: PyTree
+) -> Place | None:
+    """Returns the exchange after `place`, None after the last; the first one after None."""
+    if place is not None and place.phase + 1 < len(getattr(algorithm, place.stage)):
+        return place._replace(phase=place.phase + 1)
+    if place is None and algorithm.setup:
+        return Place("setup", 0, 0)
+    if place is not None and place.stage == "finish":
+        return None
+    made = 0 if place is None or place.stage == "setup" else place.round + 1
+    is_done = algorithm.done is not None and bool(streaming.done_program(algorithm.done, server))
+    if algorithm.round and made < rounds and not is_done:
+        return Place("round", made, 0)
+    return Place("finish", max(made - 1, 0), 0) if algorithm.finish else None
+
+
+def agreement(job: Job, plan: Plan) -> str:
+    """Returns a hash of what both sides of a job must have alike."""
+    text = job.digest() + json.dumps(plan.to_json(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def key_of(key: jax.Array, place: Place) -> jax.Array:
+    """Returns the key of an exchange, as the engine derives it."""
+    stage = jax.random.fold_in(jax.random.fold_in(key, STAGES[place.stage]), place.round)
+    return jax.random.fold_in(stage, place.phase)
+
+
+# --- Peers ----------------------------------------------------------------------------------------
+
+
+def relayed_shapes(shapes: Wire, place: Place, known: PyTree) -> tuple[PyTree, ...]:
+    """Returns the shapes of all peers' messages of an exchange."""
+    travels, _ = shapes.exchange(place, shapes_of(known))
+
+    def stacked(c: int) -> PyTree:
+        n = len(shapes.plan.groups[c].clients)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), travels[c].message
+        )
+
+    return tuple(stacked(c) for c in travels)
+
+
+def advanced(
+    shapes: Wire, place: Place, known: PyTree, messages: tuple[PyTree, ...], key: jax.Array
+) -> PyTree:
+    """Returns what every peer knows after an exchange; compacted, where that ends a round.
+
+    Args:
+      shapes: Of the job.
+      place: The exchange.
+      known: What they knew before.
+      messages: Of all peers.
+      key: The job's, from which all draw alike.
+    """
+    algorithm, phase = shapes.algorithm, shapes.phase(place)
+    weights = tuple(
+        np.ones(len(shapes.plan.groups[c].clients), np.float32) for c in shapes.taking_part(phase)
+    )
+    known, _ = streaming.server_program(phase, key_of(key, place), known, messages, weights)
+    ends_round = place.stage == "round" and place.phase + 1 == len(algorithm.round)
+    if algorithm.compact is not None and ends_round:
+        known = algorithm.compact(known)
+    return known
+
+
+def digest_of(tree: PyTree) -> str:
+    """Returns a hash of all bits of a tree."""
+    return hashlib.sha256(wire.encode(tree)).hexdigest()

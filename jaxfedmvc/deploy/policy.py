@@ -1,0 +1,277 @@
+"""What the operator of a node wrote down: its data, and what the node agrees to.
+
+client = 0
+data = "hospital0.npz"          # or .npy, .csv; beside this file
+folder = "state"                # states of jobs, and found labels
+
+[views]                         # view id -> array of the .npz, or columns of the .csv
+0 = "blood"
+1 = "imaging"
+
+[agrees]
+methods = ["fmcsc", "e_fkmvc"]
+least_clients = 3
+
+[agrees.settings]               # the least or the most that a setting may be
+upload_noise = {least = 0.5}
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxfedmvc import checks
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.data.dataset import check_arrays
+from jaxfedmvc.deploy.job import Job, read_toml
+from jaxfedmvc.deploy.wire import Refused
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What a node agrees to; its operator writes it, and no job can change it.
+
+    Attributes:
+      methods: Names of the methods that the node takes part in. A "pooled" one uploads all rows.
+      least_clients: Clients that a job must have.
+      least_rows: Rows of its own below which the node takes part in nothing.
+      shared_keys: Whether the job's seed may be the source of this node's randomness, which lets
+        whoever knows it draw the node's noise again.
+      share_counts: Whether the table of this node's labels against clusters is sent after a job.
+      most_bytes: Of one request.
+      settings: For each setting named, the `least` and the `most` that a job may have; a job whose
+        value is none ("off") is refused, and so is one of a method without that setting.
+    """
+
+    methods: tuple[str, ...]
+    least_clients: int = 2
+    least_rows: int = 1
+    shared_keys: bool = False
+    share_counts: bool = False
+    most_bytes: int = 2**30
+    settings: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the entry."""
+        if not self.methods or not set(self.methods) <= set(METHODS):
+            raise checks.wrong(
+                "agrees.methods", list(self.methods), f"some of {', '.join(METHODS)}"
+            )
+        for name in ("least_clients", "least_rows", "most_bytes"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise checks.wrong(f"agrees.{name}", value, "a whole number, 1 or more")
+        for name in ("shared_keys", "share_counts"):
+            if type(getattr(self, name)) is not bool:
+                raise checks.wrong(f"agrees.{name}", getattr(self, name), "true or false")
+        if not isinstance(self.settings, Mapping):
+            raise checks.wrong("agrees.settings", self.settings, "a table")
+        for name, bounds in self.settings.items():
+            is_right = isinstance(bounds, Mapping) and set(bounds) <= {"least", "most"} and bounds
+            if not is_right or any(type(x) not in (int, float) for x in bounds.values()):
+                raise checks.wrong(f"agrees.settings.{name}", bounds, "{least = ..., most = ...}")
+
+    def check(self, job: Job, n_clients: int, n_rows: int) -> None:
+        """Refuses a job that asks for more than the operator agreed to.
+
+        Raises:
+          Refused: Says what is wanted and what is allowed; no data.
+        """
+        if job.method not in self.methods:
+            raise Refused(
+                "policy", f"method: {job.method}; this node agrees to {', '.join(self.methods)}"
+            )
+        if n_clients < self.least_clients:
+            raise Refused(
+                "policy", f"clients: {n_clients}; this node wants {self.least_clients} or more"
+            )
+        if n_rows < self.least_rows:
+            raise Refused("policy", "rows: this node has fewer than its operator wants for a job")
+        if job.keys == "shared" and not self.shared_keys:
+            raise Refused("policy", "keys: shared; this node draws from its own secret")
+        for name, bounds in self.settings.items():
+            try:
+                value = job.setting(name)
+            except ValueError as error:
+                raise Refused("policy", f"{error}; this node insists on it") from error
+            low, high = bounds.get("least", -np.inf), bounds.get("most", np.inf)
+            is_number = type(value) in (int, float)
+            if not is_number or not low <= value <= high:
+                raise Refused("policy", f"{name}: {value}; this node wants {low} to {high}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+    """What a node holds.
+
+    Attributes:
+      client: Its number.
+      views: `{view id: float32 [rows, D_v]}`.
+      ids: Ids of the samples [rows], or None.
+      labels: For counting alone [rows], or None.
+      folder: Where its states and its clusters lie.
+      policy: What it agrees to.
+    """
+
+    client: int
+    views: Mapping[int, np.ndarray]
+    ids: np.ndarray | None
+    labels: np.ndarray | None
+    folder: Path
+    policy: Policy
+
+    @property
+    def n_rows(self) -> int:
+        """Number of samples."""
+        return len(next(iter(self.views.values())))
+
+
+_ENTRIES = ("client", "data", "folder", "views", "ids", "labels", "agrees")
+
+
+def load(path: str | Path) -> Holding:
+    """Reads a node's file and its data.
+
+    Args:
+      path: The TOML file; other paths in it are relative to it.
+
+    Raises:
+      ValueError: Names the entry that is wrong, or what is wrong with the data.
+      OSError: A file cannot be read.
+    """
+    path = Path(path)
+    told = read_toml(path)
+    for name in told:
+        if name not in _ENTRIES:
+            raise checks.wrong(f"{path}", name, f"one of {', '.join(_ENTRIES)}")
+    for name in ("client", "data", "agrees"):
+        if name not in told:
+            raise ValueError(f"{path}: {name} is missing")
+    client, agrees = told["client"], told["agrees"]
+    if type(client) is not int or not 0 <= client < 2**29:
+        raise checks.wrong("client", client, "a whole number from 0 to 2^29")
+    if not isinstance(agrees, dict) or not isinstance(agrees.get("methods"), list):
+        raise ValueError(f"{path}: agrees.methods is missing, a list of names")
+    known = [field.name for field in dataclasses.fields(Policy)]
+    for name in agrees:
+        if name not in known:
+            raise checks.wrong("agrees", name, f"one of {', '.join(known)}")
+    policy = Policy(**(agrees | {"methods": tuple(agrees["methods"])}))
+    columns = _columns_of(told)
+    arrays = _read(path.parent / str(told["data"]), columns)
+    views = {v: _matrix(arrays[name], name) for v, name in columns["views"].items()}
+    check_arrays(list(views.values()), None, [str(v) for v in views])
+    ids, labels = arrays.get(columns["ids"]), arrays.get(columns["labels"])
+    rows = len(next(iter(views.values())))
+    for name, array in (("ids", ids), ("labels", labels)):
+        if array is not None and np.shape(array) != (rows,):
+            raise ValueError(f"{name}: has shape {np.shape(array)}; allowed is ({rows},)")
+    folder = path.parent / str(told.get("folder", "state"))
+    return Holding(client, views, ids, labels, folder, policy)
+
+
+def _columns_of(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the names of arrays or columns: of each view, of the ids and of the labels."""
+    views = told.get("views")
+    if views is not None:
+        if not isinstance(views, dict) or not views or not all(v.isdecimal() for v in views):
+            raise checks.wrong("views", views, "a table of view ids (0, 1, ...) and names")
+        for name in views.values():
+            is_names = isinstance(name, list) and name and all(isinstance(x, str) for x in name)
+            if not isinstance(name, str) and not is_names:
+                raise checks.wrong("views", name, "a name, or a list of names")
+        views = {
+            int(v): name if isinstance(name, str) else tuple(name) for v, name in views.items()
+        }
+    found = {"views": views, "ids": told.get("ids", "ids"), "labels": told.get("labels", "labels")}
+    for name in ("ids", "labels"):
+        if not isinstance(found[name], str):
+            raise checks.wrong(name, found[name], "a name")
+    return found
+
+
+def _read(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
+    """Returns the arrays of a data file by the names that `columns` has; may fill in its views."""
+    if file.suffix == ".npy":
+        columns["views"] = {v: "view" for v in columns["views"] or {0: ""}}
+        if len(columns["views"]) > 1:
+            raise checks.wrong("views", sorted(columns["views"]), "one view for a .npy file")
+        return {"view": _loaded(file)}
+    if file.suffix == ".npz":
+        return _from_npz(file, columns)
+    if file.suffix == ".csv":
+        return _from_csv(file, columns)
+    raise checks.wrong("data", str(file), "a .npz, .npy or .csv file")
+
+
+def _loaded(file: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # whatever damage makes NumPy and zipfile stumble over
+        raise ValueError(f"data: {file} cannot be read ({error})") from error
+
+
+def _from_npz(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
+    archive = _loaded(file)
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(f"data: {file} is no .npz file")
+    with archive:
+        names = archive.files
+        if columns["views"] is None:
+            there = [n for n in names if n.startswith("view_") and n[5:].isdecimal()]
+            columns["views"] = {int(n[5:]): n for n in sorted(there, key=lambda n: int(n[5:]))}
+        wanted = [*columns["views"].values()]
+        if not wanted or not set(wanted) <= set(names):
+            raise ValueError(
+                f"views: {file} has the arrays {', '.join(names)}; wanted are {wanted}"
+            )
+        wanted += [n for n in (columns["ids"], columns["labels"]) if n in names]
+        try:
+            return {name: archive[name] for name in wanted}
+        except Exception as error:  # whatever damage makes NumPy and zipfile stumble over
+            raise ValueError(f"data: {file} cannot be read ({error})") from error
+
+
+def _from_csv(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
+    """A view of a table is a pattern of column names, or several; without any, all but the rest."""
+    try:
+        with file.open(newline="", encoding="utf-8") as opened:
+            head, *lines = csv.reader(opened)
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise ValueError(f"data: {file} is no table ({error})") from error
+    if any(len(line) != len(head) for line in lines) or not lines:
+        raise ValueError(f"data: {file} has no row, or rows that are not as long as its head")
+    table = dict(zip(head, zip(*lines, strict=True), strict=True))
+    others = {columns["ids"], columns["labels"]}
+    if columns["views"] is None:
+        columns["views"] = {0: tuple(name for name in head if name not in others)}
+    arrays: dict[Any, Any] = {n: np.asarray(table[n]) for n in others if n in table}
+    for patterns in columns["views"].values():
+        several = (patterns,) if isinstance(patterns, str) else patterns
+        names = [n for n in head if any(fnmatch.fnmatchcase(n, p) for p in several)]
+        if not names or set(names) & others:
+            raise ValueError(f"views: {several} match the columns {names} of {file}")
+        try:
+            arrays[patterns] = np.asarray([table[n] for n in names], np.float64).T
+        except ValueError as error:
+            raise ValueError(f"views: a cell of {file} is no number ({error})") from error
+    return arrays
+
+
+def _matrix(array: Any, name: Any) -> np.ndarray:
+    array = np.asarray(array)
+    if array.ndim != 2 or array.dtype.kind not in "biuf" or 0 in array.shape:
+        raise ValueError(
+            f"views: {name} is {array.dtype} of shape {array.shape}; allowed are numbers"
+            " [rows, features]"
+        )
+    return array.astype(np.float32)

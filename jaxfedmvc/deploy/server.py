@@ -1,0 +1,556 @@
+"""The server of a job: it waits for nodes, makes one exchange after another, and can go on.
+
+    Server(job, transport, "results/first").run()
+
+It is `engine.run_streaming` with the clients elsewhere: the same programs, one client a chunk, sums
+taken in the order of the cohorts whoever answers first. After each exchange its state is saved, so
+that the same job with the same folder goes on where it was; an exchange that was asked for already
+is asked for again, and nodes answer as before.
+
+Among peers the server only passes messages on, of which it can read the labels and rankings of
+sample ids; every peer computes what follows from them by itself, and all are compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxfedmvc import files
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.deploy import wire
+from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.node import versions
+from jaxfedmvc.deploy.plan import (
+    Card,
+    Place,
+    Plan,
+    Wire,
+    advanced,
+    agreement,
+    digest_of,
+    following,
+    key_of,
+    shapes_of,
+    skeleton,
+    wire_of,
+)
+from jaxfedmvc.deploy.wire import Refused
+from jaxfedmvc.engine import checkpoint, streaming
+from jaxfedmvc.engine.run import draw_participants
+from jaxfedmvc.metrics import host
+
+PyTree = Any
+
+
+class Transport(Protocol):
+    """Whatever brings bytes to nodes and back."""
+
+    def nodes(self) -> Collection[int]:
+        """Returns the identities of the nodes that can be reached now."""
+
+    def ask(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes]:
+        """Sends a request to each node; returns the replies that came in time."""
+
+
+class Stopped(Exception):
+    """A job that cannot go on now; what was done is saved."""
+
+
+class Server:
+    """One job."""
+
+    def __init__(
+        self,
+        job: Job,
+        transport: Transport,
+        folder: str | Path,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Prepares a job; nothing is asked yet.
+
+        Args:
+          job: What is to run.
+          transport: How nodes are reached.
+          folder: Of the results; a job that lies there goes on.
+          say: Takes lines for whoever watches.
+        """
+        self.job, self.transport, self.folder, self.say = job, transport, Path(folder), say
+        self.key = jax.random.key(job.seed)
+        self.node_of: dict[int, int] = {}
+        self.cards: dict[int, Card] = {}
+        self.late: dict[int, Card] = {}  # of clients that came once the job had begun
+        self.told: dict[int, str] = {}  # what nodes said that are not part of the job
+        self.exchange = 0
+        self.place: Place | None = None
+        self.relayed = b""
+        self.server: PyTree = None
+
+    # --- The job ----------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Runs the job, or what is left of it; a finished one serves clients that came later.
+
+        Returns:
+          The summary, as in summary.json.
+
+        Raises:
+          Stopped: A client does not answer, or what it answers cannot be used.
+          ValueError: The nodes do not make a federation, or the folder is another job's.
+        """
+        self._check_folder()
+        saved = (self.folder / "server.npz").exists()
+        if saved:
+            self._reopen()
+        self._register()
+        if not saved:
+            self._begin()
+        if (self.folder / "summary.json").exists():
+            return self._serve_late()
+        if not saved or self.exchange == 0:
+            self._join(self.plan, self.plan.clients)
+        self.say(f"job {self.job.name}: {self.job.method}, {len(self.plan.clients)} clients")
+        while place := following(self.wire.algorithm, self.place, self.job.n_rounds, self.server):
+            self._make(place)
+        return self._finish()
+
+    def _check_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / "job.json"
+        if not file.exists():
+            files.write_text(file, json.dumps(self.job.to_json(), indent=1) + "\n")
+        elif Job.from_json(json.loads(file.read_text(encoding="utf-8"))) != self.job:
+            raise ValueError(f"folder: {self.folder} holds another job, or other settings of it")
+
+    def _set_plan(self, plan: Plan) -> None:
+        self.plan = plan
+        self.wire = wire_of(self.job, plan)
+        self.agreement = agreement(self.job, plan)
+        drawn = draw_participants(skeleton(plan), self.key, self.job.participation)
+        self.participants = [np.asarray(places).tolist() for places in drawn]
+
+    def _begin(self) -> None:
+        """Makes the plan and the initial states."""
+        vertical = METHODS[self.job.method].topology == "vertical"
+        self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
+        self.server = self._started(self.plan, self.wire).server
+        self._save()
+
+    def _started(self, plan: Plan, shapes: Wire) -> Any:
+        rows = {i: self.cards[i].rows for i in plan.clients}
+        return streaming.start_on_host(shapes.algorithm, skeleton(plan, rows), self.key, 1.0)
+
+    # --- Nodes ------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Waits until all clients of the job have a node."""
+        wanted = set(self.cards)
+        began = time.monotonic()
+        while True:
+            self._greet()
+            missing = wanted - set(self.node_of) if wanted else None
+            if missing is not None and (not missing or (self.folder / "summary.json").exists()):
+                return
+            if missing is None and len(self.cards) >= self.job.clients:
+                return
+            if time.monotonic() - began > self.job.patience:
+                heard = "; ".join(self.told.values())
+                raise Stopped(
+                    f"clients: {len(self.node_of)} of {self.job.clients} have come"
+                    + (f" ({heard})" if heard else "")
+                )
+            time.sleep(0.2)
+
+    def _greet(self) -> None:
+        """Asks nodes that are new who they are, and forgets those that are gone."""
+        there = set(self.transport.nodes())
+        self.node_of = {i: node for i, node in self.node_of.items() if node in there}
+        self.told = {node: text for node, text in self.told.items() if node in there}
+        new = there - set(self.node_of.values()) - set(self.told)
+        if not new:
+            return
+        request = self._hello()
+        replies = self.transport.ask(dict.fromkeys(new, request), self.job.deadline)
+        for node, reply in sorted(replies.items()):
+            try:
+                self._meet(node, self._card(reply))
+            except Refused as refusal:
+                self.told[node] = str(refusal)
+                self.say(f"a node takes no part: {refusal}")
+
+    def _hello(self) -> bytes:
+        return wire.pack({"kind": "hello", "settings": self.job.to_json(), "versions": versions()})
+
+    def _card(self, reply: bytes) -> Card:
+        meta, _ = _opened(reply, 0)
+        try:
+            told = meta["card"]
+            views = {int(v): int(width) for v, width in told["views"].items()}
+            card = Card(int(told["client"]), views, int(told["rows"]), str(told["samples"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Refused("malformed", "card: unreadable") from error
+        is_right = 0 <= card.client < 2**29 and 0 < card.rows < 2**31 and views
+        if not is_right or not all(0 <= v and 0 < w < 2**31 for v, w in views.items()):
+            raise Refused("malformed", "card: numbers that cannot be")
+        return card
+
+    def _meet(self, node: int, card: Card) -> None:
+        """Takes a node for the client that it says it is.
+
+        Raises:
+          Refused: The client has a node already, or came back with other data.
+          ValueError: Two nodes that came before the job began are the same client.
+        """
+        if card.client in self.node_of:
+            if self.exchange == 0 and self.server is None:
+                raise ValueError(f"client {card.client}: two nodes say that they are this client")
+            raise Refused("identity", f"client {card.client}: has a node already")
+        known = self.cards.get(card.client)
+        if known is not None and known != card:
+            raise Refused("identity", f"client {card.client}: came back with other data")
+        if known is None:
+            if self.server is None:
+                self.cards[card.client] = card
+                self.say(f"client {card.client}: {card.rows} rows, views {sorted(card.views)}")
+            else:
+                self.late[card.client] = card
+        self.node_of[card.client] = node
+
+    def _ask(
+        self,
+        requests: Mapping[int, bytes],
+        read: Callable[[int, bytes], Any],
+        skippable: bool = False,
+    ) -> dict[int, Any]:
+        """Asks clients, and reads what they answer.
+
+        Args:
+          requests: By client.
+          read: `(client, reply) -> what it says`; raises Refused on what cannot be used.
+          skippable: Whether the job's `late` may do without a client.
+
+        Raises:
+          Stopped: A client did not answer before the job's patience was over, or its answer cannot
+            be used.
+        """
+        began, answers, left = time.monotonic(), {}, dict(requests)
+        skips = skippable and self.job.late == "skip"
+        while True:
+            self._greet()
+            here = {self.node_of[i]: i for i in left if i in self.node_of}
+            replies = self.transport.ask(
+                {node: left[i] for node, i in here.items()}, self.job.deadline
+            )
+            for node, reply in replies.items():
+                i = here[node]
+                try:
+                    answers[i] = read(i, reply)
+                except Refused as refusal:
+                    if not skips:
+                        raise Stopped(f"client {i}: {refusal}") from refusal
+                    self.say(f"client {i}: left out of exchange {self.exchange + 1}: {refusal}")
+                    answers[i] = None
+                del left[i]
+            if not left or skips:
+                break
+            waited = time.monotonic() - began
+            if waited > self.job.patience:
+                raise Stopped(
+                    f"clients {sorted(left)}: no answer within {self.job.patience:g} s; the job is"
+                    " saved and goes on when it is started again"
+                )
+            if not here:
+                time.sleep(0.2)
+        for i in left:
+            self.say(f"client {i}: left out of exchange {self.exchange + 1}: no answer")
+        return {i: answer for i, answer in answers.items() if answer is not None}
+
+    # --- Exchanges --------------------------------------------------------------------------------
+
+    def _join(self, plan: Plan, clients: Collection[int]) -> None:
+        """Sends clients the plan and their initial states."""
+        shapes, requests = wire_of(self.job, plan), {}
+        started = self._started(plan, shapes)
+        for i in clients:
+            c, place = plan.find(i)
+            mine = jax.tree.map(lambda x, at=place: x[at : at + 1], started.clients[c])
+            common = started.server if shapes.algorithm.peers else ()
+            meta = {"kind": "join", "settings": self.job.to_json(), "plan": plan.to_json()}
+            requests[i] = wire.pack(meta, wire.encode((mine, common)))
+        self._ask(requests, lambda i, reply: _opened(reply, 0))
+
+    def _make(self, place: Place) -> None:
+        """Makes one exchange, from what is sent to what is saved."""
+        began = time.monotonic()
+        phase, travels = self.wire.phase(place), self._travels(place)
+        peers = self.wire.algorithm.peers
+        asked = self._asked(place)
+        requests, down = {}, 0
+        sent = {c: b"" for c in asked}
+        for c in asked:
+            if not peers:
+                view_ids = self.plan.groups[c].view_ids
+                told = streaming.broadcast_program(phase, self.server, view_ids)
+                sent[c] = wire.encode(told)
+            down += len(asked[c]) * len(sent[c])
+            for i in asked[c]:
+                meta = self._meta("exchange", self.exchange + 1) | {"place": place}
+                requests[i] = wire.pack(meta, self.relayed if peers else sent[c])
+        before = digest_of(self.server) if peers else ""
+
+        def read(i: int, reply: bytes) -> PyTree:
+            like = travels[self.plan.find(i)[0]].message
+            meta, body = _opened(reply, wire.size(like))
+            if meta.get("exchange") != self.exchange + 1 or meta.get("client") != i:
+                raise Refused("replayed", f"{_words(place)}: answers another exchange")
+            if peers and meta.get("known") != before:
+                raise Refused("peers", f"{_words(place)}: what it computed differs from the others")
+            return wire.decode(body, like, f"message of {_words(place)}", finite=True)
+
+        answers = self._ask(requests, read, skippable=True)
+        messages, weights = self._reduced(place, asked, travels, answers)
+        if peers:
+            self.relayed = wire.encode(messages)
+            self.server = advanced(self.wire, place, self.server, messages, self.key)
+        else:
+            self.server, _ = streaming.server_program(
+                phase, key_of(self.key, place), self.server, messages, weights
+            )
+        self.exchange, self.place = self.exchange + 1, place
+        up = sum(wire.size(travels[self.plan.find(i)[0]].message) for i in answers)
+        if peers:  # every message goes to all others
+            up *= len(answers) - 1
+            down = up
+        self._save()
+        self._note(place, len(requests), len(answers), up, down, time.monotonic() - began)
+
+    def _meta(self, kind: str, number: int) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "job": self.job.name,
+            "agreement": self.agreement,
+            "exchange": number,
+        }
+
+    def _travels(self, place: Place) -> dict[int, Any]:
+        if self.wire.algorithm.peers:
+            return self.wire.exchange(place, shapes_of(self.server))[0]
+        return self.wire.at(place)[0]
+
+    def _asked(self, place: Place) -> dict[int, list[int]]:
+        """Returns by cohort the clients that take part in an exchange, in the cohort's order."""
+        phase, found = self.wire.phase(place), {}
+        for c in self.wire.taking_part(phase):
+            clients = [self.plan.groups[c].clients[k] for k in self.participants[c]]
+            found[c] = [min(clients)] if phase.who == "leader" else clients
+        return found
+
+    def _reduced(
+        self, place: Place, asked: dict[int, list[int]], travels: Any, answers: dict[int, Any]
+    ) -> tuple[tuple, tuple]:
+        """Returns the messages and weights of the cohorts as the method's server takes them.
+
+        A client that did not answer has weight zero, or is in no sum.
+        """
+        messages: list[PyTree] = []
+        weights: list[Any] = []
+        for c, clients in asked.items():
+            here = [i for i in clients if i in answers]
+            if not here:
+                raise Stopped(f"{_words(place)}: no client of views {self.plan.groups[c].view_ids}")
+            if self.wire.phase(place).reduce == "sum":
+                total = (answers[here[0]], np.float32(1))
+                for i in here[1:]:
+                    total = streaming.add(total, (answers[i], np.float32(1)))
+                messages.append(total[0])
+                weights.append(total[1])
+            else:
+                zeros = wire.decode(
+                    bytes(wire.size(travels[c].message)), travels[c].message, "zeros"
+                )
+                parts = [answers.get(i, zeros) for i in clients]
+                messages.append(jax.tree.map(lambda *xs: np.concatenate(xs), *parts))
+                weights.append(np.asarray([i in answers for i in clients], np.float32))
+        return tuple(messages), tuple(weights)
+
+    # --- The end ----------------------------------------------------------------------------------
+
+    def _finish(self) -> dict[str, Any]:
+        """Has all clients find their clusters; writes the summary."""
+        counts = self._assign(self.plan, self.wire, self.plan.clients)
+        rows = _read_csv(self.folder / "exchanges.csv")
+        up, down = (sum(int(r[f"bytes_{way}"]) for r in rows) for way in ("up", "down"))
+        summary = {
+            "job": self.job.to_json(),
+            "versions": versions(),
+            "clients": {str(i): dataclasses.asdict(self.cards[i]) for i in self.plan.clients},
+            "rounds": 1 + max((int(r["round"]) for r in rows if r["stage"] == "round"), default=-1),
+            "exchanges": self.exchange,
+            "bytes_up": up,
+            "bytes_down": down,
+            "seconds": round(sum(float(r["seconds"]) for r in rows), 3),
+            "scores": _scores(counts, self.plan.vertical),
+        }
+        text = json.dumps(summary, indent=1) + "\n"
+        files.write_text(self.folder / "summary.json", text)
+        self.say(
+            f"finished: {summary['rounds']} rounds, {up / 1e6:.3f} MB up,"
+            f" {down / 1e6:.3f} MB down; each node has its clusters in its folder"
+        )
+        return json.loads(text)
+
+    def _assign(self, plan: Plan, shapes: Wire, clients: Collection[int]) -> list[Any]:
+        """Sends clients what finding clusters reads; returns the counts of those that share."""
+        self.agreement = agreement(self.job, plan)
+        leaves, requests = jax.tree.leaves(self.server), {}
+        for i in clients:
+            c, _ = plan.find(i)
+            body = self.relayed
+            if not shapes.algorithm.peers:
+                last = shapes.last()
+                expected, needed = jax.tree.leaves(last), shapes.needed(c, last)
+                chosen = [x for x, used in zip(leaves, needed, strict=True) if used]
+                wanted = [x for x, used in zip(expected, needed, strict=True) if used]
+                if [np.shape(x) for x in chosen] != [x.shape for x in wanted]:
+                    raise ValueError(f"client {i}: this method cannot take clients later")
+                body = wire.encode(chosen)
+            requests[i] = wire.pack(self._meta("assign", self.exchange), body)
+        replies = self._ask(requests, lambda i, reply: _opened(reply, 0)[0])
+        self.agreement = agreement(self.job, self.plan)
+        return [_checked_counts(reply["counts"]) for reply in replies.values() if "counts" in reply]
+
+    def _serve_late(self) -> dict[str, Any]:
+        """Has clients that came after the job was finished find their clusters, too."""
+        summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        if not self.late:
+            self.say(f"job {self.job.name}: finished already, and nobody new has come")
+            return summary
+        if self.plan.vertical:
+            raise ValueError(f"clients {sorted(self.late)}: came late to a vertical federation")
+        for i, card in sorted(self.late.items()):
+            self.cards[i] = card
+            known = [self.cards[j] for j in self.plan.clients]
+            plan = Plan.of_cards([*known, card], False)
+            shapes = wire_of(self.job, plan)
+            self._join(plan, [i])
+            self._assign(plan, shapes, [i])
+            self.say(f"client {i}: came later, and has its clusters in its folder")
+        return summary
+
+    # --- Files ------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        tree = {"server": self.server, "relayed": np.frombuffer(self.relayed, np.uint8)}
+        cards = [dataclasses.asdict(self.cards[i]) for i in self.plan.clients]
+        meta = {"exchange": self.exchange, "place": self.place, "cards": cards}
+        checkpoint.save(self.folder / "server.npz", tree, meta)
+
+    def _reopen(self) -> None:
+        """Goes on from the folder."""
+        file = self.folder / "server.npz"
+        meta = checkpoint.read_meta(file)
+        for told in meta["cards"]:
+            views = {int(v): width for v, width in told["views"].items()}
+            self.cards[told["client"]] = Card(told["client"], views, told["rows"], told["samples"])
+        vertical = METHODS[self.job.method].topology == "vertical"
+        self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
+        self.exchange = meta["exchange"]
+        self.place = None if meta["place"] is None else Place(*meta["place"])
+        shapes = self._shapes_after(self.place)
+        like = {"server": shapes, "relayed": jax.ShapeDtypeStruct((0,), np.uint8)}
+        tree, _ = checkpoint.restore(file, like, any_shape=True)
+        self.server, self.relayed = tree["server"], tree["relayed"].tobytes()
+        self.say(f"job {self.job.name}: goes on after exchange {self.exchange}")
+
+    def _shapes_after(self, place: Place | None) -> PyTree:
+        if place is None:
+            return self.wire.start
+        _, before = self.wire.at(place)
+        return self.wire.exchange(place, before)[1]
+
+    def _note(
+        self, place: Place, asked: int, answered: int, up: int, down: int, seconds: float
+    ) -> None:
+        row = {
+            "exchange": self.exchange,
+            "stage": place.stage,
+            "round": place.round,
+            "phase": place.phase,
+            "asked": asked,
+            "answered": answered,
+            "bytes_up": up,
+            "bytes_down": down,
+            "seconds": round(seconds, 3),
+        }
+        path = self.folder / "exchanges.csv"
+        is_new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(row))
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+        self.say(
+            f"exchange {self.exchange:4d}  {_words(place):18s} {answered}/{asked} clients"
+            f"  {up / 1e3:9.1f} kB up {down / 1e3:9.1f} kB down  {seconds:6.2f} s"
+        )
+
+
+def _opened(reply: bytes, most: int) -> tuple[dict[str, Any], bytes]:
+    """Returns what a node answered.
+
+    Raises:
+      Refused: The node refused, or its reply is malformed.
+    """
+    meta, body = wire.unpack(reply, most)
+    if "error" in meta:
+        text = str(meta.get("text", ""))[:500]
+        raise Refused(str(meta["error"])[:50], text if text.isprintable() else "unreadable text")
+    return meta, body
+
+
+def _words(place: Place) -> str:
+    within = f" {place.round + 1}" if place.stage == "round" else ""
+    return f"{place.stage}{within}, phase {place.phase}"
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _checked_counts(counts: Any) -> list[tuple[str, int, int]]:
+    try:
+        found = [(str(name), int(cluster), int(n)) for name, cluster, n in counts]
+    except (TypeError, ValueError) as error:
+        raise Stopped("counts: unreadable") from error
+    if any(k < 0 or n < 0 for _, k, n in found):
+        raise Stopped("counts: below zero")
+    return found
+
+
+def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[str, Any] | None:
+    """Returns the scores of the clusters of the nodes that share counts; None if none does."""
+    if not counts:
+        return None
+    names = sorted({name for told in counts for name, _, _ in told})
+    width = 1 + max(k for told in counts for _, k, _ in told)
+    tables = np.zeros((len(counts), len(names), width))
+    for table, told in zip(tables, counts, strict=True):
+        for name, k, n in told:
+            table[names.index(name), k] += n
+    each = [host.table_scores(table) for table in tables]
+    per_client = {m: float(np.mean([scores[m] for scores in each])) for m in each[0]}
+    if vertical:  # all have the same samples
+        return {"clients": len(counts), "per_client": per_client}
+    pooled = host.table_scores(tables.sum(axis=0))
+    return {"clients": len(counts), "pooled": pooled, "per_client": per_client}

@@ -1,0 +1,432 @@
+"""What the documentation promises of networks, nodes and messages that fail."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from jaxfedmvc.deploy import Node, Server, wire
+from jaxfedmvc.deploy import server as server_module
+from jaxfedmvc.deploy.plan import Plan, Wire, skeleton
+from tests.algorithms import test_common as common
+from tests.deploy import local
+
+METHOD = "e_fkmvc"
+FEDERATION = common.federation("horizontal", common.parts("horizontal"))
+N = FEDERATION.n_clients
+
+
+class Lab:
+    """Nodes of one federation in a folder, and a quiet server."""
+
+    def __init__(self, folder, **job):
+        self.folder = folder
+        self.paths = local.write_nodes(folder, FEDERATION, [METHOD])
+        self.transport = local.Local(local.nodes_of(self.paths))
+        self.job = local.job_of(METHOD, N, **({"patience": 0.5, "deadline": 0.1} | job))
+        self.lines = []
+
+    def server(self, name="server", job=None):
+        return Server(job or self.job, self.transport, self.folder / name, say=self.lines.append)
+
+    def labels(self, name="job"):
+        return {
+            i: (self.folder / f"state{i}" / name / "labels.csv").read_text() for i in self.paths
+        }
+
+    def node(self, client):
+        """The identity of a client's node."""
+        return next(
+            k for k, node in self.transport.handles.items() if node.holding.client == client
+        )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("undisturbed"))
+    summary = lab.server().run()
+    return lab, summary
+
+
+def kind(request):
+    return wire.unpack(request)[0]["kind"]
+
+
+def exchange_of(request):
+    return wire.unpack(request)[0].get("exchange")
+
+
+# --- Networks and nodes that fail -----------------------------------------------------------------
+
+
+def test_replies_that_are_lost_are_asked_for_again(undisturbed, tmp_path):
+    lab, lost = Lab(tmp_path), []
+
+    def change(identity, reply):
+        if len(lab.transport.log) % 3 == 1 and identity not in lost[-2:]:
+            lost.append(identity)
+            raise ConnectionError
+        return reply
+
+    ask = lab.transport.ask
+
+    def ask_one_by_one(requests, seconds):
+        replies = {}
+        for identity, request in requests.items():
+            try:
+                replies |= ask({identity: request}, seconds)
+            except ConnectionError:
+                lab.transport.log.append((identity, request, b""))
+        return replies
+
+    lab.transport.change, lab.transport.ask = change, ask_one_by_one
+    assert lab.server().run() | {"seconds": 0} == undisturbed[1] | {"seconds": 0}
+    assert len(lost) > 5 and lab.labels() == undisturbed[0].labels()
+
+
+def test_a_node_that_is_killed_and_comes_back_goes_on_to_the_same_bits(undisturbed, tmp_path):
+    lab, seen = Lab(tmp_path, patience=60), []
+
+    def lose(identity, request):
+        client = lab.transport.handles[identity].holding.client
+        if client == 3 and exchange_of(request) == 4 and not seen:
+            # It answers, but dies before the answer leaves, and starts again as another node.
+            seen.append(lab.transport.handles.pop(identity).handle(request))
+            lab.transport.handles[999] = Node(lab.paths[3])
+            return True
+        return False
+
+    lab.transport.lose = lose
+    lab.server().run()
+    assert seen and lab.labels() == undisturbed[0].labels()
+
+
+def test_a_server_that_is_killed_after_any_exchange_goes_on_to_the_same_bits(
+    undisturbed, tmp_path, monkeypatch
+):
+    lab = Lab(tmp_path)
+    save, count = Server._save, [0]
+
+    class Killed(BaseException):
+        pass
+
+    def save_and_die(self):
+        save(self)
+        count[0] += 1
+        if count[0] % 2:
+            raise Killed
+
+    monkeypatch.setattr(Server, "_save", save_and_die)
+    for _ in range(20):
+        try:
+            summary = lab.server().run()
+            break
+        except Killed:
+            pass
+    assert summary["exchanges"] == undisturbed[1]["exchanges"] and count[0] > 5
+    assert lab.labels() == undisturbed[0].labels()
+
+
+def test_a_client_that_stays_away_stops_the_job_which_goes_on_later(undisturbed, tmp_path):
+    lab = Lab(tmp_path)
+    gone = lab.node(4)
+    lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 5
+    with pytest.raises(server_module.Stopped, match=r"clients \[4\]: no answer"):
+        lab.server().run()
+    lab.transport.lose = lambda identity, request: False
+    lab.server().run()
+    assert lab.labels() == undisturbed[0].labels()
+
+
+def test_a_client_that_is_skipped_is_in_no_sum(tmp_path):
+    lab = Lab(tmp_path, late="skip")
+    gone = lab.node(4)
+    lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 5
+    lab.server().run()
+    assert any("client 4: left out of exchange 5" in line for line in lab.lines)
+    rows = server_module._read_csv(lab.folder / "server" / "exchanges.csv")
+    assert [r["answered"] == r["asked"] for r in rows] == [r["exchange"] != "5" for r in rows]
+
+
+def test_the_sum_without_a_client_is_that_of_the_others(tmp_path):
+    lab = Lab(tmp_path, late="skip")
+    server = lab.server()
+    server._check_folder()
+    server._register()
+    server._begin()
+    place = server_module.following(server.wire.algorithm, None, 1, server.server)
+    place = place._replace(stage="round", phase=0)
+    travels = server.wire.at(place)[0]
+    rng = np.random.default_rng(0)
+    draw = lambda s: rng.normal(size=s.shape).astype(s.dtype)  # noqa: E731
+    asked = server._asked(place)
+    answers = {
+        i: jax.tree.map(draw, travels[c].message) for c, ids in asked.items() for i in ids if i != 4
+    }
+    messages, weights = server._reduced(place, asked, travels, answers)
+    for c, ids in asked.items():
+        here = [i for i in ids if i != 4]
+        assert float(np.sum(weights[c])) == len(here)
+        expected = jax.tree.map(lambda *xs: sum(xs), *(answers[i] for i in here))
+        jax.tree.map(np.testing.assert_allclose, messages[c], expected)
+
+
+# --- Messages that are wrong ----------------------------------------------------------------------
+
+
+def wrong_reply(how):
+    def change(reply):
+        meta, body = wire.unpack(reply)
+        return {
+            "truncated": reply[:-3],
+            "oversized": reply + bytes(10**6),
+            "nan": wire.pack(meta, np.full(len(body) // 4, np.nan, np.float32).tobytes()),
+            "replayed": wire.pack(meta | {"exchange": meta.get("exchange", 0) - 1}, body),
+            "of another": wire.pack(meta | {"client": 99}, body),
+            "garbage": b"\x80\x04\x95" + bytes(40),
+        }[how]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "how", ["truncated", "oversized", "nan", "replayed", "of another", "garbage"]
+)
+def test_a_wrong_reply_stops_the_job_and_names_the_client(how, tmp_path):
+    lab = Lab(tmp_path)
+    bad, change = lab.node(5), wrong_reply(how)
+
+    def spoil(identity, reply):
+        is_message = wire.unpack(reply)[0].get("exchange") == 3
+        return change(reply) if identity == bad and is_message else reply
+
+    lab.transport.change = spoil
+    with pytest.raises(server_module.Stopped, match="client 5: "):
+        lab.server().run()
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """A node in the middle of a job, and the last request that it answered."""
+    lab = Lab(tmp_path_factory.mktemp("joined"))
+    lab.transport.lose = lambda identity, request: exchange_of(request) == 5
+    with pytest.raises(server_module.Stopped):
+        lab.server().run()
+    identity = lab.node(0)
+    request = [r for i, r, _ in lab.transport.log if i == identity][-1]
+    return lab.transport.handles[identity], request
+
+
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [
+        ({"exchange": 2}, "replayed"),
+        ({"exchange": 4, "place": ["round", 1, 0]}, "replayed"),
+        ({"exchange": 5, "place": ["round", 0, 7]}, "place"),
+        ({"exchange": 5, "place": ["nowhere", 0, 0]}, "place"),
+        ({"exchange": 5, "place": [1]}, "malformed"),
+        ({"exchange": "x"}, "malformed"),
+        ({"job": "other"}, "unknown_job"),
+        ({"job": "../state1/job"}, "unknown_job"),
+        ({"agreement": "0"}, "settings"),
+        ({"kind": "upload"}, "malformed"),
+        ({"kind": ["exchange"]}, "malformed"),
+    ],
+)
+def test_a_wrong_request_is_refused(changed, code, joined):
+    node, request = joined
+    meta, body = wire.unpack(request)
+    answer, rest = wire.unpack(node.handle(wire.pack(meta | changed, body)))
+    assert answer["error"] == code and rest == b""
+
+
+def test_a_request_with_another_body_is_refused(joined):
+    node, request = joined
+    meta, body = wire.unpack(request)
+    later = meta | {"exchange": meta["exchange"] + 1, "place": ["round", 1, 0]}
+    answer, _ = wire.unpack(node.handle(wire.pack(later, body + b"1")))
+    assert answer["error"] == "wrong_size"
+    answer, _ = wire.unpack(node.handle(wire.pack(meta, body[:-1])))
+    assert answer["error"] == "replayed"
+
+
+def test_an_error_tells_the_server_nothing(joined, monkeypatch):
+    node, request = joined
+
+    def fail(*_):
+        raise RuntimeError("row 17 is 3.14")
+
+    monkeypatch.setattr(Node, "_exchange", fail)
+    answer, body = wire.unpack(node.handle(request))
+    assert answer == {"error": "internal", "text": "an error; see the node's log"} and not body
+
+
+# --- Nodes that are not who they should be --------------------------------------------------------
+
+
+def test_another_version_is_refused_and_both_are_named(tmp_path, monkeypatch):
+    lab = Lab(tmp_path)
+    monkeypatch.setattr(server_module, "versions", lambda: {"jaxfedmvc": "9.9"})
+    with pytest.raises(server_module.Stopped, match=r"9\.9.*this node has"):
+        lab.server().run()
+
+
+def test_two_nodes_with_one_identity_are_refused(tmp_path):
+    lab = Lab(tmp_path)
+    lab.transport.handles[500] = Node(lab.paths[2])
+    with pytest.raises(ValueError, match="client 2: two nodes"):
+        lab.server().run()
+
+
+def test_a_second_node_of_a_client_takes_no_part_in_a_job_that_runs(undisturbed, tmp_path):
+    lab = Lab(tmp_path)
+
+    def lose(identity, request):
+        if exchange_of(request) == 3:
+            lab.transport.handles.setdefault(500, Node(lab.paths[2]))
+        return False
+
+    lab.transport.ask = copying(lab.transport.ask)
+    lab.transport.lose = lose
+    lab.server().run()
+    assert any("client 2: has a node already" in line for line in lab.lines)
+    assert lab.labels() == undisturbed[0].labels()
+
+
+def copying(ask):
+    return lambda requests, seconds: ask(dict(requests), seconds)
+
+
+def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
+    lab = Lab(tmp_path)
+    lab.transport.lose = lambda identity, request: exchange_of(request) == 4
+    with pytest.raises(server_module.Stopped):
+        lab.server().run()
+    fewer = {v: x[:-1] for v, x in lab.transport.handles[lab.node(1)].holding.views.items()}
+    del lab.transport.handles[lab.node(1)]
+    local.write_node(tmp_path, 1, fewer, [METHOD])
+    lab.transport.handles[777] = Node(lab.paths[1])
+    lab.transport.lose = lambda identity, request: False
+    with pytest.raises(server_module.Stopped, match=r"clients: 5 of 6.*other data"):
+        lab.server().run()
+
+
+def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
+    lab = Lab(tmp_path)
+    lab.server().run()
+    other = local.job_of(METHOD, N, patience=0.5, deadline=0.1, rounds=1)
+    with pytest.raises(ValueError, match="holds another job"):
+        lab.server(job=other).run()
+    with pytest.raises(server_module.Stopped, match="known here with other settings"):
+        lab.server("elsewhere", other).run()
+
+
+def test_a_node_that_refuses_says_why(tmp_path):
+    lab = Lab(tmp_path)
+    path = local.write_node(
+        tmp_path, 2, {0: np.ones((8, 4), np.float32)}, ["fmcsc"], shared="false"
+    )
+    del lab.transport.handles[lab.node(2)]
+    lab.transport.handles[300] = Node(path)
+    with pytest.raises(server_module.Stopped, match=r"5 of 6 have come .method: e_fkmvc;"):
+        lab.server().run()
+
+
+# --- Clients that come later ----------------------------------------------------------------------
+
+
+def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_path):
+    first, _ = undisturbed
+    seen = first.transport.handles[first.node(0)].holding.views
+    paths = {9: local.write_node(tmp_path, 9, {v: x[:4] for v, x in seen.items()}, [METHOD])}
+    lab = Lab.__new__(Lab)
+    lab.__dict__ |= first.__dict__
+    shutil.copytree(first.folder / "server", tmp_path / "server")
+    lab.transport = local.Local([*first.transport.handles.values(), Node(paths[9])])
+    Server(lab.job, lab.transport, tmp_path / "server", say=lambda line: None).run()
+    late = (tmp_path / "state9" / "job" / "labels.csv").read_text().splitlines()
+    # Rows that are those of a client that took part are in the clusters of that client's.
+    assert late[1:] == first.labels()[0].splitlines()[1:5]
+
+
+# --- What travels, and what does not --------------------------------------------------------------
+
+
+def test_registration_tells_shapes_and_nothing_else(undisturbed):
+    lab, _ = undisturbed
+    hellos = [r for _, q, r in lab.transport.log if kind(q) == "hello"]
+    assert len(hellos) == N
+    for reply in hellos:
+        meta, body = wire.unpack(reply)
+        assert body == b"" and meta.keys() == {"card"}
+        assert meta["card"].keys() == {"client", "views", "rows", "samples"}
+
+
+def test_nobody_is_told_the_row_counts_of_others(undisturbed):
+    lab, _ = undisturbed
+    for _, request, _ in lab.transport.log:
+        meta, _ = wire.unpack(request)
+        if meta["kind"] == "join":
+            assert meta["plan"].keys() == {"groups", "view_dims", "vertical"}
+            for group in meta["plan"]["groups"]:
+                assert group.keys() == {"view_ids", "clients", "capacity"}
+
+
+def test_labels_stay_unless_the_operator_shares_counts(undisturbed, tmp_path):
+    _, summary = undisturbed
+    assert summary["scores"]["clients"] == N and 0 < summary["scores"]["pooled"]["acc"] <= 1
+    alone = Lab(tmp_path)
+    local.write_nodes(tmp_path, FEDERATION, [METHOD], counts="false")
+    alone.transport = local.Local(local.nodes_of(alone.paths))
+    assert alone.server().run()["scores"] is None
+    assert all(b"counts" not in reply for _, _, reply in alone.transport.log)
+
+
+def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_path):
+    """With keys of its own a node's noise cannot be drawn again from what the server knows."""
+    path = local.write_node(tmp_path, 0, {0: np.ones((3, 2), np.float32)}, ["fmcsc"])
+    node = Node(path)
+
+    class Joined:
+        job = local.job_of("fmcsc", 2, keys="own")
+
+    place = server_module.Place("round", 0, 0)
+    own = jax.random.key_data(node._key(Joined, place, 3))
+    again = jax.random.key_data(Node(path)._key(Joined, place, 3))
+    other = jax.random.key_data(node._key(Joined, place, 4))
+    np.testing.assert_array_equal(own, again)
+    assert (own != other).any()
+    Joined.job = local.job_of("fmcsc", 2, keys="shared")
+    assert (own != jax.random.key_data(node._key(Joined, place, 3))).any()
+    assert (tmp_path / "state0" / "secret").stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.parametrize("name", ["e_fkmvc", "fmcsc", "mgcd", "vertcohirf"])
+def test_assign_is_sent_only_what_it_reads(name):
+    lab = common.Lab(name)
+    cards = [
+        server_module.Card(
+            int(i), {v: lab.federation.view_dims[v] for v in c.view_ids}, int(m.sum()), ""
+        )
+        for c in lab.federation.cohorts
+        for i, m in zip(np.asarray(c.client_ids), np.asarray(c.mask), strict=True)
+    ]
+    plan = Plan.of_cards(
+        [c.__class__(c.client, c.views, cards[0].rows, "") for c in cards], lab.vertical
+    )
+    shapes = Wire(lab.algorithm, plan)
+    last = shapes.last()
+    needed = [shapes.needed(c, last) for c in range(len(plan.groups))]
+    assert all(len(used) == len(jax.tree.leaves(last)) for used in needed)
+    assert skeleton(plan).n_clients == len(cards)
+    if name == "fmcsc":  # a client of one view does not read the model of all
+        assert not all(needed[-1])
+    assert any(any(used) for used in needed) or name == "mgcd"
+
+
+def test_a_summary_is_json(undisturbed):
+    lab, summary = undisturbed
+    text = (lab.folder / "server" / "summary.json").read_text()
+    assert json.loads(text) == summary

@@ -1,0 +1,188 @@
+"""Jobs and the files of nodes: what is wrong is said in one line."""
+
+import numpy as np
+import pytest
+
+from jaxfedmvc.deploy import Job
+from jaxfedmvc.deploy.plan import Card, Plan
+from jaxfedmvc.deploy.policy import load
+from jaxfedmvc.deploy.wire import Refused
+from tests.deploy import local
+
+SETTINGS = {"n_clusters": 3}
+
+
+def test_a_job_survives_json_and_toml(tmp_path):
+    job = Job("a-1", "fmcsc", 3, SETTINGS | {"hidden": [8, 4], "learning_rate": 1}, rounds=2)
+    assert Job.from_json(job.to_json()) == job
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'name="a-1"\nmethod="fmcsc"\nclients=3\nrounds=2\n[settings]\nn_clusters=3\n'
+        "hidden=[8, 4]\nlearning_rate=1\n"
+    )
+    assert Job.from_toml(path) == job
+    assert Job.from_toml(path).digest() == job.digest()
+
+
+def test_another_setting_is_another_agreement():
+    digests = {Job("a", "e_fkmvc", 2, SETTINGS | {"alpha": x}).digest() for x in (2.0, 3.0)}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ({"method": "k_means"}, "method: got 'k_means'"),
+        ({"name": "../up"}, "name: got '../up'"),
+        ({"clients": 0}, "clients: got 0"),
+        ({"clients": True}, "clients: got True"),
+        ({"rounds": 1.5}, "rounds: got 1.5"),
+        ({"seed": -1}, "seed: got -1"),
+        ({"keys": "mine"}, "keys: got 'mine'"),
+        ({"late": "never"}, "late: got 'never'"),
+        ({"deadline": 0}, "deadline: got 0"),
+        ({"participation": 2.0}, "participation: got 2.0"),
+        ({"settings": {}}, "settings: n_clusters is missing"),
+        ({"settings": SETTINGS | {"tau": "x"}}, "settings: tau: got 'x'"),
+        ({"settings": SETTINGS | {"n_restarts": 2.5}}, "settings: n_restarts: got 2.5"),
+        ({"settings": SETTINGS | {"colour": 1}}, "settings: got 'colour'"),
+        ({"settings": SETTINGS | {"fuzzifier": 0.5}}, "fuzzifier"),
+        ({"settings": 3}, "settings: got 3"),
+        ({"hours": 3}, "job: got 'hours'"),
+        ({"method": "vertcohirf", "late": "skip", "settings": {}}, "late: got 'skip'"),
+    ],
+)
+def test_a_wrong_entry_of_a_job_is_named(entries, text):
+    right = {"name": "a", "method": "e_fkmvc", "clients": 2, "settings": SETTINGS}
+    with pytest.raises(ValueError, match=text.replace("[", r"\[")):
+        Job.from_json(right | entries)
+
+
+# --- Nodes ----------------------------------------------------------------------------------------
+
+VIEWS = {0: np.arange(12.0).reshape(6, 2), 1: np.ones((6, 1))}
+
+
+def test_a_node_reads_an_npz(tmp_path):
+    holding = load(local.write_node(tmp_path, 3, VIEWS, ["fmcsc"], labels=np.arange(6)))
+    assert holding.client == 3 and holding.n_rows == 6
+    np.testing.assert_array_equal(holding.views[0], VIEWS[0])
+    np.testing.assert_array_equal(holding.labels, np.arange(6))
+
+
+def test_a_node_reads_a_table(tmp_path):
+    (tmp_path / "t.csv").write_text("id,hb,wbc,img_0,img_1,kind\nx,1,2,3,4,a\ny,5,6,7,8,b\n")
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="t.csv"\nids="id"\nlabels="kind"\n[views]\n0=["hb","wbc"]\n1="img_*"\n'
+        '[agrees]\nmethods=["fmcsc"]\n'
+    )
+    holding = load(tmp_path / "node.toml")
+    np.testing.assert_array_equal(holding.views[0], [[1, 2], [5, 6]])
+    np.testing.assert_array_equal(holding.views[1], [[3, 4], [7, 8]])
+    assert holding.ids.tolist() == ["x", "y"] and holding.labels.tolist() == ["a", "b"]
+
+
+def test_a_node_reads_an_npy(tmp_path):
+    np.save(tmp_path / "x.npy", VIEWS[0])
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="x.npy"\n[views]\n1=""\n[agrees]\nmethods=["fmcsc"]\n'
+    )
+    assert load(tmp_path / "node.toml").views.keys() == {1}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("client = 3", "client = -1", "client: got -1"),
+        ("client = 3", "", "client is missing"),
+        ("client = 3", "client = 3\ncolour = 1", "got 'colour'"),
+        ("client = 3", "client = ", "no TOML"),
+        ('"fmcsc"', '"k_means"', "agrees.methods"),
+        ('methods = ["fmcsc"]', "", "agrees.methods is missing"),
+        ("least_clients = 2", "least_clients = 0", "agrees.least_clients: got 0"),
+        ("share_counts = true", "share_counts = 1", "agrees.share_counts: got 1"),
+        ("share_counts = true", "share_count = true", "agrees: got 'share_count'"),
+        ("[agrees]", '[views]\n0 = "rows"\n[agrees]', "wanted are"),
+        ("[agrees]", '[views]\nx = "rows"\n[agrees]', "views: got"),
+        ("data3.npz", "data3.txt", "data: got"),
+        ("share_counts = true", "settings = {tau = 3}", "agrees.settings.tau: got 3"),
+    ],
+)
+def test_a_wrong_entry_of_a_node_is_named(before, after, text, tmp_path):
+    path = local.write_node(tmp_path, 3, VIEWS, ["fmcsc"])
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(ValueError, match=text):
+        load(path)
+
+
+@pytest.mark.parametrize("damage", ["pickle", "text", "cut", "nan", "rows", "words"])
+def test_damaged_data_is_named(damage, tmp_path):
+    path = local.write_node(tmp_path, 0, VIEWS, ["fmcsc"])
+    file = tmp_path / "data0.npz"
+    if damage == "pickle":
+        np.savez(file, view_0=np.array([{}, {}], object), allow_pickle=True)
+    elif damage == "text":
+        file.write_text("view_0")
+    elif damage == "cut":
+        file.write_bytes(file.read_bytes()[:-40])
+    elif damage == "nan":
+        np.savez(file, view_0=np.full((2, 2), np.nan))
+    elif damage == "rows":
+        np.savez(file, view_0=np.ones((2, 2)), view_1=np.ones((3, 2)))
+    else:
+        np.savez(file, view_0=np.array([["a"], ["b"]]))
+    with pytest.raises(ValueError, match=r"data|view"):
+        load(path)
+
+
+def test_a_job_that_asks_for_more_is_refused_with_a_reason(tmp_path):
+    more = "[agrees.settings]\nupload_noise = {least = 0.5}\nlocal_epochs = {most = 20}"
+    path = local.write_node(
+        tmp_path, 0, VIEWS, ["fmcsc"], shared="false", least=3, more="least_rows = 6\n" + more
+    )
+    policy = load(path).policy
+    fine = SETTINGS | {"upload_noise": 1.0, "local_epochs": 5}
+
+    def refusal(method="fmcsc", clients=3, rows=6, keys="own", **changed):
+        job = Job(
+            "a", method, clients, (fine if method == "fmcsc" else SETTINGS) | changed, keys=keys
+        )
+        with pytest.raises(Refused) as refused:
+            policy.check(job, clients, rows)
+        return str(refused.value)
+
+    policy.check(Job("a", "fmcsc", 3, fine), 3, 6)
+    assert refusal("e_fkmvc").startswith("method: e_fkmvc")
+    assert refusal(clients=2).startswith("clients: 2")
+    assert refusal(rows=5).startswith("rows: ")
+    assert refusal(keys="shared").startswith("keys: shared")
+    assert refusal(upload_noise=0.1).startswith("upload_noise: 0.1")
+    assert refusal(upload_noise="none").startswith("upload_noise: none")
+    assert refusal(local_epochs=100).startswith("local_epochs: 100")
+
+
+# --- Plans ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_the_federation_of_the_same_clients():
+    cards = [Card(4, {1: 3}, 7), Card(1, {0: 2, 1: 3}, 5), Card(0, {0: 2, 1: 3}, 9)]
+    plan = Plan.of_cards(cards, False)
+    assert [g.view_ids for g in plan.groups] == [(0, 1), (1,)]
+    assert plan.groups[0].clients == (0, 1) and plan.groups[0].capacity == 9
+    assert plan.view_dims == (2, 3) and plan.find(1) == (0, 1)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("cards", "vertical", "text"),
+    [
+        ([Card(0, {0: 2}, 5), Card(0, {0: 2}, 5)], False, "two nodes"),
+        ([Card(0, {0: 2}, 5), Card(1, {0: 3}, 5)], False, "view 0 has 3 features"),
+        ([Card(0, {1: 2}, 5)], False, "views: "),
+        ([Card(0, {0: 2}, 5, "a"), Card(1, {1: 2}, 5, "b")], True, "samples differ"),
+        ([Card(0, {0: 2}, 5, "a"), Card(1, {1: 2}, 6, "a")], True, "samples differ"),
+    ],
+)
+def test_nodes_that_make_no_federation_are_named(cards, vertical, text):
+    with pytest.raises(ValueError, match=text):
+        Plan.of_cards(cards, vertical)
