@@ -68,6 +68,8 @@ def _check(asked: argparse.Namespace) -> int:
 
 def _node(asked: argparse.Namespace) -> int:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    import jax
+
     from jaxfedmvc.deploy import flower
     from jaxfedmvc.deploy.node import Node
 
@@ -75,6 +77,8 @@ def _node(asked: argparse.Namespace) -> int:
     certificates = asked.root_certificates and asked.root_certificates.read_bytes()
     stopped: list[int] = []
     node = Node(asked.file)
+    # A node that starts again finds its programs compiled.
+    jax.config.update("jax_compilation_cache_dir", str(node.holding.folder.resolve() / "programs"))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: stopped.append(n))
     flower.serve(

@@ -213,8 +213,7 @@ class Node:
             *(self._key(joined, place, number), sent, old, self._client(joined)),
             np.ones(1, bool),
         )
-        new, message = jax.device_get((new, message))
-        joined.state = jax.tree.map(lambda x, like: np.asarray(x, like.dtype), new, joined.state)
+        joined.state = jax.tree.map(_kept, new, joined.state)
         joined.known, joined.exchange, joined.place = known, number, place
         reply = wire.encode(message)
         self._save(joined, asked, reply)
@@ -406,6 +405,11 @@ class Node:
             joined.place = None if meta["place"] is None else Place(*meta["place"])
             self._jobs[name] = joined
         return self._jobs[name]
+
+
+def _kept(x: Any, before: Any) -> Any:
+    """Returns a leaf of the client's state on the host, in the type that it had."""
+    return x if wire.is_key(x) else np.asarray(x, before.dtype)
 
 
 def _job_of(meta: dict[str, Any]) -> Job:

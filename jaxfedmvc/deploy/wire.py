@@ -129,21 +129,22 @@ def _little(dtype: np.dtype) -> np.dtype:
     return dtype.newbyteorder("<") if dtype.isbuiltin == 1 else dtype
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Says whether a leaf is an array of typed keys, which NumPy cannot hold."""
     return jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key)
 
 
 def _numbers(leaf: Any) -> Any:
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if is_key(leaf) else leaf
 
 
 def _stored(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
     """Returns the shape and the type of a leaf on the wire."""
-    if _is_key(leaf):
+    if is_key(leaf):
         data = jax.eval_shape(jax.random.key_data, leaf)
         return data.shape, np.dtype(data.dtype)
     return tuple(np.shape(leaf)), np.dtype(leaf.dtype)
 
 
 def _keyed(array: np.ndarray, leaf: Any) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array
+    return jax.random.wrap_key_data(jnp.asarray(array)) if is_key(leaf) else array

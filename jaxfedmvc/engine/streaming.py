@@ -253,7 +253,7 @@ def run_streaming(
       the rounds made alone, no tables, and no labels, (), without `assign`.
 
     Raises:
-      ValueError: A bad `rounds`, `client_chunk` or `participation`.
+      ValueError: A bad `rounds`, `client_chunk` or `participation`, or client states with keys.
     """
     if rounds < 0:
         raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
@@ -262,6 +262,8 @@ def run_streaming(
     # A memory map becomes a plain array that lies in the file, whose rows are plain arrays.
     host = jax.tree.map(np.asarray, federation.without_labels())
     state = start_on_host(algorithm, host, key, participation)
+    if not all(isinstance(x, np.ndarray) for x in jax.tree.leaves(state.clients)):
+        raise ValueError("algorithm: its client states hold typed keys; allowed are numbers")
     shares = participation if np.ndim(participation) == 0 else tuple(participation)  # type: ignore[arg-type]
     drawable = _reduced(host, lambda c: c.replace(views=(), mask=(), sample_ids=()))
 
@@ -312,7 +314,8 @@ def start_on_host(
     leaves, structure = jax.tree.flatten(state.clients)
     del state
     for i in range(len(leaves)):  # one by one, so that no second stack of all exists
-        leaves[i] = np.array(leaves[i])
+        if not jnp.issubdtype(leaves[i].dtype, jax.dtypes.prng_key):  # NumPy holds none
+            leaves[i] = np.array(leaves[i])
     return RunState(server, jax.tree.unflatten(structure, leaves), participants)
 
 

@@ -240,10 +240,11 @@ class Lab:
 
 
 # Variants of others, or long to compile: `make test` leaves them to `make test-all`. Of centralised
-# methods, which share an adapter and have tests of their own, a deep one and a shallow one stay.
+# methods, which share an adapter and have tests of their own, one stays.
 SLOW = (
     "comvc",
     "coreset_kmeans",
+    "cpspan",
     "distr_kmeans",
     "dpfmps",
     "dpfmps_p2est",
@@ -252,12 +253,14 @@ SLOW = (
     "feddmvc",
     "fedhk_parafac2",
     "fedhk_tucker",
+    "fedmvl",
     "gcfagg",
     "hcp_imsc",
     "imvc_cbg",
     "jpltd",
     "lmvsc",
     "local_fmcsc",
+    "local_kmeans",
     "mflvc",
     "private_e_fkmvc",
     "proimp",

@@ -163,6 +163,7 @@ def test_nearest_leaves_out_centroids_that_are_not_in_use():
 # The method.
 
 
+@pytest.mark.slow
 def test_agents_find_the_groups_from_a_tenth_of_the_rows(result):
     _, truth = blobs()
     server = result.state.server

@@ -140,6 +140,7 @@ def test_hand_worked_cells_and_their_weights():
         assert adjusted_rand_score(np.repeat([0, 1, 0, 2], (1, 6, 4, 6)), found) == 1.0
 
 
+@pytest.mark.slow
 def test_three_agents_find_the_groups(result):
     """The axes of the grid must belong to their agents, which shows from three agents on."""
     views, truth = blobs()

@@ -281,6 +281,7 @@ def test_found_clusters_keep_their_numbers_and_only_complete_rows_teach_at_first
 # --- The methods ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fcuif", pytest.param("feddmvc", marks=pytest.mark.slow)])
 def test_planted_clusters_are_found_with_rows_missing(name, result):
     found = result if name == "fcuif" else program(vertical(views()), jax.random.key(0), name)

@@ -224,6 +224,7 @@ def test_rounds_are_the_published_iteration(step):
 # --- The method -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_with_rows_missing(incomplete):
     for labels, held in zip(incomplete.labels, HELD, strict=True):
         labels = np.asarray(labels[0])

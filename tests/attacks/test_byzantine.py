@@ -54,6 +54,7 @@ def _vote(rankings, codes):
 _strict = jax.jit(lambda labels: strict_consensus(labels, jnp.ones(8, bool)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack",
     [

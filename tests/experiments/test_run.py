@@ -163,6 +163,7 @@ def test_the_table_shows_the_references_in_both_ways(job):
     assert str(folder) in lines[-1]
 
 
+@pytest.mark.slow
 def test_flags_txt_runs_the_job_again_to_the_same_bits(job, tmp_path):
     """In a process of its own, with the progress bar, which changes nothing."""
     folder, _ = job

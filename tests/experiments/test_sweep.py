@@ -68,6 +68,7 @@ def swept(toy, tmp_path_factory):
     return folder / "out", out
 
 
+@pytest.mark.slow
 def test_every_setting_meets_every_seed_in_as_few_programs_as_can_be(swept):
     folder, _ = swept
     rows = rows_of(folder / "runs.csv")

@@ -66,6 +66,7 @@ def results(epsilon, key=0):
     return program()(key, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [math.inf, 1e5])
 def test_separate_groups_are_found_by_every_agent(epsilon):
     labels, state, info = results(epsilon)

@@ -247,6 +247,7 @@ def test_a_round_is_a_weighted_sweep_over_the_clients_centres(run):
     assert bound[1] < bound[0]
 
 
+@pytest.mark.slow
 def test_a_clients_order_of_clusters_makes_no_difference_to_the_others():
     state, _ = one_round()
     order = np.array([2, 0, 1])
@@ -267,6 +268,7 @@ def test_a_clients_order_of_clusters_makes_no_difference_to_the_others():
     np.testing.assert_array_equal(labels[:, 1], order[other_labels[:, 1]])
 
 
+@pytest.mark.slow
 def test_terms_of_clients_add_up():
     state = jax.tree.map(lambda x: x[0], one_round()[0])
     fed, key = jax.tree.map(lambda x: x[0], feds(partial=True)), jax.random.key(0)

@@ -64,6 +64,7 @@ def library():
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_pass", [pass_by_sample, pass_vectorised])
 @pytest.mark.parametrize("alpha", [4.0, math.inf])
 def test_agrees_with_the_library(library, one_pass, alpha):

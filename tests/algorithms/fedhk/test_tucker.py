@@ -126,6 +126,7 @@ def rotation(size, seed):
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0].astype("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks", [FULL, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (FEATURES, ALL))]
 )

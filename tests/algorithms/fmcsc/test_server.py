@@ -108,6 +108,7 @@ def test_weights_are_bits_with_a_floor_and_models_are_averaged_by_them(
         close(model, mean(models, weights=shares), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_partial_clients_keep_their_model_and_see_nobody_elses_update(
     federation, pretrained, exchanged, rounded
 ):

@@ -539,6 +539,7 @@ def test_planted_blocks_are_found(rule):
     assert found.of_each == (rule == "each") or rule == "auto"
 
 
+@pytest.mark.slow
 def test_views_that_link_different_pairs_are_bridged():
     """Clusters are grids of 12 = 4 x 3: one view links rows and the other, fainter, columns."""
     same, place = TRUTH[:, None] == TRUTH, np.arange(M) // K

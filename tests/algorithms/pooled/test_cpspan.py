@@ -43,6 +43,7 @@ def program(config):
     return jax.jit(lambda views: fit(KEY, views, SEEN, config, HYPER))
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_is_not_labelled():
     found = program(CONFIG)(VIEWS)
     assert found.labels[44] == -1

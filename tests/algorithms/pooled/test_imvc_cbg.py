@@ -59,6 +59,7 @@ def reference(lam, n_iter):
     return trace
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_changes_only_rounding():
     planted.padding_changes_only_rounding(program())
 

@@ -190,6 +190,7 @@ def test_a_batch_of_one_predicted_cluster_has_no_contrast():
 # --- Whole runs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[0], pytest.param(CASES[1], marks=pytest.mark.slow)])
 def test_planted_clusters_are_found_and_padding_is_never_read(case):
     found = fitted(*case)

@@ -162,6 +162,7 @@ def test_two_modalities_are_recovered_exactly():
 # --- Two ways of running --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "seed"),
     [

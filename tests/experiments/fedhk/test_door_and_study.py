@@ -63,6 +63,7 @@ def test_methods_and_privacy_are_said_in_flags_of_the_runner(arguments, expected
     parse(found, algorithm="e_fkmvc")  # and it knows them
 
 
+@pytest.mark.slow
 def test_a_run_ends_by_itself_and_leaves_its_folder(toy, tmp_path):
     folder = tmp_path / "out"
     code, out, err = launch(

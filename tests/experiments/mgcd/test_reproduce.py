@@ -117,6 +117,7 @@ def test_tables_and_figures_that_there_are_not(arguments, tmp_path):
     assert code == 2 and "allowed for mgcd" in err and not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
 def test_a_row_is_compiled_once_for_all_seeds_and_needs_no_labels(toy):
     arguments = [f"--dataset={toy}", "--mode=literal", *TINY, "--rounds=2", "--n_neighbours=3"]
     job = runner.prepare(parse(arguments, algorithm="mgcd"))

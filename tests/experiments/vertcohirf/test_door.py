@@ -48,6 +48,7 @@ def job(toy, tmp_path_factory):
     return folder, out
 
 
+@pytest.mark.slow
 def test_a_job_finds_the_groups_and_says_so(job):
     folder, out = job
     summary = json.loads((folder / "summary.json").read_text())
