@@ -6,7 +6,7 @@ READY_DOCS := $(VENV)/.ready-docs
 # The oldest supported versions of all dependencies, in an environment of their own.
 LOWEST := .venv-lowest
 
-.PHONY: run test test-all test-lowest lint types docs bench clean
+.PHONY: run test test-all test-lowest lint types docs bench deploy-demo clean
 
 run: $(READY)
 	$(VENV)/bin/python -m experiments.fmcsc --flagfile=experiments/fmcsc/presets/best.flags $(ARGS)
@@ -34,6 +34,10 @@ types: $(READY)
 
 docs: $(READY_DOCS)
 	JAX_PLATFORMS=cpu $(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+
+# Three hospitals and a late one, as processes of this machine, over Flower.
+deploy-demo: $(READY)
+	$(VENV)/bin/python -m experiments.deploy_demo $(ARGS)
 
 bench: $(READY)
 	$(VENV)/bin/python -m benchmarks.fmcsc $(ARGS)

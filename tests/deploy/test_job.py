@@ -1,11 +1,17 @@
 """Jobs and the files of nodes: what is wrong is said in one line."""
 
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from jaxfedmvc.deploy import Job
+from jaxfedmvc.deploy.__main__ import main, parser
 from jaxfedmvc.deploy.plan import Card, Plan
-from jaxfedmvc.deploy.policy import load
+from jaxfedmvc.deploy.policy import Policy, load
 from jaxfedmvc.deploy.wire import Refused
 from tests.deploy import local
 
@@ -186,3 +192,46 @@ def test_a_plan_is_the_federation_of_the_same_clients():
 def test_nodes_that_make_no_federation_are_named(cards, vertical, text):
     with pytest.raises(ValueError, match=text):
         Plan.of_cards(cards, vertical)
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "real-nodes.md").read_text()
+
+
+def test_the_files_that_the_documentation_shows_are_read(tmp_path):
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (node,) = (text for text in blocks if "[agrees]" in text)
+    (job,) = (text for text in blocks if "clients = 3" in text and text != node)
+    np.savez(tmp_path / "hospital0.npz", blood=VIEWS[0], imaging=VIEWS[1])
+    (tmp_path / "node.toml").write_text(node)
+    (tmp_path / "job.toml").write_text(job)
+    holding = load(tmp_path / "node.toml")
+    assert holding.views.keys() == {0, 1} and holding.policy.least_clients == 3
+    assert Job.from_toml(tmp_path / "job.toml").method in holding.policy.methods
+    names = {field.name for field in dataclasses.fields(Policy)}
+    assert {
+        line.split()[0]
+        for line in node.split("[agrees]")[1].split("[")[0].splitlines()
+        if "=" in line
+    } <= names
+
+
+def test_the_commands_that_the_documentation_shows_are_understood():
+    text = PAGE.replace("\\\n", " ")
+    commands = re.findall(r"^    python -m jaxfedmvc\.deploy (.*)$", text, flags=re.MULTILINE)
+    assert {line.split()[0] for line in commands} == {"check", "node", "submit"}
+    for line in commands:
+        parser().parse_args(shlex.split(line))
+
+
+def test_a_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
+    path = local.write_node(tmp_path, 3, VIEWS, ["fmcsc"])
+    assert main(["check", str(path)]) == 0
+    assert "client 3: 6 rows" in capsys.readouterr().out
+    path.write_text("client = ")
+    assert main(["check", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "job.toml").write_text("name = 3")
+    assert main(["submit", str(tmp_path / "job.toml"), "--superlink=127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err.startswith("job: method is missing")

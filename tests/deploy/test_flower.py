@@ -1,0 +1,215 @@
+"""Real processes over Flower: the simulation's labels, certificates, faults, hostile apps."""
+
+import subprocess
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxfedmvc.deploy import Job
+from jaxfedmvc.engine.streaming import run_streaming
+from tests.algorithms import test_common as common
+from tests.deploy import local
+from tests.deploy.test_equal import ordered, simulate
+
+pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+pytestmark = pytest.mark.slow
+from experiments import deploy_demo as demo  # noqa: E402
+
+KINDS = {"e_fkmvc": "horizontal", "mgcd": "vertical", "vertcohirf": "vertical"}
+
+
+def write_job(folder, job):
+    lines = [
+        f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}"
+        for k, v in job.to_json().items()
+        if k != "settings"
+    ]
+    settings = [
+        f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in job.settings.items()
+    ]
+    path = folder / f"{job.name}.toml"
+    path.write_text("\n".join([*lines, "[settings]", *settings]) + "\n")
+    assert Job.from_toml(path) == job
+    return path
+
+
+def start_nodes(here, folder, federation, methods, **options):
+    paths = local.write_nodes(folder, federation, methods, **options)
+    for client, path in paths.items():
+        here.start_node(f"node{client}", path)
+    return paths
+
+
+def labels_of(folder, client, job):
+    file = folder / f"state{client}" / job / "labels.csv"
+    return np.loadtxt(file, delimiter=",", skiprows=1, dtype=int, ndmin=2)[:, 1]
+
+
+@pytest.mark.parametrize("kind", ["horizontal", "vertical"])
+def test_processes_find_the_simulations_clusters(kind, tmp_path):
+    """Four nodes with sums, then three with stacks and as peers."""
+    clients = None if kind == "vertical" else (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7}))
+    federation = common.federation(kind, common.parts(kind, clients))
+    methods = [name for name, k in KINDS.items() if k == kind]
+    with demo.network(tmp_path / "net", secure=False) as here:
+        start_nodes(here, tmp_path, federation, methods)
+        for name in methods:
+            job = local.job_of(name, federation.n_clients, name)
+            here.submit(write_job(tmp_path, job), tmp_path / "results")
+    host = jax.tree.map(np.asarray, ordered(federation))
+    for name in methods:
+        algorithm = local.job_of(name, federation.n_clients).make(federation.n_clients)
+        with jax.disable_jit(False):
+            simulated = simulate(algorithm, host)
+        for cohort, labels in zip(host.cohorts, simulated.labels, strict=True):
+            for k, client in enumerate(cohort.client_ids.tolist()):
+                expected = np.asarray(labels)[k][cohort.mask[k]]
+                np.testing.assert_array_equal(labels_of(tmp_path, client, name), expected)
+    assert run_streaming is not None
+
+
+def test_only_registered_nodes_with_the_right_certificate_connect(tmp_path):
+    federation = common.federation(
+        "horizontal", common.parts("horizontal", (((0, 1), {0: 8, 1: 8}),))
+    )
+    paths = local.write_nodes(tmp_path, federation, ["e_fkmvc"])
+    with demo.network(tmp_path / "net") as here:
+        here.register("node0")
+        good = here.start_node("node0", paths[0])
+        demo.make_key(here.folder / "node1.key")  # registered by nobody
+        stranger = here.start_node("node1", paths[1])
+        assert stranger.wait(120) != 0
+        other = tmp_path / "other"
+        other.mkdir()
+        demo.make_certificates(other)
+        certificate = (here.folder / "ca.crt").read_bytes()
+        here.register("node2")
+        (here.folder / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+        deceived = here.start_node("node2", paths[1])
+        time.sleep(10)
+        (here.folder / "ca.crt").write_bytes(certificate)
+        assert good.poll() is None
+        log = (here.folder / "node2.log").read_text()
+        assert deceived.poll() not in (None, 0) or "connected as node" not in log
+
+
+HOSTILE = """
+from flwr.serverapp import ServerApp
+from flwr.app import ConfigRecord, Message, RecordDict
+import time
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    found = []
+    for kind in ("query", "train"):
+        content = RecordDict({"jaxfedmvc": ConfigRecord({"body": b"give me a row"})})
+        ids = list(grid.push_messages([
+            Message(content, dst_node_id=node, message_type=kind, ttl=60)
+            for node in grid.get_node_ids()
+        ]))
+        ends = time.time() + 60
+        while ids and time.time() < ends:
+            for reply in grid.pull_messages(ids):
+                ids.remove(reply.metadata.reply_to_message_id)
+                if reply.has_content():
+                    found.append(reply.content["jaxfedmvc"]["body"])
+            time.sleep(0.2)
+    open(context.run_config["folder"], "wb").write(b"|".join(found))
+"""
+STEALING = """
+from flwr.clientapp import ClientApp
+from flwr.app import ConfigRecord, Message, RecordDict
+import numpy as np
+
+app = ClientApp()
+
+@app.query()
+@app.train()
+def steal(message, context):
+    row = np.load("FILE")["view_0"][0].tobytes()
+    return Message(RecordDict({"jaxfedmvc": ConfigRecord({"body": row})}), reply_to=message)
+"""
+
+
+def test_a_hostile_app_gets_nothing_but_a_refusal(tmp_path):
+    federation = common.federation(
+        "horizontal", common.parts("horizontal", (((0, 1), {0: 8, 1: 8}),))
+    )
+    app = tmp_path / "app"
+    source = demo._BIN and __import__("jaxfedmvc.deploy.__main__", fromlist=["_APP"])._APP
+    import shutil
+
+    shutil.copytree(source, app, ignore=shutil.ignore_patterns("__pycache__"))
+    (app / "jaxfedmvc_job" / "server_app.py").write_text(HOSTILE)
+    stealing = STEALING.replace("FILE", str(tmp_path / "data0.npz"))
+    (app / "jaxfedmvc_job" / "client_app.py").write_text(stealing)
+    out = tmp_path / "stolen"
+    with demo.network(tmp_path / "net", secure=False) as here:
+        start_nodes(here, tmp_path, federation, ["e_fkmvc"])
+        home = here.folder / "flower"
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(
+            f"[superlink]\ndefault='here'\n[superlink.here]\naddress='{here.address}'\ninsecure=true\n"
+        )
+        time.sleep(15)  # until the nodes are there
+        here.run(
+            demo._BIN / "flwr", "run", app, "here", "--run-config", f'folder="{out}"', "--stream"
+        )
+    told = out.read_bytes()
+    row = np.load(tmp_path / "data0.npz")["view_0"][0]
+    assert told and row.tobytes() not in told and row.astype(np.float64).tobytes() not in told
+    assert all(b'"error": "malformed"' in reply for reply in told.split(b"|"))
+
+
+def test_a_superlink_and_a_node_that_are_killed_do_not_end_the_job(tmp_path):
+    federation = common.federation(
+        "horizontal", common.parts("horizontal", (((0, 1), {0: 8, 1: 8, 2: 7}),))
+    )
+    job = local.job_of("e_fkmvc", 3, "first", rounds=40, deadline=30.0)
+    path = write_job(tmp_path, job)
+    with demo.network(tmp_path / "net", secure=False) as here:
+        paths = start_nodes(here, tmp_path, federation, ["e_fkmvc"])
+        exchanges = tmp_path / "results" / "first" / "exchanges.csv"
+        running = subprocess.Popen(
+            [
+                str(x)
+                for x in (
+                    demo._BIN / "python",
+                    "-m",
+                    "jaxfedmvc.deploy",
+                    "submit",
+                    path,
+                    f"--folder={tmp_path / 'results'}",
+                    f"--superlink={here.address}",
+                )
+            ],
+            env=here.env,
+        )
+        wait_for(lambda: exchanges.exists() and len(exchanges.read_text().splitlines()) > 5)
+        here.processes["node1"].kill()
+        here.processes.pop("node1")
+        here.start_node("node1", paths[1])
+        made = len(exchanges.read_text().splitlines())
+        wait_for(lambda: len(exchanges.read_text().splitlines()) > made + 3)
+        here.processes.pop("superlink").kill()
+        running.wait(300)
+        assert not (tmp_path / "results" / "first" / "summary.json").exists()
+        here.start_superlink()
+        here.submit(path, tmp_path / "results")
+    algorithm = job.make(3)
+    host = jax.tree.map(np.asarray, ordered(federation))
+    simulated = run_streaming(algorithm, host, jax.random.key(7), 40, client_chunk=1)
+    for k in range(3):
+        expected = simulated.labels[0][k][host.cohorts[0].mask[k]]
+        np.testing.assert_array_equal(labels_of(tmp_path, k, "first"), expected)
+
+
+def wait_for(condition, seconds=400):
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.5)
