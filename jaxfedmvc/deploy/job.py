@@ -45,6 +45,9 @@ class Job:
       deadline: Seconds that a client has to answer, compilation included.
       patience: Seconds until a job stops for a client that does not answer; it can go on later.
       participation: Share of each cohort's clients that take part in a round.
+      fraction_bits: Bits after the point of secure sums, which the server cannot take apart; None:
+        messages travel in clear. See `messages.secure`.
+      in_clear: Exchanges whose single messages the server may read all the same, as "setup[2]".
     """
 
     name: str
@@ -58,6 +61,8 @@ class Job:
     deadline: float = 600.0
     patience: float = 3600.0
     participation: float = 1.0
+    fraction_bits: int | None = None
+    in_clear: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the entry."""
@@ -73,6 +78,11 @@ class Job:
             raise ValueError(
                 f"late: got 'skip' with {self.method}; allowed is 'wait', since no agent of a"
                 " vertical federation can be done without"
+            )
+        if self.fraction_bits is not None and (self.late == "skip" or self.participation < 1):
+            raise ValueError(
+                "fraction_bits: secure sums need all clients; allowed with them is late = 'wait'"
+                " and participation = 1"
             )
         if not isinstance(self.settings, Mapping):
             raise checks.wrong("settings", self.settings, "a table of names and values")
@@ -113,7 +123,8 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """Returns what goes through JSON."""
-        return dataclasses.asdict(self) | {"settings": dict(self.settings)}
+        lists = {"settings": dict(self.settings), "in_clear": list(self.in_clear)}
+        return dataclasses.asdict(self) | lists
 
     def digest(self) -> str:
         """Returns a hash of everything that both sides must agree on."""
@@ -122,7 +133,7 @@ class Job:
 
     @classmethod
     def from_json(cls, entries: Any) -> Job:
-        """Reads a job that came as JSON or TOML.
+        """Reads a job that came as JSON or TOML, where tuples are lists.
 
         Raises:
           ValueError: Names the entry that is wrong.
@@ -136,7 +147,10 @@ class Job:
         for name in ("name", "method", "clients"):
             if name not in entries:
                 raise ValueError(f"job: {name} is missing")
-        return cls(**entries)
+        in_clear = entries.get("in_clear", ())
+        if not isinstance(in_clear, list | tuple) or not all(isinstance(n, str) for n in in_clear):
+            raise checks.wrong("in_clear", in_clear, "a list of names such as 'setup[2]'")
+        return cls(**{**entries, "in_clear": tuple(in_clear)})
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Job:
@@ -163,6 +177,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def _check_numbers(job: Job) -> None:
+    bits = job.fraction_bits
+    if bits is not None and (type(bits) is not int or not 0 <= bits <= 30):
+        raise checks.wrong("fraction_bits", bits, "a whole number from 0 to 30")
     for name, least in (("clients", 1), ("rounds", 0), ("seed", 0)):
         value = getattr(job, name)
         if value is None and name == "rounds":

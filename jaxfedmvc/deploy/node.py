@@ -3,11 +3,11 @@
     node = Node("node.toml")
     reply = node.handle(request)        # bytes in, bytes out
 
-A request is `hello`, `join`, `exchange` or `assign`; see `server`. Exchanges of a job are numbered.
-The state after the last one and its answer lie in one file, so that a request that is repeated has
-the same answer, whether or not the node was killed in between; a request with an earlier number, or
-another one under the same number, is refused. What an operator did not agree to is refused with a
-reason. An error in here is told to nobody but the node's own log.
+A request is `hello`, `join`, `keys`, `exchange` or `assign`; see `server`. Exchanges of a job are
+numbered. The state after the last one and its answer lie in one file, so that a request that is
+repeated has the same answer, whether or not the node was killed in between; a request with an
+earlier number, or another one under the same number, is refused. What an operator did not agree to
+is refused with a reason. An error in here is told to nobody but the node's own log.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from jaxfedmvc import files
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import wire
 from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.masks import Party
 from jaxfedmvc.deploy.plan import (
     Card,
     Place,
@@ -47,6 +49,7 @@ from jaxfedmvc.deploy.policy import load
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.federation import Cohort
+from jaxfedmvc.messages import secure
 
 PyTree = Any
 
@@ -72,6 +75,7 @@ class _Joined:
       place: Where in the run that was, among peers.
       state: This client's state, with an axis of one.
       known: The server's state, which every peer keeps; None where there is a server.
+      party: In secure sums, once keys are agreed on.
     """
 
     def __init__(self, job: Job, plan: Plan, client: int) -> None:
@@ -83,6 +87,7 @@ class _Joined:
         self.place: Place | None = None
         self.state: PyTree = None
         self.known: PyTree = None
+        self.party: Party | None = None
 
     @property
     def start_shapes(self) -> PyTree:
@@ -120,6 +125,7 @@ class Node:
             answers = {
                 "hello": self._hello,
                 "join": self._join,
+                "keys": self._keys,
                 "exchange": self._exchange,
                 "assign": self._assign,
             }
@@ -200,6 +206,29 @@ class Node:
         self._jobs[job.name] = joined
         return wire.pack({"exchange": 0})
 
+    def _keys(self, meta: dict[str, Any], body: bytes) -> bytes:
+        """Offers this node's key of a job's secure sums, or takes those of its cohort."""
+        joined, _, _ = self._of_request(meta)
+        holding, group = self.holding, joined.plan.groups[joined.cohort]
+        if len(group.clients) < max(2, holding.policy.least_clients):
+            raise Refused("policy", f"clients: {len(group.clients)} of this kind are too few")
+        if holding.identity is None:
+            raise Refused("keys", "identity: this node has none, which secure sums need")
+        if "offers" not in meta:
+            return wire.pack({"offer": self._party(joined).offer(holding.identity)})
+        try:
+            offers = {i: meta["offers"][str(i)] for i in group.clients}
+        except (KeyError, TypeError) as error:
+            raise Refused("keys", "keys: those of a client of this kind are missing") from error
+        joined.party = self._party(joined)
+        joined.party.agree(offers, holding.identities)
+        files.write_text(self._folder(joined.job.name) / "offers.json", json.dumps(offers))
+        return wire.pack({"agreed": len(offers)})
+
+    def _party(self, joined: _Joined) -> Party:
+        secret = _secret(self._folder(joined.job.name) / "secret")
+        return Party(secret, self.holding.client, agreement(joined.job, joined.plan))
+
     def _exchange(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Makes this client's part of one exchange."""
         joined, number, place = self._of_request(meta)
@@ -208,14 +237,20 @@ class Node:
             return self._again(joined, number, asked)
         known, sent = self._told(joined, number, place, body)
         old = jax.tree.map(jnp.array, joined.state)  # given away to the program
-        new, message, _, _ = streaming.client_program(
+        new, message, _, info = streaming.client_program(
             joined.wire.phase(place),
             *(self._key(joined, place, number), sent, old, self._client(joined)),
             np.ones(1, bool),
         )
+        reply = wire.encode(message)
+        if isinstance(message, secure.Masked):
+            if np.sum(info.clipped):
+                raise Refused("clipped", "fraction_bits: too many, values of this client overflow")
+            if joined.party is None:
+                raise Refused("keys", "keys: not agreed on")
+            reply = joined.party.masked(reply, number)
         joined.state = jax.tree.map(_kept, new, joined.state)
         joined.known, joined.exchange, joined.place = known, number, place
-        reply = wire.encode(message)
         self._save(joined, asked, reply)
         return wire.pack(self._signed(joined, number), reply)
 
@@ -313,22 +348,14 @@ class Node:
         """Returns the key of an exchange, from the job's seed or from the node's own secret."""
         if joined.job.keys == "shared":
             return key_of(jax.random.key(joined.job.seed), place)
-        data = hashlib.sha256(self._secret() + f"{joined.job.digest()} {number}".encode()).digest()
+        # Drawn when the node joined: a job that is begun anew has other noise.
+        secret = _secret(self._folder(joined.job.name) / "secret")
+        data = hashlib.sha256(secret + b"exchange %d" % number).digest()
         impl = jax.random.key_impl(jax.random.key(0))
         n = jax.random.key_data(jax.random.key(0)).size
         return jax.random.wrap_key_data(
             jnp.asarray(np.frombuffer(data[: 4 * n], np.uint32)), impl=impl
         )
-
-    def _secret(self) -> bytes:
-        """Returns the node's own secret, which is drawn once and never leaves it."""
-        file = self.holding.folder / "secret"
-        if not file.exists():
-            self.holding.folder.mkdir(parents=True, exist_ok=True)
-            with files.replacing(file, "wb") as opened:
-                opened.write(secrets.token_bytes(32))
-            file.chmod(0o600)
-        return file.read_bytes()
 
     def _counts(self, found: np.ndarray) -> dict[str, Any]:
         labels = self.holding.labels
@@ -403,8 +430,22 @@ class Node:
             joined.known = tree["known"] if joined.algorithm.peers else None
             joined.exchange = meta["exchange"]
             joined.place = None if meta["place"] is None else Place(*meta["place"])
+            if (folder / "offers.json").exists():
+                offers = json.loads((folder / "offers.json").read_text(encoding="utf-8"))
+                joined.party = self._party(joined)
+                joined.party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
             self._jobs[name] = joined
         return self._jobs[name]
+
+
+def _secret(file: Path) -> bytes:
+    """Returns a secret of the node, which is drawn once and never leaves it."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with files.replacing(file, "wb") as opened:
+            os.chmod(opened.fileno(), 0o600)
+            opened.write(secrets.token_bytes(32))
+    return file.read_bytes()
 
 
 def _kept(x: Any, before: Any) -> Any:

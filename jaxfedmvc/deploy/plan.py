@@ -25,6 +25,7 @@ from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.engine import streaming
 from jaxfedmvc.engine.phases import leading_cohort
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.messages import secure
 
 PyTree = Any
 
@@ -343,9 +344,19 @@ def wire_of(job: Job, plan: Plan) -> Wire:
 
 @functools.lru_cache(maxsize=4)
 def _wire_of(text: str) -> Wire:
-    job, plan = json.loads(text)
-    plan = Plan.from_json(plan)
-    return Wire(Job.from_json(job).make(len(plan.clients)), plan)
+    told, plan_told = json.loads(text)
+    job, plan = Job.from_json(told), Plan.from_json(plan_told)
+    algorithm = job.make(len(plan.clients))
+    if job.fraction_bits is not None:
+        algorithm = secure.secure_aggregation(
+            algorithm,
+            skeleton(plan),
+            jax.random.key(0),  # draws nothing: nodes mask what is encoded
+            fraction_bits=job.fraction_bits,
+            in_clear=job.in_clear,
+            masked=False,
+        )
+    return Wire(algorithm, plan)
 
 
 def following(

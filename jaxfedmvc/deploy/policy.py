@@ -30,6 +30,7 @@ import numpy as np
 from jaxfedmvc import checks
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.data.dataset import check_arrays
+from jaxfedmvc.deploy import masks
 from jaxfedmvc.deploy.job import Job, read_toml
 from jaxfedmvc.deploy.wire import Refused
 
@@ -46,6 +47,8 @@ class Policy:
         whoever knows it draw the node's noise again.
       share_counts: Whether the table of this node's labels against clusters is sent after a job.
       most_bytes: Of one request.
+      secure: Whether sums must be secure, and over `least_clients` of each kind.
+      in_clear: Exchanges of secure jobs whose messages the server may read all the same.
       settings: For each setting named, the `least` and the `most` that a job may have; a job whose
         value is none ("off") is refused, and so is one of a method without that setting.
     """
@@ -56,6 +59,8 @@ class Policy:
     shared_keys: bool = False
     share_counts: bool = False
     most_bytes: int = 2**30
+    secure: bool = False
+    in_clear: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,7 +73,7 @@ class Policy:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise checks.wrong(f"agrees.{name}", value, "a whole number, 1 or more")
-        for name in ("shared_keys", "share_counts"):
+        for name in ("shared_keys", "share_counts", "secure"):
             if type(getattr(self, name)) is not bool:
                 raise checks.wrong(f"agrees.{name}", getattr(self, name), "true or false")
         if not isinstance(self.settings, Mapping):
@@ -96,6 +101,11 @@ class Policy:
             raise Refused("policy", "rows: this node has fewer than its operator wants for a job")
         if job.keys == "shared" and not self.shared_keys:
             raise Refused("policy", "keys: shared; this node draws from its own secret")
+        if self.secure and job.fraction_bits is None:
+            raise Refused("policy", "fraction_bits: none; this node wants secure sums")
+        readable = set(job.in_clear) - set(self.in_clear)
+        if job.fraction_bits is not None and readable:
+            raise Refused("policy", f"in_clear: {sorted(readable)}; not agreed to by this node")
         for name, bounds in self.settings.items():
             try:
                 value = job.setting(name)
@@ -118,6 +128,8 @@ class Holding:
       labels: For counting alone [rows], or None.
       folder: Where its states and its clusters lie.
       policy: What it agrees to.
+      identity: Its private key, which signs keys of secure sums; or None.
+      identities: Public keys of other clients, which their operators handed over.
     """
 
     client: int
@@ -126,6 +138,8 @@ class Holding:
     labels: np.ndarray | None
     folder: Path
     policy: Policy
+    identity: Any = None
+    identities: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def n_rows(self) -> int:
@@ -133,7 +147,8 @@ class Holding:
         return len(next(iter(self.views.values())))
 
 
-_ENTRIES = ("client", "data", "folder", "views", "ids", "labels", "agrees")
+_OF_DATA = ("client", "data", "folder", "views", "ids", "labels")
+_ENTRIES = (*_OF_DATA, "agrees", "identity", "identities")
 
 
 def load(path: str | Path) -> Holding:
@@ -163,7 +178,8 @@ def load(path: str | Path) -> Holding:
     for name in agrees:
         if name not in known:
             raise checks.wrong("agrees", name, f"one of {', '.join(known)}")
-    policy = Policy(**(agrees | {"methods": tuple(agrees["methods"])}))
+    lists = {name: tuple(agrees[name]) for name in ("methods", "in_clear") if name in agrees}
+    policy = Policy(**(agrees | lists))
     columns = _columns_of(told)
     arrays = _read(path.parent / str(told["data"]), columns)
     views = {v: _matrix(arrays[name], name) for v, name in columns["views"].items()}
@@ -174,7 +190,20 @@ def load(path: str | Path) -> Holding:
         if array is not None and np.shape(array) != (rows,):
             raise ValueError(f"{name}: has shape {np.shape(array)}; allowed is ({rows},)")
     folder = path.parent / str(told.get("folder", "state"))
-    return Holding(client, views, ids, labels, folder, policy)
+    identity, identities = _identities_of(told, path.parent)
+    if policy.secure and identity is None:
+        raise ValueError(f"{path}: identity is missing, which secure sums need")
+    return Holding(client, views, ids, labels, folder, policy, identity, identities)
+
+
+def _identities_of(told: Mapping[str, Any], folder: Path) -> tuple[Any, dict[int, Any]]:
+    """Returns the node's private key, if it has one, and the public keys of others."""
+    public = told.get("identities", {})
+    if not isinstance(public, dict) or not all(i.isdecimal() for i in public):
+        raise checks.wrong("identities", public, "a table of client numbers and public keys")
+    identity = told.get("identity")
+    private = None if identity is None else masks.read_identity(folder / str(identity))
+    return private, {int(i): masks.read_public(line, int(i)) for i, line in public.items()}
 
 
 def _columns_of(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from jaxfedmvc.deploy.plan import (
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.engine.run import draw_participants
+from jaxfedmvc.messages import secure
 from jaxfedmvc.metrics import host
 
 PyTree = Any
@@ -117,6 +118,8 @@ class Server:
             return self._serve_late()
         if not saved or self.exchange == 0:
             self._join(self.plan, self.plan.clients)
+        if self.job.fraction_bits is not None:
+            self._agree_on_keys()
         self.say(f"job {self.job.name}: {self.job.method}, {len(self.plan.clients)} clients")
         while place := following(self.wire.algorithm, self.place, self.job.n_rounds, self.server):
             self._make(place)
@@ -287,6 +290,18 @@ class Server:
             requests[i] = wire.pack(meta, wire.encode((mine, common)))
         self._ask(requests, lambda i, reply: _opened(reply, 0))
 
+    def _agree_on_keys(self) -> None:
+        """Passes the clients' signed keys on, so that pairs of them have secrets; learns none."""
+        ask = wire.pack(self._meta("keys", 0))
+
+        def read(i: int, reply: bytes) -> Any:
+            return _opened(reply, 0)[0]
+
+        told = self._ask(dict.fromkeys(self.plan.clients, ask), read)
+        offers = {str(i): answer.get("offer") for i, answer in told.items()}
+        passed = wire.pack(self._meta("keys", 0) | {"offers": offers})
+        self._ask(dict.fromkeys(self.plan.clients, passed), read)
+
     def _make(self, place: Place) -> None:
         """Makes one exchange, from what is sent to what is saved."""
         began = time.monotonic()
@@ -321,9 +336,13 @@ class Server:
             self.relayed = wire.encode(messages)
             self.server = advanced(self.wire, place, self.server, messages, self.key)
         else:
-            self.server, _ = streaming.server_program(
+            self.server, info = streaming.server_program(
                 phase, key_of(self.key, place), self.server, messages, weights
             )
+            try:
+                secure.check_sums(info)
+            except ValueError as error:
+                raise Stopped(f"{_words(place)}: {error}") from error
         self.exchange, self.place = self.exchange + 1, place
         up = sum(wire.size(travels[self.plan.find(i)[0]].message) for i in answers)
         if peers:  # every message goes to all others

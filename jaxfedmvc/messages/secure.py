@@ -13,7 +13,7 @@ masks cancel, so that a sum of wrong messages is refused: it becomes NaN, see `c
 
 NOT covered:
   * Key agreement. One `key` stands for all pairwise secrets; clients of a deployment agree on them
-    by Diffie-Hellman, and draw the masks with a cryptographic generator.
+    by Diffie-Hellman, and draw the masks with a cryptographic generator (`deploy.masks`).
   * Dropout recovery. Where a message is missing the sum is lost, and with it the exchange; the
     protocol of the paper recovers the missing masks from secret shares.
   * Malicious parties. The server is taken to follow the protocol and to tell all clients the same
@@ -112,6 +112,7 @@ def secure_aggregation(
     fraction_bits: int | Mapping[str, PyTree],
     participants: Callable[[Array], tuple[Array, ...]] | None = None,
     in_clear: Collection[str] = (),
+    masked: bool = True,
 ) -> FederatedAlgorithm:
     """The same method with the messages of its sums masked.
 
@@ -136,6 +137,8 @@ def secure_aggregation(
         `resample_participants` r is its last argument. Where they differ the sums become NaN.
       in_clear: Names of phases whose messages the server may read, such as an initialisation that
         collects local centroids.
+      masked: Whether masks are added here. On real nodes they are not: a node adds its own, drawn
+        from secrets that it agreed on with each other node, once its message is encoded.
 
     Raises:
       ValueError: `fraction_bits` is out of range or lacks a phase, `in_clear` names no phase. At
@@ -170,6 +173,7 @@ def secure_aggregation(
                 cohorts,
                 lambda state: of_round(jnp.maximum(state.rounds - late, 0)),
                 lambda state: state.rounds * len(names) + names.index(name),
+                masked,
             )
         else:
             secure = _readable(phase, name, name in in_clear)
@@ -310,6 +314,7 @@ def _masked(
     cohorts: tuple[tuple[int, ...], ...],
     participants: Callable[[SecureState], tuple[Array, ...]],
     number: Callable[[SecureState], Array],
+    masked: bool,
 ) -> Phase:
     """A phase with masked messages.
 
@@ -336,6 +341,8 @@ def _masked(
             jax.tree.unflatten(tree, [values for values, _ in coded]),
             jnp.all(is_number).astype(jnp.uint32),
         )
+        if not masked:
+            return state, plain, SecureInfo(info, clipped)
         exchange_key = jax.random.fold_in(key, sent.exchange)
         mask = pairwise_mask(exchange_key, client.client_ids, sent.participants, plain)
         return state, jax.tree.map(jnp.add, plain, mask), SecureInfo(info, clipped)

@@ -400,7 +400,7 @@ def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_pat
     assert (own != other).any()
     Joined.job = local.job_of("fmcsc", 2, keys="shared")
     assert (own != jax.random.key_data(node._key(Joined, place, 3))).any()
-    assert (tmp_path / "state0" / "secret").stat().st_mode & 0o77 == 0
+    assert (tmp_path / "state0" / "job" / "secret").stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.parametrize("name", ["e_fkmvc", "fmcsc", "mgcd", "vertcohirf"])

@@ -201,7 +201,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "real-nodes.md").read_te
 
 def test_the_files_that_the_documentation_shows_are_read(tmp_path):
     blocks = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
-    (node,) = (text for text in blocks if "[agrees]" in text)
+    node = next(text for text in blocks if "[agrees]" in text)
     (job,) = (text for text in blocks if "clients = 3" in text and text != node)
     np.savez(tmp_path / "hospital0.npz", blood=VIEWS[0], imaging=VIEWS[1])
     (tmp_path / "node.toml").write_text(node)

@@ -1,0 +1,212 @@
+"""Secure sums with real keys: the server reads the sum, and nothing but the sum."""
+
+import jax
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from jaxfedmvc.deploy import Node, Server, server, wire
+from jaxfedmvc.deploy.masks import Party, _stream, read_identity, read_public
+from jaxfedmvc.deploy.wire import Refused
+from jaxfedmvc.engine.streaming import run_streaming
+from jaxfedmvc.messages.secure import secure_aggregation
+from tests.algorithms import test_common as common
+from tests.deploy import local
+from tests.deploy.test_equal import ordered
+
+METHOD = "e_fkmvc"
+CLIENTS = (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}))
+FEDERATION = common.federation("horizontal", common.parts("horizontal", CLIENTS))
+SECURE = {"fraction_bits": 16, "in_clear": ("setup[2]",)}
+
+
+def write_identities(folder, clients):
+    """Writes a private key for each client; returns the public lines."""
+    lines = {}
+    for i in clients:
+        key = ed25519.Ed25519PrivateKey.generate()
+        (folder / f"identity{i}").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.OpenSSH,
+                serialization.NoEncryption(),
+            )
+        )
+        public = key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+        lines[i] = public.decode()
+    return lines
+
+
+def laboratory(folder, agrees='secure = true\nin_clear = ["setup[2]"]', **job):
+    clients = [3, 0, 5, 1, 4]
+    lines = write_identities(folder, clients)
+    paths = local.write_nodes(folder, FEDERATION, [METHOD], more=agrees)
+    table = "".join(f'{i} = "{line}"\n' for i, line in lines.items())
+    for i, path in paths.items():
+        text = f'identity = "identity{i}"\n' + path.read_text()
+        path.write_text(text + "\n[identities]\n" + table)
+    transport = local.Local(local.nodes_of(paths))
+    options = {"patience": 0.5, "deadline": 0.1} | SECURE | job
+    return paths, transport, local.job_of(METHOD, 5, **options)
+
+
+def quiet(job, transport, folder):
+    return Server(job, transport, folder / "server", say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("secure")
+    _, transport, job = laboratory(folder)
+    made = quiet(job, transport, folder)
+    made.run()
+    return folder, transport, job, made
+
+
+def test_the_sums_are_those_of_the_simulation(finished):
+    _, _, job, made = finished
+    host = jax.tree.map(np.asarray, ordered(FEDERATION))
+    algorithm = secure_aggregation(job.make(5), host, jax.random.key(1), **SECURE)
+    simulated = run_streaming(algorithm, host, jax.random.key(7), common.ROUNDS, client_chunk=1)
+    jax.tree.map(np.testing.assert_array_equal, made.server, simulated.state.server)
+
+
+def test_no_message_of_a_sum_looks_like_its_values(finished):
+    """A masked message is uniform: its bytes are, and no two clients' are near each other."""
+    _, transport, _, _ = finished
+    bodies = []
+    for _, request, reply in transport.log:
+        meta, body = wire.unpack(request)[0], wire.unpack(reply)[1]
+        if meta["kind"] == "exchange" and meta["place"][0] == "round":
+            bodies.append(np.frombuffer(body, np.uint8))
+    counts = np.bincount(np.concatenate(bodies), minlength=256)
+    expected = counts.sum() / 256
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    assert chi2 < 255 + 6 * np.sqrt(2 * 255)  # six deviations
+
+
+def test_masks_cancel_and_only_in_the_sum_of_all():
+    parties = {i: Party(bytes([i]) * 32, i, "agreed") for i in (2, 7, 9)}
+    keys = {i: ed25519.Ed25519PrivateKey.generate() for i in parties}
+    offers = {i: party.offer(keys[i]) for i, party in parties.items()}
+    for party in parties.values():
+        party.agree(offers, {i: key.public_key() for i, key in keys.items()})
+    values = {i: np.arange(5, dtype=np.uint32) * i for i in parties}
+    sent = {i: parties[i].masked(values[i].tobytes(), 3) for i in parties}
+    total = sum(np.frombuffer(x, np.uint32) for x in sent.values())
+    np.testing.assert_array_equal(total, sum(values.values()))
+    part = np.frombuffer(sent[2], np.uint32) + np.frombuffer(sent[7], np.uint32)
+    assert (part != values[2] + values[7]).all()
+    assert sent[2] != parties[2].masked(values[2].tobytes(), 4)
+    assert sent[2] == parties[2].masked(values[2].tobytes(), 3)
+
+
+def test_a_stream_is_chacha20():
+    """RFC 8439, A.1, first vector: zeros for key, nonce and counter."""
+    assert _stream(bytes(32), 8).tobytes().hex() == "76b8e0ada0f13d90"
+
+
+@pytest.mark.parametrize("how", ["another key", "another client", "unsigned", "missing", "unknown"])
+def test_a_server_in_the_middle_is_refused(how):
+    parties = {i: Party(bytes([i]) * 32, i, "agreed") for i in (1, 2)}
+    keys = {i: ed25519.Ed25519PrivateKey.generate() for i in parties}
+    identities = {i: key.public_key() for i, key in keys.items()}
+    offers = {i: party.offer(keys[i]) for i, party in parties.items()}
+    if how == "another key":
+        offers[2] = Party(bytes(32), 2, "agreed").offer(keys[1]) | {
+            "signature": offers[2]["signature"]
+        }
+    elif how == "another client":
+        offers[2] = offers[1]
+    elif how == "unsigned":
+        offers[2] = {"public": offers[2]["public"]}
+    elif how == "missing":
+        offers[2] = None
+    else:
+        identities = {}
+    with pytest.raises(Refused, match="client 2: "):
+        parties[1].agree(offers, identities)
+
+
+@pytest.mark.parametrize("number", [1, 4, 5, 6])
+def test_a_client_that_drops_out_costs_time_and_no_secret(number, finished, tmp_path):
+    """At any step: the server gets no sum without it, and the same bits once it is back."""
+    _, transport, job = laboratory(tmp_path)
+    gone = next(k for k, n in transport.handles.items() if n.holding.client == 3)
+
+    def lose(identity, request):
+        return identity == gone and wire.unpack(request)[0].get("exchange") == number
+
+    transport.lose = lose
+    with pytest.raises(server.Stopped, match="no answer"):
+        quiet(job, transport, tmp_path).run()
+    first = {i: r for i, q, r in transport.log if wire.unpack(q)[0].get("exchange") == number}
+    transport.lose = lambda identity, request: False
+    made = quiet(job, transport, tmp_path)
+    made.run()
+    jax.tree.map(np.testing.assert_array_equal, made.server, finished[3].server)
+    # What those who were there had sent is what they send again, so that nothing can be subtracted.
+    again = {
+        i: r
+        for i, q, r in transport.log
+        if (m := wire.unpack(q)[0]).get("exchange") == number and m["kind"] == "exchange"
+    }
+    assert first and all(again[i] == reply for i, reply in first.items())
+
+
+def test_a_node_that_starts_again_has_its_keys(finished, tmp_path):
+    paths, transport, job = laboratory(tmp_path)
+    seen = []
+
+    def lose(identity, request):
+        if wire.unpack(request)[0].get("exchange") == 5 and not seen:
+            seen.append(identity)
+            client = transport.handles[identity].holding.client
+            transport.handles[identity] = Node(paths[client])
+        return False
+
+    transport.lose = lose
+    made = quiet(job, transport, tmp_path)
+    made.run()
+    assert seen
+    jax.tree.map(np.testing.assert_array_equal, made.server, finished[3].server)
+
+
+@pytest.mark.parametrize(
+    ("agrees", "job", "text"),
+    [
+        ("secure = true", {}, r"in_clear: \['setup\[2\]'\]; not agreed"),
+        (
+            'secure = true\nin_clear = ["setup[2]"]',
+            {"fraction_bits": None, "in_clear": ()},
+            "wants",
+        ),
+    ],
+)
+def test_what_an_operator_did_not_agree_to_is_refused(agrees, job, text, tmp_path):
+    _, transport, job = laboratory(tmp_path, agrees, **job)
+    with pytest.raises(server.Stopped, match=text):
+        quiet(job, transport, tmp_path).run()
+
+
+def test_too_few_of_a_kind_are_refused(tmp_path):
+    """Three clients of one kind are enough for these operators, two of the other are not."""
+    paths, _, job = laboratory(tmp_path)
+    for path in paths.values():
+        path.write_text(path.read_text().replace("least_clients = 2", "least_clients = 3"))
+    transport = local.Local(local.nodes_of(paths))
+    with pytest.raises(server.Stopped, match="clients: 2 of this kind are too few"):
+        quiet(job, transport, tmp_path).run()
+
+
+def test_identities_that_are_none_are_named(tmp_path):
+    write_identities(tmp_path, [0])
+    assert read_identity(tmp_path / "identity0") is not None
+    (tmp_path / "wrong").write_text("-----BEGIN")
+    with pytest.raises(ValueError, match="identity: "):
+        read_identity(tmp_path / "wrong")
+    with pytest.raises(ValueError, match=r"identities\.3: got 'ssh-rsa x'"):
+        read_public("ssh-rsa x", 3)
