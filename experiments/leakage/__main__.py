@@ -12,12 +12,21 @@ decodes them; beside what they tell stands what the federation reaches with them
         the protocol's purpose; labels score it and nothing else
 
 "latents" are the vectors Z themselves, as methods upload them that fuse representations; a server's
-k-means on Z of all views is then the federation. "fmcsc" sends models: nothing travels for a
-sample, so nothing of the above can be asked. Asked is how much of samples the server's PROTOTYPES
-tell, decoded from the cluster centres it passes on, with an oracle's assignment (beside it the
-k-means centres of public samples, which tell as much without any message), and how well the
-reconstruction error of a client's uploaded autoencoder tells its own samples from public ones:
-MEMBERSHIP, an AUC of which 0.5 is chance. It is a small run, on the first three views.
+k-means on Z of all views is then the federation. "feddmvc", "fcuif" and "fedmvl" are real uploads
+of that kind, and "vertcohirf" is labels and rankings, which peers see. Centralised methods need no
+attack: rows travel, R^2 is 1 by construction.
+
+"fmcsc" sends models: nothing travels for a sample, so nothing of the above can be asked. Asked is
+how much of samples the server's PROTOTYPES tell, decoded from the cluster centres it passes on,
+with an oracle's assignment (beside it the k-means centres of public samples, which tell as much
+without any message), and how well the reconstruction error of a client's uploaded autoencoder tells
+its own samples from public ones: MEMBERSHIP, an AUC of which 0.5 is chance. It is a small run, on
+the first three views.
+
+"e_fkmvc" sends sums over a client's rows. Prototypes are here the means that a client's last sums
+give, and EXPOSED is the share of rows that one of them has up to 1 % of the variance; centres of
+public samples have some so, too, where a view has few features. It is run once more with
+`min_cluster_size`, by which sums over few rows are not sent.
 
 Attacks are lower bounds: an R^2 near zero says that this attacker failed, not that none can do it.
 The shadow attacker aligns messages by the order of singular values and by signs alone.
@@ -34,9 +43,12 @@ import jax
 import numpy as np
 import pandas as pd
 
+from experiments.leakage.encodings import EncodingAttacks
+from experiments.leakage.labels import LabelAttacks
 from experiments.leakage.models import ModelAttacks
 from experiments.leakage.samples import SampleAttacks
 from experiments.leakage.scenario import LeakageSettings, Scenario, check_names, deal
+from experiments.leakage.sums import SumAttacks
 from experiments.leakage.uploads import forms_of_graphs
 from experiments.lib import charts
 from experiments.lib.command import JobSettings, checked
@@ -45,11 +57,22 @@ from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.study import parse_or_exit, write_summary
 from experiments.mgcd.hooks import HOOKS
-from jaxfedmvc import data
+from jaxfedmvc import checks, data
 
 # Columns of the first table; the others are controls, and what is asked of models.
 _MAIN = ("bytes", "subspace", "insiders", "shadow", "upload_nmi", "upload_acc", "nmi", "acc")
-SCORES = (*_MAIN, "chance", "permuted", "prototypes", "public_prototypes", "membership")
+SCORES = (
+    *_MAIN,
+    "chance",
+    "permuted",
+    "prototypes",
+    "public_prototypes",
+    "membership",
+    "exposed",
+    "public_exposed",
+)
+# Rows behind a sum at least, where E-FKMVC is run with its guard.
+_LEAST = 5
 _FLAGS = {LeakageSettings: None, DataSettings: None, JobSettings: ("seed", "seeds")}
 # `(data, seed) -> scores`.
 Attack = Callable[[Scenario, int], dict[str, float]]
@@ -108,7 +131,23 @@ def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attac
         found["latents"] = on_samples.of_latents
     if "fmcsc" in settings.algorithm:
         found["fmcsc"] = ModelAttacks(scenario.n_clusters, settings).scores
+    for name in ("feddmvc", "fcuif", "fedmvl"):
+        if name in settings.algorithm:
+            found[name] = EncodingAttacks(name, scenario.n_clusters, settings).scores
+    if "e_fkmvc" in settings.algorithm:
+        _check_clients(settings, len(scenario.labels))
+        for name, least in (("e_fkmvc", None), (f"e_fkmvc, {_LEAST} rows", _LEAST)):
+            found[name] = SumAttacks(scenario.n_clusters, settings, least).scores
+    if "vertcohirf" in settings.algorithm:
+        found["vertcohirf"] = LabelAttacks(scenario.n_clusters, settings).scores
     return found
+
+
+def _check_clients(settings: LeakageSettings, n: int) -> None:
+    """Raises ValueError where a client of E-FKMVC would have too few rows."""
+    if settings.leak_clients * _LEAST > n:
+        allowed = f"{n // _LEAST} or fewer, so that each has {_LEAST} of {n} participants"
+        raise checks.wrong("leak_clients", settings.leak_clients, allowed)
 
 
 # --- What is shown --------------------------------------------------------------------------------
@@ -136,7 +175,8 @@ def report(runs: pd.DataFrame) -> Iterator[str]:
     yield (
         "chance: subspace of as many random vectors; permuted: insiders with rows in disorder;"
         " prototypes: R^2 of decoded\ncentroids, and public_prototypes of k-means centres of public"
-        " samples; membership: AUC"
+        " samples; membership: AUC; exposed: share of\nrows near a mean that is sent, and"
+        " public_exposed near a public centre"
     )
 
 
@@ -145,14 +185,19 @@ def _cell(values: pd.Series) -> str:
         return "-"
     if values.name == "bytes":
         return f"{values.mean():.0f}"
-    spread = f" +- {values.std(ddof=0):.2f}" if len(values) > 1 else ""
+    spread = f" +- {_deviation(values):.2f}" if len(values) > 1 else ""
     return f"{values.mean():.2f}{spread}"
 
 
+def _deviation(values: pd.Series) -> float:
+    """Computes the sample deviation over seeds; of a single seed 0."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
 def _statistics(rows: pd.DataFrame) -> dict[str, Any]:
-    """Returns mean, deviation over seeds (population form) and every seed's value of each score."""
+    """Returns mean, sample deviation over seeds and every seed's value of each score."""
     return {
-        name: {"mean": values.mean(), "std": values.std(ddof=0), "per_seed": list(values)}
+        name: {"mean": values.mean(), "std": _deviation(values), "per_seed": list(values)}
         for name, values in rows[list(SCORES)].dropna(axis="columns").items()
     }
 
@@ -163,7 +208,7 @@ def draw(path: Path, runs: pd.DataFrame, title: str) -> None:
     for form, rows in runs.groupby("form", sort=False):
         known = {bar: rows[score] for bar, score in _BARS.items() if rows[score].notna().all()}
         groups[str(form)] = {
-            bar: (values.mean(), values.std(ddof=0)) if values.mean() > 0 else (0.0, 0.0)
+            bar: (values.mean(), _deviation(values)) if values.mean() > 0 else (0.0, 0.0)
             for bar, values in known.items()
         }
     charts.bars(path, {"": groups}, "R^2 or NMI", f"What a server learns from a message, {title}")

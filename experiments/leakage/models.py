@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.cluster import KMeans
 from sklearn.metrics import roc_auc_score
 
-from experiments.leakage.scenario import LeakageSettings, Scenario
+from experiments.leakage.scenario import LeakageSettings, Scenario, public_prototypes_r2
+from experiments.leakage.uploads import overheard
 from jaxfedmvc import engine, nn
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.networks import features
@@ -47,13 +47,7 @@ class ModelAttacks:
             n_init=10,
         )
         self.algorithm = fmcsc(self.config, FMCSCHyperparams(learning_rate=1e-3))
-        (phase,) = self.algorithm.round
-
-        def client(key: jax.Array, sent: Any, state: Any, client: Any) -> Any:
-            state, message, info = phase.client(key, sent, state, client)
-            return state, message, info | {"message": message}
-
-        recording = self.algorithm._replace(round=(phase._replace(client=client),))
+        recording = self.algorithm._replace(round=tuple(map(overheard, self.algorithm.round)))
         rounds = settings.leak_rounds
         self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, rounds))
         self.reconstruct = jax.jit(
@@ -75,11 +69,10 @@ class ModelAttacks:
         scenario, federation = self.deal(scenario, seed)
         result = self.run(federation.without_labels(), run_key)
         decoded = self.prototypes(key, result.state.server)
-        decoded_r2, public_r2 = [], []
-        for v, (x, public) in enumerate(zip(scenario.views, scenario.public_views, strict=True)):
-            known = KMeans(scenario.n_clusters, n_init=20, random_state=seed).fit(public)
-            decoded_r2.append(float(reconstruction.best_prototype_r2(x, decoded[v])))
-            public_r2.append(float(reconstruction.best_prototype_r2(x, known.cluster_centers_)))
+        decoded_r2 = [
+            float(reconstruction.best_prototype_r2(x, decoded[v]))
+            for v, x in enumerate(scenario.views)
+        ]
         updates = [info["message"] for info in result.info["rounds"][0]["clients"]]
         found = host.table_scores(host.tables(federation, result.labels).sum(axis=0))
         return {
@@ -87,7 +80,7 @@ class ModelAttacks:
             "nmi": found["nmi"],
             "acc": found["acc"],
             "prototypes": float(np.mean(decoded_r2)),
-            "public_prototypes": float(np.mean(public_r2)),
+            "public_prototypes": public_prototypes_r2(scenario, seed),
             "membership": self.membership(scenario, federation, updates),
         }
 

@@ -1,4 +1,4 @@
-"""Attacks on messages that have a row for each sample: MGCD's graphs, and latent vectors."""
+"""Attacks on messages that have a row for each sample; MGCD's graphs, and latent vectors."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ class Upload(NamedTuple):
       rank: How many of its singular vectors are looked at.
       message: As the server decodes it.
       public_message: The one that the public samples give.
-      latent: The client's latent vectors, [n, d].
+      latent: The client's latent vectors, [n, d]; None where it has none.
     """
 
     view: int
     rank: int
     message: Any
     public_message: Any
-    latent: jax.Array
+    latent: jax.Array | None
 
 
 def attack(
     keys: jax.Array, scenario: Scenario, upload: Upload, settings: LeakageSettings, permuted: bool
 ) -> dict[str, float]:
     """Computes what a view's message tells of its latent vectors and features, as R^2.
+
+    NaN of latent vectors where the client has none.
 
     Args:
       keys: Four or more, for everything random about it.
@@ -59,7 +61,8 @@ def attack(
       permuted: Whether the insiders attack is made once more with rows in disorder, as a control.
     """
     inverter = reconstruction.InverterConfig(epochs=settings.leak_fit_epochs)
-    width = MGCDConfig(scenario.n_clusters).resolved().latent_dim + 1
+    # One width for all messages of a study, as far as it reaches: one program for all of them.
+    width = max(MGCDConfig(scenario.n_clusters).resolved().latent_dim + 1, upload.rank)
     points, public_points = (
         _points(message, width, upload.rank) for message in (upload.message, upload.public_message)
     )
@@ -69,7 +72,6 @@ def attack(
         _widened(views[upload.view], n_features)
         for views in (scenario.views, scenario.public_views)
     )
-    latent = _widened(upload.latent, width)
 
     def by_insiders(key: jax.Array, points: jax.Array) -> float:
         known, others = scenario.insiders, scenario.others
@@ -77,10 +79,15 @@ def attack(
             _inverted_r2(key, points[known], x[known], points[others], x[others], inverter)
         )
 
+    def of_latent(basis: Any) -> float:
+        if upload.latent is None:
+            return float("nan")
+        return float(_linear_r2(_widened(upload.latent, width), basis))
+
     random = jax.random.normal(keys[0], (len(x), upload.rank))
     scores = {
-        "subspace": float(_linear_r2(latent, points)),
-        "chance": float(_linear_r2(latent, _widened(random, width))),
+        "subspace": of_latent(points),
+        "chance": of_latent(_widened(random, width)),
         "insiders": by_insiders(keys[1], points),
         "shadow": float(_inverted_r2(keys[2], public_points, public, points, x, inverter)),
     }
@@ -134,7 +141,9 @@ class SampleAttacks:
         def find_clusters(key: jax.Array, graph: Any) -> jax.Array:
             return _graph_clusters(key, graph, self.one_graph)
 
-        found = self._attacked(attack_key, scenario, uploads, find_clusters, permuted)
+        found = attacked(
+            attack_key, scenario, uploads, find_clusters, self.settings, permuted=permuted
+        )
         up = engine.traffic(federated, scenario.participants)["round"].up
         return found | {"bytes": up / len(uploads)} | rated(scenario.labels, run.labels)
 
@@ -150,30 +159,48 @@ class SampleAttacks:
             for v, (z, other) in enumerate(zip(held, public, strict=True))
         ]
 
-        def find_clusters(key: jax.Array | None, z: Any) -> np.ndarray:
-            k_means = KMeans(scenario.n_clusters, n_init=_STARTS, random_state=seed)
-            return k_means.fit_predict(np.asarray(z))
-
-        found = self._attacked(attack_key, scenario, uploads, find_clusters)
+        find_clusters = k_means_of(scenario, seed)
+        found = attacked(attack_key, scenario, uploads, find_clusters, self.settings)
         together = find_clusters(None, np.concatenate(held, axis=1))
         return found | {"bytes": nbytes(held) / len(held)} | rated(scenario.labels, together)
 
-    def _attacked(
-        self,
-        key: jax.Array,
-        scenario: Scenario,
-        uploads: Sequence[Upload],
-        find_clusters: Callable[[jax.Array, Any], Any],
-        permuted: bool = False,
-    ) -> dict[str, float]:
-        """Computes the means over the views of all scores of their messages."""
-        rows = []
-        for upload in uploads:
-            keys = jax.random.split(jax.random.fold_in(key, upload.view), 6)
-            row = attack(keys, scenario, upload, self.settings, permuted)
-            found = rated(scenario.labels, find_clusters(keys[4], upload.message))
-            rows.append(row | {f"upload_{name}": value for name, value in found.items()})
-        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+def attacked(
+    key: jax.Array,
+    scenario: Scenario,
+    uploads: Sequence[Upload],
+    find_clusters: Callable[[Any, Any], Any],
+    settings: LeakageSettings,
+    *,
+    permuted: bool = False,
+) -> dict[str, float]:
+    """Computes the means over the views of all scores of their messages.
+
+    Args:
+      key: For everything random.
+      scenario: The data.
+      uploads: One of each view.
+      find_clusters: `(key, message) -> labels [n]`.
+      settings: Of the study.
+      permuted: As in `attack`.
+    """
+    rows = []
+    for upload in uploads:
+        keys = jax.random.split(jax.random.fold_in(key, upload.view), 6)
+        row = attack(keys, scenario, upload, settings, permuted)
+        found = rated(scenario.labels, find_clusters(keys[4], upload.message))
+        rows.append(row | {f"upload_{name}": value for name, value in found.items()})
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def k_means_of(scenario: Scenario, seed: int) -> Callable[[Any, Any], np.ndarray]:
+    """Returns a k-means of rows, `(key, rows) -> labels`, that needs no key."""
+
+    def find_clusters(key: Any, rows: Any) -> np.ndarray:
+        k_means = KMeans(scenario.n_clusters, n_init=_STARTS, random_state=seed)
+        return k_means.fit_predict(np.asarray(rows))
+
+    return find_clusters
 
 
 def rated(truth: np.ndarray, labels: Any) -> dict[str, float]:

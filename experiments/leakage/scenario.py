@@ -6,13 +6,24 @@ import dataclasses
 from typing import NamedTuple
 
 import numpy as np
+from sklearn.cluster import KMeans
 
 from jaxfedmvc import checks
+from jaxfedmvc.attacks import reconstruction
 from jaxfedmvc.data.dataset import Dataset
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
 
-METHODS = ("mgcd", "latents", "fmcsc")
+METHODS = (
+    "mgcd",
+    "latents",
+    "fmcsc",
+    "feddmvc",
+    "fcuif",
+    "fedmvl",
+    "e_fkmvc",
+    "vertcohirf",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +31,16 @@ class LeakageSettings:
     """Settings of the study.
 
     Attributes:
-      algorithm: Whose messages are read: mgcd, latents, fmcsc.
+      algorithm: Whose messages are read: mgcd, latents, fmcsc, feddmvc, fcuif, fedmvl, e_fkmvc,
+        vertcohirf.
       leak_forms: Forms of MGCD's message, by name; none: all of them.
       leak_insiders: Share of participants whose features are known.
-      leak_rounds: Most rounds; MGCD's first messages are read, FMCSC's last.
+      leak_rounds: Most rounds of MGCD, whose first messages are read, and of FMCSC, FedDMVC and
+        FCUIF, whose last are.
       leak_neighbours: k of the graphs of neighbours.
       leak_fit_epochs: Epochs between snapshots of the inverter.
-      leak_pretrain_epochs: FMCSC's epochs of pre-training.
+      leak_pretrain_epochs: Epochs of pre-training of FMCSC, FedDMVC and FCUIF.
+      leak_clients: Clients of E-FKMVC. The fewer rows each has, the fewer stand behind a sum.
     """
 
     algorithm: tuple[str, ...] = METHODS
@@ -36,11 +50,14 @@ class LeakageSettings:
     leak_neighbours: int = 10
     leak_fit_epochs: int = 60
     leak_pretrain_epochs: int = 100
+    leak_clients: int = 10
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the setting."""
         check_names("algorithm", self.algorithm, METHODS)
-        checks.at_least(self, 1, "leak_rounds", "leak_neighbours", "leak_fit_epochs")
+        checks.at_least(
+            self, 1, "leak_rounds", "leak_neighbours", "leak_fit_epochs", "leak_clients"
+        )
         checks.at_least(self, 0, "leak_pretrain_epochs")
 
 
@@ -107,3 +124,19 @@ def deal(
         np.arange(m, n),
         n_clusters or len(np.unique(dataset.labels)),
     )
+
+
+def public_centres(scenario: Scenario, seed: int) -> list[np.ndarray]:
+    """Computes the k-means centres of each view's public samples, [n_clusters, D_v]."""
+    k_means = KMeans(scenario.n_clusters, n_init=20, random_state=seed)
+    return [k_means.fit(public).cluster_centers_ for public in scenario.public_views]
+
+
+def public_prototypes_r2(scenario: Scenario, seed: int) -> float:
+    """Computes what the k-means centres of public samples tell: R^2, the mean over the views.
+
+    An oracle assigns participants to them, as it does for prototypes that messages give away.
+    """
+    centres = public_centres(scenario, seed)
+    found = map(reconstruction.best_prototype_r2, scenario.views, centres)
+    return float(np.mean([float(r2) for r2 in found]))

@@ -1,4 +1,4 @@
-"""Real messages of MGCD in the forms that they may travel in, as the server decodes them."""
+"""Real messages: MGCD's in the forms that they may travel in, and those of any other method."""
 
 from __future__ import annotations
 
@@ -80,6 +80,16 @@ def recording(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
         setup=(prepare._replace(client=jax.jit(prepare.client)),),
         round=(exchange._replace(server=jax.jit(server)),),
     )
+
+
+def overheard(phase: Phase) -> Phase:
+    """Returns an exchange whose clients' info holds what they were sent, and their messages."""
+
+    def client(key: jax.Array, sent: Any, state: Any, client: Any) -> Any:
+        state, message, info = phase.client(key, sent, state, client)
+        return state, message, {**info, "sent": sent, "message": message}
+
+    return phase._replace(client=client)
 
 
 def in_form(

@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; bad input ends it with one line on stderr."""
     asked = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look for messages
     try:
         return {"check": _check, "node": _node, "submit": _submit}[asked.command](asked)
     except (ValueError, OSError, ImportError) as error:

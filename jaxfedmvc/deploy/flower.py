@@ -25,7 +25,8 @@ from jaxfedmvc.deploy.node import Node
 from jaxfedmvc.deploy.server import Server, Stopped
 
 _LOG = logging.getLogger(__name__)
-_POLL = 0.1  # seconds between two looks for messages
+# Seconds between two looks for messages: short while a job runs, longer the longer nothing comes.
+_POLL, _IDLE_POLL = 0.1, 2.0
 
 
 def require_flower() -> None:
@@ -149,16 +150,19 @@ def serve(
     with _connection(superlink, root_certificates, key_file) as connection:
         identity, receive, send, _, _, pull, push, confirm = connection
         _LOG.info("client %d: connected as node %d", node.holding.client, identity)
+        last = time.monotonic()
         while not stop():
             received = receive()
             if received is None:
-                time.sleep(_POLL)
+                idle = time.monotonic() - last
+                time.sleep(min(max(_POLL, idle / 50), _IDLE_POLL))
                 continue
             try:
                 message, tree = received
                 _answer(node, message, tree, send, pull, push, confirm)
             except Exception:  # a message that is lost is asked for again
                 _LOG.exception("client %d: a message was lost", node.holding.client)
+            last = time.monotonic()
 
 
 @contextlib.contextmanager

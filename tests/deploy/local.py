@@ -1,5 +1,7 @@
 """Nodes in this process, in place of a network."""
 
+import dataclasses
+
 import numpy as np
 
 from jaxfedmvc.algorithms import METHODS
@@ -78,24 +80,15 @@ def nodes_of(paths):
     return [Node(path) for path in paths.values()]
 
 
-def job_of(method, clients, name="job", **options):
-    """The method as the common tests have it, small."""
-    fields = {
-        f for c in (METHODS[method].config, METHODS[method].hyperparams) for f in c.__annotations__
-    }
-    fields |= {
-        f
-        for c in (*METHODS[method].config.__mro__, *METHODS[method].hyperparams.__mro__)
-        for f in getattr(c, "__annotations__", {})
-    }
-    settings = {"n_clusters": common.K} | common.SMALL.get(method, {})
+def job_of(method, clients, name="job", small=None, **options):
+    """The method as the common tests have it, small; or with the settings of `small`."""
+    kinds = METHODS[method].config, METHODS[method].hyperparams
+    fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    given = {"n_clusters": common.K} | (common.SMALL.get(method, {}) if small is None else small)
     settings = {
-        k: list(v) if isinstance(v, tuple) else v for k, v in settings.items() if k in fields
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in given.items()
+        if name in fields
     }
-    return Job(
-        name,
-        method,
-        clients,
-        settings,
-        **({"rounds": common.ROUNDS, "seed": 7, "keys": "shared"} | options),
-    )
+    defaults = {"rounds": common.ROUNDS, "seed": 7, "keys": "shared"}
+    return Job(name, method, clients, settings, **(defaults | options))

@@ -13,7 +13,7 @@ from jaxfedmvc.deploy.plan import Plan, Wire, skeleton
 from tests.algorithms import test_common as common
 from tests.deploy import local
 
-METHOD = "e_fkmvc"
+METHOD, SMALL = "e_fkmvc", {"n_restarts": 1}
 FEDERATION = common.federation("horizontal", common.parts("horizontal"))
 N = FEDERATION.n_clients
 
@@ -25,7 +25,9 @@ class Lab:
         self.folder = folder
         self.paths = local.write_nodes(folder, FEDERATION, [METHOD])
         self.transport = local.Local(local.nodes_of(self.paths))
-        self.job = local.job_of(METHOD, N, **({"patience": 0.5, "deadline": 0.1} | job))
+        self.job = local.job_of(
+            METHOD, N, small=SMALL, **({"patience": 0.5, "deadline": 0.1} | job)
+        )
         self.lines = []
 
     def server(self, name="server", job=None):
@@ -316,7 +318,7 @@ def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
 def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
     lab = Lab(tmp_path)
     lab.server().run()
-    other = local.job_of(METHOD, N, patience=0.5, deadline=0.1, rounds=1)
+    other = local.job_of(METHOD, N, small=SMALL, patience=0.5, deadline=0.1, rounds=1)
     with pytest.raises(ValueError, match="holds another job"):
         lab.server(job=other).run()
     with pytest.raises(server_module.Stopped, match="known here with other settings"):

@@ -15,7 +15,7 @@ from tests.algorithms import test_common as common
 from tests.deploy import local
 from tests.deploy.test_equal import ordered
 
-METHOD = "e_fkmvc"
+METHOD, SMALL = "e_fkmvc", {"n_restarts": 1}
 CLIENTS = (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}))
 FEDERATION = common.federation("horizontal", common.parts("horizontal", CLIENTS))
 SECURE = {"fraction_bits": 16, "in_clear": ("setup[2]",)}
@@ -50,7 +50,7 @@ def laboratory(folder, agrees='secure = true\nin_clear = ["setup[2]"]', **job):
         path.write_text(text + "\n[identities]\n" + table)
     transport = local.Local(local.nodes_of(paths))
     options = {"patience": 0.5, "deadline": 0.1} | SECURE | job
-    return paths, transport, local.job_of(METHOD, 5, **options)
+    return paths, transport, local.job_of(METHOD, 5, small=SMALL, **options)
 
 
 def quiet(job, transport, folder):

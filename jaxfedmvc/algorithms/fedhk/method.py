@@ -39,7 +39,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
     whole,
     widths,
 )
-from jaxfedmvc.algorithms.fedhk.rounds import average_round, statistics_round
+from jaxfedmvc.algorithms.fedhk.rounds import average_round, guarded, statistics_round
 from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKConfig,
     FedHKHyperparams,
@@ -47,6 +47,7 @@ from jaxfedmvc.algorithms.fedhk.settings import (
 )
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.messages.transforms import transformed
 
 
 def best(models: Model, tree: PyTree | None = None) -> Any:
@@ -111,7 +112,8 @@ def e_fkmvc(
 
     Raises:
       ValueError: A hyper-parameter out of range, where it is concrete. From `init`: no client has
-        all views, or there are fewer samples than clusters.
+        all views, there are fewer samples than clusters, or a client has fewer than
+        `min_cluster_size`.
     """
     hyper = hyper or FedHKHyperparams()
     codec = codec or whole()
@@ -161,10 +163,13 @@ def e_fkmvc(
         return jnp.all(server.models.change <= hyper.tolerance)
 
     make = statistics_round if config.aggregation == "statistics" else average_round
+    each = make(config, hyper, codec)
+    if config.min_cluster_size is not None:
+        each = transformed(each, guarded(config.min_cluster_size))
     return FederatedAlgorithm(
         init,
         setup_phases(config, codec),
-        (make(config, hyper, codec),),
+        (each,),
         (finish_phase(config, hyper, codec),),
         assign,
         done=done,
@@ -216,6 +221,8 @@ def _check_federation(config: FedHKConfig, federation: Federation) -> None:
             "federation: no client holds all views; one at least is needed, to tell which clusters"
             " of different views belong together"
         )
+    if config.min_cluster_size is not None:
+        federation.check_rows(config.min_cluster_size, "min_cluster_size")
     masks = [cohort.mask for cohort in federation.cohorts]
     if not any(isinstance(mask, jax.core.Tracer) for mask in masks):
         n = sum(int(np.asarray(mask).sum()) for mask in masks)

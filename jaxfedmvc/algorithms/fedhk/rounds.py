@@ -32,6 +32,8 @@ from jaxfedmvc.algorithms.fedhk.model import (
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.federation import Cohort
+from jaxfedmvc.messages.clusters import large_only
+from jaxfedmvc.messages.transforms import Transform
 
 
 def broadcast(codec: Codec, state: ServerState, view_ids: tuple[int, ...]) -> tuple[PyTree, Array]:
@@ -78,6 +80,25 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
         return state._replace(models=models), progress(models)
 
     return Phase(functools.partial(broadcast, codec), client, server, reduce="sum")
+
+
+def guarded(least: int) -> Transform:
+    """Returns what keeps the sums N and W of clusters back whose weight W in a view is too small.
+
+    The server then moves a centre by the other clients' sums alone, and J may rise.
+    """
+
+    def transform(key: Array, message: Sums, sent: PyTree) -> Sums:
+        kept = {
+            v: large_only(message.numerators[v], weights, least)
+            for v, weights in message.weights.items()
+        }
+        return message._replace(
+            numerators={v: numerators for v, (numerators, _) in kept.items()},
+            weights={v: weights for v, (_, weights) in kept.items()},
+        )
+
+    return transform
 
 
 def relative_deltas(config: FedHKConfig, scales: dict[int, Scale]) -> Array:

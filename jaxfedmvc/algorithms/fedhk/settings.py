@@ -33,6 +33,9 @@ class FedHKConfig:
       personal_steps: Number of steps by which clients make the model their own.
       n_restarts: Number of starts; they share the rounds and multiply their bytes, and the one of
         least objective is kept.
+      min_cluster_size: Least weight of a client's rows in a cluster for which their sum is sent.
+        A row weighs 1 at most, so that a sum is over so many rows or more, and none of them is a
+        greater share of it. Clients need as many rows. None: off.
     """
 
     n_clusters: int
@@ -43,6 +46,7 @@ class FedHKConfig:
     personal: Literal["none", "proximal", "mix", "gradient"] = "none"
     personal_steps: int = 20
     n_restarts: int = 1
+    min_cluster_size: int | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -51,7 +55,16 @@ class FedHKConfig:
           ValueError: Names the setting that is wrong.
         """
         checks.at_least(self, 1, "n_clusters", "local_steps", "personal_steps", "n_restarts")
+        checks.at_least(self, 1, "min_cluster_size")
         checks.choices(self)
+        is_guarded = self.min_cluster_size is not None
+        if is_guarded and (self.aggregation, self.hkc) != ("statistics", "bandwidth"):
+            raise checks.wrong(
+                "min_cluster_size",
+                self.min_cluster_size,
+                "None but with aggregation='statistics' and hkc='bandwidth', where clients send"
+                " sums in which a row weighs 1 at most",
+            )
 
 
 @struct.dataclass
@@ -180,6 +193,12 @@ class Parafac2Config(FedHKConfig):
             raise checks.wrong(
                 "aggregation", self.aggregation, "'statistics', since PARAFAC2 is fitted to sums"
             )
+        if self.min_cluster_size is not None:
+            raise checks.wrong(
+                "min_cluster_size",
+                self.min_cluster_size,
+                "None with PARAFAC2, whose messages are not all sums of a cluster's rows",
+            )
         if self.placement == "views":
             _check_bandwidth(self)
 
@@ -274,6 +293,7 @@ def check_accountable(config: FedHKConfig) -> None:
         ("aggregation", "statistics", "averages of centres have no bounded sensitivity"),
         ("personal", "none", "personal centres know of no clipping"),
         ("n_restarts", 1, "each start would be a release of its own in every round"),
+        ("min_cluster_size", None, "which sums are left out would depend on single samples"),
     ):
         if (got := getattr(config, name)) != allowed:
             raise checks.wrong(name, got, f"{allowed!r} with differential privacy: {why}")

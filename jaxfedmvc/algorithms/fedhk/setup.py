@@ -24,8 +24,9 @@ from jaxfedmvc.federation import Cohort
 
 # Name of the exchange of summaries, the one that is no sum, as `secure_aggregation` takes it.
 SUMMARIES = "setup[2]"
-# A summary stands for so many samples on average.
+# A summary stands for so many samples on average, and at least.
 _SAMPLES_OF_A_SUMMARY = 5
+_LEAST_OF_A_SUMMARY = 2
 # k-means++ starts over the summaries, over all restarts.
 _N_INIT = 10
 
@@ -118,12 +119,15 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
 
     Every client with all views clusters its samples, views concatenated and each divided by its
     total standard deviation, into at most 2c clusters of five samples on average, and sends their
-    centres and sizes; clusters of a single sample are left out: two is the least. The paper runs
+    centres and sizes; clusters of a single sample are left out: two is the least, unless
+    `min_cluster_size` says more, and then clusters have twice that on average. The paper runs
     k-means on pooled samples, view by view, whose clusters of different views do not belong
     together. What is sent here still tells of few samples each, and is no sum over clients:
     `private` starts without it.
     """
     n_summaries = 2 * config.n_clusters
+    least = max(config.min_cluster_size or 0, _LEAST_OF_A_SUMMARY)
+    average = max(2 * (config.min_cluster_size or 0), _SAMPLES_OF_A_SUMMARY)
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[dict, dict]:
         scales = {v: state.scales[v] for v in view_ids}
@@ -147,10 +151,10 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
             axis=1,
         )
         # One start does: twice as many clusters as are wanted need not be the best ones.
-        limit = jnp.sum(client.mask) // _SAMPLES_OF_A_SUMMARY
+        limit = jnp.sum(client.mask) // average
         found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
         counts = jnp.sum(jax.nn.one_hot(found.labels, n_summaries) * client.mask[:, None], axis=0)
-        kept = counts > 1
+        kept = counts >= least
         return state, (jnp.where(kept[:, None], found.centroids, 0.0), counts * kept), ()
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:

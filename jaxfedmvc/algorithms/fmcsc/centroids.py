@@ -19,6 +19,8 @@ from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort
+from jaxfedmvc.messages.clusters import min_cluster_size
+from jaxfedmvc.messages.transforms import transformed
 
 
 def phases(config: FMCSCConfig) -> tuple[Phase, ...]:
@@ -29,8 +31,12 @@ def phases(config: FMCSCConfig) -> tuple[Phase, ...]:
             Phase(_send_result, _receive, _keep, reduce="sum"),
         )
     lloyd = Phase(_send_centroids, partial(_tally, config), _move_centroids, reduce="sum")
+    own = Phase(send_model, partial(_own_centroids, config), partial(_cluster_centroids, config))
+    if config.min_cluster_size is not None:
+        guard = min_cluster_size(config.min_cluster_size)
+        own, lloyd = transformed(own, guard), transformed(lloyd, guard)
     return (
-        Phase(send_model, partial(_own_centroids, config), partial(_cluster_centroids, config)),
+        own,
         *(lloyd,) * config.centroid_rounds,
         Phase(_send_centroids, _receive, _keep, reduce="sum"),
     )

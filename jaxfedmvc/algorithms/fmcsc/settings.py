@@ -55,6 +55,9 @@ class FMCSCConfig:
         send the sum and the number of their rows of H in each cluster; rows belong to the nearest
         of the common centroids.
       centroid_rounds: Lloyd's steps of federated k-means.
+      min_cluster_size: Least number of a client's rows in a cluster for which federated k-means is
+        sent their sum or centroid; of smaller clusters nothing is sent. None: off. A leader's
+        centroids travel without numbers of rows and cannot have it.
     """
 
     n_clusters: int
@@ -75,6 +78,7 @@ class FMCSCConfig:
     target: Literal["own", "global"] = "own"
     centroids: Literal["leader", "federated"] = "leader"
     centroid_rounds: int = 10
+    min_cluster_size: int | None = None
 
     def __post_init__(self) -> None:
         """Checks all fields.
@@ -83,7 +87,7 @@ class FMCSCConfig:
           ValueError: Names the field, its value and what is allowed.
         """
         checks.at_least(self, 1, "n_clusters", "latent_dim", "head_hidden", "batch_size")
-        checks.at_least(self, 1, "n_bins", "n_init", "centroid_rounds")
+        checks.at_least(self, 1, "n_bins", "n_init", "centroid_rounds", "min_cluster_size")
         checks.at_least(
             self, 0, "pretrain_epochs", "local_epochs", "distill_epochs", "leader_epochs"
         )
@@ -98,6 +102,13 @@ class FMCSCConfig:
                 self.partial_rounds,
                 "False with partial_models='branch', where nothing that partial clients could send"
                 " is used",
+            )
+
+        if self.min_cluster_size is not None and self.centroids == "leader":
+            raise checks.wrong(
+                "min_cluster_size",
+                self.min_cluster_size,
+                "None with centroids='leader', which travel without numbers of rows",
             )
 
     @property

@@ -1,5 +1,6 @@
 """E-FKMVC: its federation against pooled data and a plain implementation, and its promises."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -10,7 +11,13 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms.fedhk import SUMMARIES, FedHKConfig, FedHKHyperparams, e_fkmvc
+from jaxfedmvc.algorithms.fedhk import (
+    SUMMARIES,
+    FedHKConfig,
+    FedHKHyperparams,
+    Parafac2Config,
+    e_fkmvc,
+)
 from jaxfedmvc.algorithms.fedhk import centres as centres_of
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.client import (
@@ -21,6 +28,7 @@ from jaxfedmvc.algorithms.fedhk.client import (
     personalised,
 )
 from jaxfedmvc.algorithms.fedhk.model import Model, Scale, ServerState
+from jaxfedmvc.algorithms.fedhk.rounds import guarded
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import check_sums, secure_aggregation
@@ -423,6 +431,68 @@ def test_gradient_steps_are_those_of_automatic_differentiation(per_sample):
             else:
                 kept = np.maximum(weights - eta * slope / n, 1e-3)
                 np.testing.assert_allclose(lowered, kept / kept.sum(), rtol=1e-4)
+
+
+# --- Sums over few rows ---------------------------------------------------------------------------
+
+
+def test_a_fuzzy_sum_for_a_cluster_without_rows_is_the_nearest_row_and_a_guard_keeps_it_back():
+    """The far centre gets next to no weight, and that from one row; 24 rows hold the near one."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(24, 2)).astype(np.float32)
+    x[7] = [3.5, 0.0]
+    samples = Samples({0: jnp.asarray(x)}, {0: jnp.float32(0.05)}, jnp.ones(24, bool))
+    sums = local_sums(
+        FedHKConfig(2),
+        FedHKHyperparams(),
+        samples,
+        {0: jnp.array([[0.0, 0.0], [9.0, 0.0]])},
+        jnp.ones(1),
+    )
+    assert sums.weights[0][1] < 0.1
+    np.testing.assert_allclose(sums.numerators[0][1] / sums.weights[0][1], x[7], atol=0.02)
+    kept = guarded(2)(KEY, sums, ())
+    np.testing.assert_array_equal(kept.numerators[0][1], 0)
+    assert kept.weights[0][1] == 0
+    np.testing.assert_array_equal(kept.numerators[0][0], sums.numerators[0][0])
+    chex.assert_trees_all_equal(kept[2:], sums[2:])
+
+
+def test_with_a_least_cluster_size_no_summary_stands_for_fewer():
+    views, _ = make_views()
+    fed = federation(views, shares("iid"))
+    for least, found in ((None, 2), (4, 4)):
+        algorithm = e_fkmvc(FedHKConfig(C, min_cluster_size=least))
+        server, (states,) = algorithm.init(KEY, fed)
+        scales = started(views).scales
+        server = server._replace(scales=scales)
+        phase = algorithm.setup[2]
+        state, client = (jax.tree.map(lambda x: x[0], tree) for tree in (states, fed.cohorts[0]))
+        state = dataclasses.replace(state, scales=scales)
+        sent = phase.broadcast(server, (0, 1))
+        _, (rows, counts), _ = jax.jit(phase.client)(KEY, sent, state, client)
+        counts = np.asarray(counts)
+        assert counts.max() > 0 and counts[counts > 0].min() >= found
+        assert not np.asarray(rows)[counts == 0].any()
+
+
+def test_clients_with_fewer_rows_than_a_sum_needs_are_refused():
+    views, _ = make_views()
+    algorithm = e_fkmvc(FedHKConfig(C, min_cluster_size=2))
+    with pytest.raises(ValueError, match=r"client 3 .* has 1 samples; allowed is 2 or more"):
+        algorithm.init(KEY, federation(views, shares("sorted")))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"min_cluster_size": 0}]
+    + [{"min_cluster_size": 2} | more for more in ({"hkc": "minmax"}, {"aggregation": "average"})],
+)
+def test_a_least_cluster_size_needs_sums_of_weights_of_one_at_most(change):
+    with pytest.raises(ValueError, match=r"min_cluster_size: got .*; allowed is"):
+        FedHKConfig(C, **change)
+    with pytest.raises(ValueError, match="min_cluster_size: got 2; allowed is None with PARAFAC2"):
+        Parafac2Config(C, min_cluster_size=2)
 
 
 # --- Averages of centres --------------------------------------------------------------------------

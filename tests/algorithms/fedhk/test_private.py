@@ -380,6 +380,7 @@ def test_moments_without_noise_are_those_of_the_pooled_samples():
         np.testing.assert_allclose(server.scales[v].variance, x.var(axis=0).sum(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_little_noise_leaves_the_clusters():
     labels, server = program()(KEY, 0.1, 1.0)
     assert agreement(labels) > 0.9
@@ -445,6 +446,7 @@ def test_a_sum_with_too_little_noise_is_refused():
         ({"hkc": "minmax"}, {}, "hkc: got 'minmax'; allowed is 'bandwidth'"),
         ({"aggregation": "average"}, {}, "aggregation: got 'average'; allowed is 'statistics'"),
         ({"personal": "mix"}, {}, "personal: got 'mix'; allowed is 'none'"),
+        ({"min_cluster_size": 2}, {}, "min_cluster_size: got 2; allowed is None"),
         ({"n_restarts": 2}, {}, "n_restarts: got 2; allowed is 1"),
     ],
 )

@@ -101,6 +101,40 @@ def test_federated_centroids_are_lloyds_on_all_rows(federation, pretrained):
     assert (labels[~real] == -1).all()
 
 
+def test_no_row_of_h_travels_alone_with_a_least_cluster_size(federation):
+    """One row is nearest to the second centroid: its sum is that row, and is not sent."""
+    plain, guarded = (
+        build(centroids="federated", min_cluster_size=least).finish[1] for least in (None, 2)
+    )
+    client = at(federation.cohorts[1], 0)
+    h = jnp.zeros((len(client.mask), CONFIG.latent_dim)).at[0].set(5.0)
+    assert client.mask[0]
+    centroids = jnp.stack([h[1], h[0]])
+    state = NOTHING._replace(h=h)
+    _, (sums, sizes), _ = plain.client(KEY, centroids, state, client)
+    rows = int(jnp.sum(client.mask))
+    np.testing.assert_array_equal(sums[1], h[0])
+    np.testing.assert_array_equal(sizes, [rows - 1, 1])
+    _, (sums, sizes), _ = guarded.client(KEY, centroids, state, client)
+    np.testing.assert_array_equal(sums[1], 0)
+    np.testing.assert_array_equal(sizes, [rows - 1, 0])
+
+
+def test_own_centroids_of_small_clusters_are_not_sent_and_not_counted(federation, pretrained):
+    plain, guarded = (
+        build(centroids="federated", min_cluster_size=least).finish[0] for least in (None, 4)
+    )
+    client = at(federation.cohorts[1], 1)  # of six rows: two clusters of four it cannot have
+    sent = plain.broadcast(pretrained.server, client.view_ids)
+    state = NOTHING._replace(h=jnp.zeros((len(client.mask), CONFIG.latent_dim)))
+    _, (own, sizes), _ = client_program(plain.client)(KEY, sent, state, client)
+    _, (kept, left), _ = client_program(guarded.client)(KEY, sent, state, client)
+    large = np.asarray(sizes) >= 4
+    assert not large.all() and int(sizes.sum()) == 6
+    np.testing.assert_array_equal(left, np.where(large, sizes, 0))
+    close(kept, np.where(large[:, None], own, 0))
+
+
 def new_clients(view_ids, n=3, rows=9):
     rng = np.random.default_rng(8)
     return Cohort(

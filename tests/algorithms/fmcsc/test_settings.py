@@ -29,6 +29,8 @@ from tests.algorithms.fmcsc.tiny import CONFIG
         {"target": "joint"},
         {"centroids": "first"},
         {"centroid_rounds": 0},
+        {"min_cluster_size": 0, "centroids": "federated"},
+        {"min_cluster_size": 2},
         {"partial_models": "none"},
         {"partial_rounds": True, "partial_models": "branch"},
     ],

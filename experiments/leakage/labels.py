@@ -1,0 +1,93 @@
+"""Attacks on labels and rankings: VertCoHiRF's, in which no number of a feature travels.
+
+The first round is read, in which all samples are active: an agent's label of each, and its place in
+the list of its consensus cluster. Later rounds tell the same of ever fewer samples, and medoids are
+identifiers. A peer knows all of it; what one agent sends is attacked alone, as with other methods.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.leakage.samples import Upload, attacked, rated
+from experiments.leakage.scenario import LeakageSettings, Scenario
+from experiments.leakage.uploads import overheard
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.vertcohirf import VertCoHiRFConfig, vertcohirf
+
+# Rounds at most; the method ends before, where nothing merges any more.
+_ROUNDS = 30
+# Messages are widened to a multiple of so many columns.
+_COLUMNS = 32
+
+
+class LabelAttacks:
+    """VertCoHiRF among the participants' agents, one for each view."""
+
+    def __init__(self, n_clusters: int, settings: LeakageSettings) -> None:
+        """Prepares the method; compiles nothing yet.
+
+        Raises:
+          ValueError: A setting is out of range.
+        """
+        self.settings = settings
+        self.algorithm = vertcohirf(VertCoHiRFConfig(n_clusters))
+        recording = self.algorithm._replace(round=tuple(map(overheard, self.algorithm.round)))
+        self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, _ROUNDS))
+
+    def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
+        """Scores the attacks on the labels and rankings of a run, and the run itself."""
+        key, public_key, attack_key = jax.random.split(jax.random.key(seed), 3)
+        result = self.run(scenario.participants, key)
+        held = first_messages(result)
+        public = first_messages(self.run(scenario.public, public_key))
+        # Columns of zeros for labels that nobody gives: few programs for all messages.
+        widest = max(message.shape[1] for message in [*held, *public])
+        rank = -(-widest // _COLUMNS) * _COLUMNS
+        uploads = [
+            Upload(v, rank, *(np.pad(m, ((0, 0), (0, rank - m.shape[1]))) for m in pair), None)
+            for v, pair in enumerate(zip(held, public, strict=True))
+        ]
+        found = attacked(attack_key, scenario, uploads, _labels_of, self.settings, permuted=True)
+        n_links = len(uploads) * (len(uploads) - 1)
+        up = engine.traffic(self.algorithm, scenario.participants)["round"].up
+        return found | {"bytes": up / n_links} | rated(scenario.labels, result.labels[0][0])
+
+
+def first_messages(result: engine.RunResult) -> list[np.ndarray]:
+    """Reads what each agent tells of its samples in the first round, as a matrix [n, 1 + labels].
+
+    The first column is the sample's place in its list from 0 to 1, best first; then the label's
+    indicators.
+    """
+    by_phase = [
+        [jax.tree.map(lambda x: np.asarray(x[0, 0]), info) for info in phase["clients"]]
+        for phase in result.info["rounds"]
+    ]
+    matrices = []
+    for clustered, ranked in zip(*by_phase, strict=True):
+        labels = clustered["message"]["labels"]
+        place = places(ranked["message"]["ranking"], ranked["sent"].codes)
+        matrices.append(np.concatenate([place[:, None], np.eye(labels.max() + 1)[labels]], axis=1))
+    return matrices
+
+
+def places(ranking: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Computes each sample's place in the list of its cluster, from 0, the first, to 1.
+
+    Args:
+      ranking: Samples, the lists of clusters 0, 1, .. one after another, [n].
+      codes: Cluster of each sample, [n].
+    """
+    sizes = np.bincount(codes)
+    starts = np.cumsum(sizes) - sizes
+    place = np.empty(len(codes))
+    place[ranking] = np.arange(len(codes))
+    return (place - starts[codes]) / np.maximum(sizes[codes] - 1, 1)
+
+
+def _labels_of(key: Any, message: np.ndarray) -> np.ndarray:
+    return np.argmax(message[:, 1:], axis=1)

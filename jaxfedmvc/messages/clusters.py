@@ -1,0 +1,59 @@
+"""A guard for messages that hold sums of a client's rows, one for each cluster.
+
+The sum over one row is that row, and the sum over two is no secret either. A client with the guard
+sends nothing of a cluster that has too few of its rows: neither their sum nor their number.
+
+The guard looks at one message. Who sees the sums of two rounds sees their difference too, which may
+be over fewer rows than either; and what is known from elsewhere of all rows but one gives the last
+one away. Against these only noise or secure aggregation helps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxfedmvc.checks import wrong
+from jaxfedmvc.messages.transforms import Transform
+
+PyTree = Any
+
+
+def large_only(sums: PyTree, sizes: Array, least: int) -> tuple[PyTree, Array]:
+    """Sets sums and sizes of clusters below a size to zero.
+
+    Sizes may be sums of weights of rows instead of counts. Where each weight is 1 or less, a
+    cluster that stays has `least` rows or more, and none of them makes up more than a share of
+    1 / `least` of its weight.
+
+    Args:
+      sums: A pytree of arrays that begin with the axes of `sizes`, such as [K, d].
+      sizes: Number of rows in each cluster, such as [K]; NaN counts as too few.
+      least: Least size that stays, static.
+    """
+    stays = sizes >= least
+
+    def kept(x: Array) -> Array:
+        return jnp.where(stays.reshape(*stays.shape, *[1] * (x.ndim - stays.ndim)), x, 0)
+
+    return jax.tree.map(kept, sums), kept(sizes)
+
+
+def min_cluster_size(least: int) -> Transform:
+    """Sets what a message tells of clusters of fewer than `least` rows to zero.
+
+    The message is a pair of sums (or means) and sizes, as `large_only` takes them.
+
+    Raises:
+      ValueError: `least` is below 1.
+    """
+    if least < 1:
+        raise wrong("least", least, "1 or more")
+
+    def transform(key: Array, message: tuple[PyTree, Array], sent: PyTree) -> Any:
+        return large_only(*message, least)
+
+    return transform
