@@ -50,7 +50,7 @@ def client_program(
 
 
 def strong(tree: PyTree) -> PyTree:
-    """Returns arrays without weak types, which a round may add or drop: programs would be compiled anew."""
+    """Returns arrays without weak types, which a round may add or drop, and which compile anew."""
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 

@@ -1,12 +1,16 @@
 """Real processes over Flower: the simulation's labels, certificates, faults, hostile apps."""
 
+import json
+import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from jaxfedmvc import deploy
 from jaxfedmvc.deploy import Job
 from jaxfedmvc.engine.streaming import run_streaming
 from tests.algorithms import test_common as common
@@ -21,16 +25,12 @@ KINDS = {"e_fkmvc": "horizontal", "mgcd": "vertical", "vertcohirf": "vertical"}
 
 
 def write_job(folder, job):
-    lines = [
-        f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}"
-        for k, v in job.to_json().items()
-        if k != "settings"
-    ]
-    settings = [
-        f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v}" for k, v in job.settings.items()
-    ]
+    told = {k: v for k, v in job.to_json().items() if v is not None}
+    settings = told.pop("settings")
+    lines = [f"{k} = {json.dumps(v)}" for k, v in told.items()]
+    lines += ["[settings]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
     path = folder / f"{job.name}.toml"
-    path.write_text("\n".join([*lines, "[settings]", *settings]) + "\n")
+    path.write_text("\n".join(lines) + "\n")
     assert Job.from_toml(path) == job
     return path
 
@@ -61,13 +61,11 @@ def test_processes_find_the_simulations_clusters(kind, tmp_path):
     host = jax.tree.map(np.asarray, ordered(federation))
     for name in methods:
         algorithm = local.job_of(name, federation.n_clients).make(federation.n_clients)
-        with jax.disable_jit(False):
-            simulated = simulate(algorithm, host)
+        simulated = simulate(algorithm, host)
         for cohort, labels in zip(host.cohorts, simulated.labels, strict=True):
             for k, client in enumerate(cohort.client_ids.tolist()):
                 expected = np.asarray(labels)[k][cohort.mask[k]]
                 np.testing.assert_array_equal(labels_of(tmp_path, client, name), expected)
-    assert run_streaming is not None
 
 
 def test_only_registered_nodes_with_the_right_certificate_connect(tmp_path):
@@ -140,10 +138,9 @@ def test_a_hostile_app_gets_nothing_but_a_refusal(tmp_path):
         "horizontal", common.parts("horizontal", (((0, 1), {0: 8, 1: 8}),))
     )
     app = tmp_path / "app"
-    source = demo._BIN and __import__("jaxfedmvc.deploy.__main__", fromlist=["_APP"])._APP
-    import shutil
-
-    shutil.copytree(source, app, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(deploy.__file__).parent / "app", app, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (app / "jaxfedmvc_job" / "server_app.py").write_text(HOSTILE)
     stealing = STEALING.replace("FILE", str(tmp_path / "data0.npz"))
     (app / "jaxfedmvc_job" / "client_app.py").write_text(stealing)
@@ -169,7 +166,7 @@ def test_a_superlink_and_a_node_that_are_killed_do_not_end_the_job(tmp_path):
     federation = common.federation(
         "horizontal", common.parts("horizontal", (((0, 1), {0: 8, 1: 8, 2: 7}),))
     )
-    job = local.job_of("e_fkmvc", 3, "first", rounds=40, deadline=30.0)
+    job = local.job_of("e_fkmvc", 3, "first", rounds=15, deadline=30.0)
     path = write_job(tmp_path, job)
     with demo.network(tmp_path / "net", secure=False) as here:
         paths = start_nodes(here, tmp_path, federation, ["e_fkmvc"])
@@ -202,7 +199,7 @@ def test_a_superlink_and_a_node_that_are_killed_do_not_end_the_job(tmp_path):
         here.submit(path, tmp_path / "results")
     algorithm = job.make(3)
     host = jax.tree.map(np.asarray, ordered(federation))
-    simulated = run_streaming(algorithm, host, jax.random.key(7), 40, client_chunk=1)
+    simulated = run_streaming(algorithm, host, jax.random.key(7), 15, client_chunk=1)
     for k in range(3):
         expected = simulated.labels[0][k][host.cohorts[0].mask[k]]
         np.testing.assert_array_equal(labels_of(tmp_path, k, "first"), expected)
