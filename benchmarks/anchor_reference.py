@@ -1,0 +1,131 @@
+"""IMVC-CBG in plain NumPy: its equations, samples in columns as the paper writes them.
+
+It is an oracle, small enough to check by eye, and the peer that `benchmarks.pooled` measures
+against. Everything is computed for all samples at once, which is kinder to NumPy than a loop over
+samples for their projections onto the simplex. Computed in the type of the views; the last k-means
+is scikit-learn's.
+
+Source: Wang et al., "Highly-efficient incomplete large-scale multi-view clustering with consensus
+bipartite graph", CVPR 2022; what is minimised, and where it starts, is said in
+`jaxfedmvc.algorithms.pooled.imvc_cbg`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
+
+
+class AnchorGraph(NamedTuple):
+    """A fit.
+
+    Attributes:
+      z: The graph Z, [m, N].
+      trace: The objective after each pass.
+    """
+
+    z: np.ndarray
+    trace: list[float]
+
+
+def anchor_graph(
+    views: Sequence[np.ndarray],
+    observed: np.ndarray,
+    n_clusters: int,
+    *,
+    n_anchors: int | None = None,
+    lam: float = 0.0,
+    max_iter: int = 50,
+    tol: float = 1e-3,
+) -> AnchorGraph:
+    """Fits the graph between samples and anchors.
+
+    Args:
+      views: [N, D_v] each.
+      observed: bool [N, V].
+      n_clusters: c.
+      n_anchors: m; c if None.
+      lam: Weight of the graph's norm.
+      max_iter: Most passes.
+      tol: Relative change of the objective at which it stops.
+    """
+    c, n = n_clusters, len(observed)
+    m = n_anchors or c
+    dtype = views[0].dtype
+    seen = observed.T.astype(dtype)  # [V, N]
+    x = [np.where(o, view.T, 0) for o, view in zip(observed.T, views, strict=True)]
+    x = [part / norms(part) for part in x]
+    a = np.full(len(x), 1 / len(x), dtype)
+    anchors, z = np.zeros((c, m), dtype), np.eye(m, n, dtype=dtype)
+    trace: list[float] = []
+    for _ in range(max_iter):
+        w = [polar(part @ z.T @ anchors.T) for part in x]
+        mixed = sum(s**2 * u.T @ part for s, u, part in zip(a, w, x, strict=True))  # [c, N]
+        anchors = polar(mixed @ z.T)
+        weight = a**2 @ seen + dtype.type(lam)
+        z = simplex(anchors.T @ mixed / weight)
+        errors = np.array(
+            [
+                np.sum((part - u @ (anchors @ z) * o) ** 2)
+                for u, part, o in zip(w, x, seen, strict=True)
+            ]
+        )
+        a = (1 / errors / np.sum(1 / errors)).astype(dtype)
+        trace.append(float(np.sum(a**2 * errors) + lam * np.sum(z**2)))
+        if len(trace) > 1 and abs(trace[-1] - trace[-2]) <= tol * abs(trace[-1]):
+            break
+    return AnchorGraph(z, trace)
+
+
+def norms(x: np.ndarray) -> np.ndarray:
+    """Returns the lengths of columns, safe to divide by."""
+    return np.maximum(np.linalg.norm(x, axis=0), 1e-12).astype(x.dtype)
+
+
+def polar(c: np.ndarray) -> np.ndarray:
+    """Returns U V^T of the thin SVD; the identity's first columns for a zero matrix."""
+    if not c.any():
+        return np.eye(*c.shape, dtype=c.dtype)
+    u, _, vt = np.linalg.svd(c, full_matrices=False)
+    return u @ vt
+
+
+def simplex(v: np.ndarray) -> np.ndarray:
+    """Projects columns [m, n] onto the simplex {z >= 0, sum z = 1}, by sorting."""
+    ordered = -np.sort(-v, axis=0)
+    place = np.arange(1, len(v) + 1, dtype=v.dtype)[:, None]
+    excess = (np.cumsum(ordered, axis=0) - 1) / place
+    last = np.sum(ordered > excess, axis=0) - 1
+    return np.maximum(v - np.take_along_axis(excess, last[None], axis=0), 0)
+
+
+def imvc_cbg_labels(
+    views: Sequence[np.ndarray],
+    observed: np.ndarray,
+    n_clusters: int,
+    *,
+    n_init: int = 20,
+    **settings: Any,
+) -> np.ndarray:
+    """Clusters the rows [N] by k-means of the graph's left singular vectors, of length 1.
+
+    Args:
+      views: See `anchor_graph`.
+      observed: See `anchor_graph`.
+      n_clusters: c.
+      n_init: Starts of k-means.
+      **settings: Of `anchor_graph`.
+    """
+    z = anchor_graph(views, observed, n_clusters, **settings).z
+    rows = np.linalg.svd(z.T, full_matrices=False)[0][:, :n_clusters]
+    return k_means(rows / norms(rows.T)[:, None], n_clusters, n_init)
+
+
+def k_means(rows: np.ndarray, n_clusters: int, n_init: int) -> np.ndarray:
+    """Clusters rows by scikit-learn's k-means, on one core: it loses by several on small data."""
+    with threadpool_limits(1, "openmp"):
+        return KMeans(n_clusters, n_init=n_init, random_state=0).fit_predict(rows)

@@ -1,0 +1,209 @@
+"""Comparison methods beside the form that authors give them: `python -m benchmarks.pooled`.
+
+A deep method, MFLVC, against an eager PyTorch loop over batches (`benchmarks.mflvc_reference`; it
+takes `.venv/bin/pip install -e '.[bench]'`), and one of anchor graphs, IMVC-CBG, against NumPy
+(`benchmarks.anchor_reference`), in float64, which is MATLAB's type, and in float32. Views are
+random; the number of passes is fixed, since it is all that depends on them. All variants take turns
+in one run, the best time of each counts, compilation is apart.
+
+Last the memory that XLA plans for IMVC-CBG, by the number of samples: it should grow with N (D + m)
+and never with N^2.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags, logging
+
+from benchmarks.anchor_reference import imvc_cbg_labels
+from benchmarks.machine import machine_peaks, peak_of, take_turns
+from jaxfedmvc.algorithms.pooled import imvc_cbg, mflvc
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("parts", ["deep", "anchor", "memory"], "Which of deep, anchor, memory.")
+flags.DEFINE_integer("deep_rows", 2048, "Samples of MFLVC, a multiple of 256.")
+flags.DEFINE_integer("deep_width", 784, "Features of each of its two views.")
+flags.DEFINE_integer("effort", 20, "MFLVC's epochs and k-means starts, divided by this.")
+flags.DEFINE_integer("anchor_rows", 10_000, "Samples of IMVC-CBG.")
+flags.DEFINE_list("anchor_widths", ["512", "256", "128"], "Features of its views.")
+flags.DEFINE_integer("anchors_per_cluster", 2, "Anchors m, of ten clusters.")
+flags.DEFINE_integer("passes", 20, "Passes of IMVC-CBG.")
+flags.DEFINE_list("memory_rows", ["10000", "40000"], "Samples whose memory is tabulated.")
+flags.DEFINE_integer("repeats", 2, "Turns; the best counts.", lower_bound=1)
+flags.DEFINE_string("json", None, "Also write the numbers to this file.")
+
+CLUSTERS = 10
+# Epochs of MFLVC's phases, and starts of k-means, at its defaults.
+DEFAULTS = {"pretrain_epochs": 200, "contrast_epochs": 50, "tune_epochs": 50, "n_init": 100}
+Calls = dict[str, Callable[[], Any]]
+
+
+def compiled(fit: Callable[..., Any], views: Any, observed: Any) -> tuple[Any, float]:
+    """Returns the program of a fit, and the seconds that it took to make it."""
+    began = time.perf_counter()
+    program = jax.jit(fit).lower(jax.random.key(0), views, observed).compile()
+    return program, time.perf_counter() - began
+
+
+def random_views(rows: int, widths: list[int]) -> tuple[np.ndarray, ...]:
+    """Returns views in [0, 1]."""
+    rng = np.random.default_rng(0)
+    return tuple(rng.random((rows, width), np.float32) for width in widths)
+
+
+# --- The deep method ------------------------------------------------------------------------------
+
+
+def deep_config() -> mflvc.MFLVCConfig:
+    """Returns MFLVC's defaults with a part of their epochs, which are alike, and of its starts."""
+    return mflvc.MFLVCConfig(
+        CLUSTERS, **{name: max(1, value // FLAGS.effort) for name, value in DEFAULTS.items()}
+    )
+
+
+def deep_flops(config: mflvc.MFLVCConfig, rows: int, widths: list[int]) -> float:
+    """Returns the operations of the networks in a run, from shapes.
+
+    Forward 2 n P; backward as much for weights and again for inputs, but not the first layer's.
+    """
+    total = 0.0
+    for width in widths:
+        encoder = (width, *config.hidden, config.latent_dim)
+        half = sum(a * b for a, b in itertools.pairwise(encoder))
+        step = 2.0 * rows * (3 * 2 * half - width * encoder[1])
+        total += step * (config.pretrain_epochs + config.contrast_epochs)
+        total += 2.0 * rows * (3 * half - width * encoder[1]) * config.tune_epochs
+    return total
+
+
+def deep_calls() -> tuple[Calls, dict[str, float]]:
+    """Returns a run of ours and of the loop, and what they took to compile."""
+    config, hyper = deep_config(), mflvc.MFLVCHyperparams()
+    views = random_views(FLAGS.deep_rows, [FLAGS.deep_width] * 2)
+    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((FLAGS.deep_rows, 2), bool)
+    program, took = compiled(lambda *data: mflvc.fit(*data, config, hyper), x, observed)
+    calls: Calls = {"MFLVC, ours": lambda: program(jax.random.key(0), x, observed)}
+    try:
+        from benchmarks.mflvc_reference import mflvc_run
+
+        calls["MFLVC, torch"] = mflvc_run(config, hyper, views)
+    except ImportError:
+        print("torch is not installed: that peer is left out")
+    return calls, {"MFLVC, ours": took}
+
+
+# --- The anchor graph -----------------------------------------------------------------------------
+
+
+def anchor_fit(passes: int) -> Callable[..., Any]:
+    """Returns IMVC-CBG's fit with so many passes."""
+    config = imvc_cbg.IMVCCBGConfig(CLUSTERS, FLAGS.anchors_per_cluster, max_iter=passes)
+    hyper = imvc_cbg.IMVCCBGHyperparams(tol=0.0)
+    return lambda *data: imvc_cbg.fit(*data, config, hyper)
+
+
+def anchor_data(rows: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Returns views, and which of them are observed: a third of the rows lack one."""
+    views = random_views(rows, [int(width) for width in FLAGS.anchor_widths])
+    observed = np.ones((rows, len(views)), bool)
+    lacking = np.arange(0, rows, 3)
+    observed[lacking, lacking // 3 % len(views)] = False
+    return views, observed
+
+
+def anchor_calls() -> tuple[Calls, dict[str, float]]:
+    """Returns a run of ours and of NumPy in both types, and what they took to compile."""
+    views, observed = anchor_data(FLAGS.anchor_rows)
+    x, seen = tuple(map(jnp.asarray, views)), jnp.asarray(observed)
+    program, took = compiled(anchor_fit(FLAGS.passes), x, seen)
+    calls: Calls = {"IMVC-CBG, ours": lambda: program(jax.random.key(0), x, seen)}
+    for dtype in (np.float64, np.float32):
+        peer = [view.astype(dtype) for view in views]
+        calls[f"IMVC-CBG, NumPy {np.dtype(dtype).name}"] = lambda peer=peer: imvc_cbg_labels(
+            peer,
+            observed,
+            CLUSTERS,
+            n_anchors=FLAGS.anchors_per_cluster * CLUSTERS,
+            max_iter=FLAGS.passes,
+            tol=0.0,
+        )
+    return calls, {"IMVC-CBG, ours": took}
+
+
+def memory_table() -> list[dict[str, float]]:
+    """Returns what XLA plans for a fit of so many samples, in MB; nothing is computed."""
+    rows = []
+    for n in map(int, FLAGS.memory_rows):
+        shapes = [jax.ShapeDtypeStruct((n, int(w)), jnp.float32) for w in FLAGS.anchor_widths]
+        observed = jax.ShapeDtypeStruct((n, len(shapes)), bool)
+        program, _ = compiled(anchor_fit(FLAGS.passes), tuple(shapes), observed)
+        stats = program.memory_analysis()
+        rows.append(
+            {
+                "rows": n,
+                "views_MB": stats.argument_size_in_bytes / 1e6,
+                "temporary_MB": stats.temp_size_in_bytes / 1e6,
+                "bytes_a_row": stats.temp_size_in_bytes / n,
+                "square_MB": 4 * n * n / 1e6,
+            }
+        )
+    return rows
+
+
+# --- The program ----------------------------------------------------------------------------------
+
+
+def main(_: list[str]) -> None:
+    """Measures and prints; see the module's docstring."""
+    logging.set_verbosity(logging.WARNING)
+    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
+    print(f"{jax.devices()[0].device_kind} ({jax.default_backend()}), jax {jax.__version__}")
+    makers = {"deep": deep_calls, "anchor": anchor_calls}
+    variants: Calls = {"matmul": machine_peaks()["matmul"]}
+    compiling: dict[str, float] = {}
+    for part in (part for part in FLAGS.parts if part in makers):
+        calls, took = makers[part]()
+        variants |= calls
+        compiling |= took
+    result: dict[str, Any] = {"compile": compiling}
+    if compiling:
+        best = take_turns(variants, FLAGS.repeats)
+        peak = peak_of(best.pop("matmul"))
+        print(f"measured peak: matmul {peak / 1e9:.0f} GFLOP/s")
+        result |= {"matmul_GFLOPs": peak / 1e9, "seconds": best}
+        for name, took in best.items():
+            mine = best[f"{name.split(',')[0]}, ours"]
+            line = f"  {name:26s} {took:8.2f} s a run, {took / mine:5.2f} x ours"
+            print(line + (f", compile {compiling[name]:.1f} s" if name in compiling else ""))
+    if "deep" in FLAGS.parts:
+        need = deep_flops(deep_config(), FLAGS.deep_rows, [FLAGS.deep_width] * 2)
+        took = result["seconds"]["MFLVC, ours"]
+        print(
+            f"MFLVC: {FLAGS.deep_rows} samples, one part in {FLAGS.effort} of the default epochs;"
+            f" {need / 1e9:.0f} GFLOP of networks, {need / peak:.1f} s at peak, which no form can"
+            f" beat: ours has {need / took / peak:.0%} of it"
+        )
+    if "memory" in FLAGS.parts:
+        print("\nmemory of IMVC-CBG (XLA's account)")
+        result["memory"] = memory_table()
+        for row in result["memory"]:
+            print(
+                f"  N = {row['rows']:6.0f}: views {row['views_MB']:6.1f} MB, temporary"
+                f" {row['temporary_MB']:6.1f} MB = {row['bytes_a_row']:5.0f} bytes a sample (one"
+                f" N x N matrix: {row['square_MB']:.0f} MB)"
+            )
+    if out is not None:
+        json.dump(result, out, indent=1)
+        out.close()
+
+
+if __name__ == "__main__":
+    app.run(main)

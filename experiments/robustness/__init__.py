@@ -1,0 +1,1 @@
+"""What hostile clients do to methods, and what robust reductions save."""

@@ -1,0 +1,200 @@
+"""Accuracy against the share of hostile clients, for each rule: `python -m experiments.robustness`.
+
+The methods run on one set, plain and under every robust reduction of `messages.robust`, attacked in
+the rounds by a growing share of the clients, and by nobody: what a rule costs then stands beside
+what it saves, on clients that are alike and on skewed ones. E-FKMVC is attacked at its start, too,
+which no rule guards. VertCoHiRF's labels have no mean: its rows say so, and show what its own
+consensus bears. Labels score, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from experiments.lib import charts
+from experiments.lib.command import JobSettings, checked
+from experiments.lib.data import DataSettings
+from experiments.lib.folder import append_rows
+from experiments.lib.progress import Progress
+from experiments.lib.study import parse_or_exit, write_summary
+from experiments.robustness.subjects import (
+    MEAN,
+    METHODS,
+    NOBODY,
+    QUICK_METHODS,
+    QUICK_RULES,
+    RULES,
+    RobustnessSettings,
+    Subject,
+    attackers,
+    cells,
+    program,
+    subject,
+)
+from jaxfedmvc import data
+from jaxfedmvc.data.dataset import Dataset
+from jaxfedmvc.files import write_text
+from jaxfedmvc.metrics import host
+
+SCORES = ("acc", "nmi", "ari")
+_CELL = ["method", "clients", "attack", "share", "rule"]
+_FLAGS = {
+    RobustnessSettings: None,
+    DataSettings: ("dataset", "data_dir", "scale"),
+    JobSettings: ("seed", "seeds"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the study that the command line describes; that of this process if it is None."""
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"dataset": "digits", "seeds": "5"})
+    settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
+    seeds = job.all_seeds
+    if settings.quick:
+        settings, seeds = quick(settings), seeds[:1]
+    dataset = checked(lambda: _labelled(source))
+    path = checked(lambda: study.open(f"robustness-{dataset.name}"))
+    with Progress(study.folder.progress) as progress:
+        for name in settings.algorithm:
+            chosen = checked(partial(subject, name, settings, dataset, seeds))
+            measured(name, chosen, settings, seeds, path, progress)
+            jax.clear_caches()
+    runs = pd.read_csv(path / "runs.csv")
+    report(path, runs, f"{dataset.name}, seeds {seeds[0]} to {seeds[-1]}")
+    write_summary(path, {"dataset": dataset.name, "seeds": seeds, "runs": len(runs)})
+    print(f"written: {path}/ (runs.csv, summary.csv, summary.json, flags.txt, *.md, *.png)")
+
+
+def quick(settings: RobustnessSettings) -> RobustnessSettings:
+    """Returns settings of a small run; methods that are asked for by name stay."""
+    return dataclasses.replace(
+        settings,
+        algorithm=QUICK_METHODS if settings.algorithm == METHODS else settings.algorithm,
+        hostile_shares=(0.3,),
+        agent_samples=min(settings.agent_samples, 200),
+    )
+
+
+def _labelled(source: DataSettings) -> Dataset:
+    dataset = data.load(source.dataset or "digits", source.data_dir, source.scale)
+    if dataset.labels is None:
+        raise ValueError(f"dataset: {dataset.name} has no labels to score against")
+    return dataset
+
+
+def measured(
+    name: str,
+    subject: Subject,
+    settings: RobustnessSettings,
+    seeds: Sequence[int],
+    path: Path,
+    progress: Progress,
+) -> None:
+    """Makes all runs of a method and appends their rows to runs.csv."""
+    chosen = QUICK_RULES if settings.quick else tuple(RULES)
+    plain = program(subject, None)
+    rules = [RULES[rule](settings.assumed_share) for rule in chosen]
+    guarded = None if subject.guard is None else program(subject, rules)
+    asked = cells(subject, settings)
+    progress.expect({f"{name}/{rule}": len(asked) * len(seeds) for rule in (MEAN, *chosen)})
+    for place, rule in enumerate((MEAN, *chosen)):
+        run = plain if rule == MEAN else guarded
+        for cell in asked:
+            rows = []
+            for seed in seeds:
+                found, note = dict.fromkeys(SCORES, np.nan), subject.why_not
+                if run is not None:
+                    federation = subject.federations[cell.clients][seed]
+                    labels = run(
+                        federation,
+                        jax.random.key(seed),
+                        attackers(subject, cell),
+                        jnp.int32(max(place - 1, 0)),
+                    )
+                    pooled = host.score(federation, labels)["all"]["pooled"]
+                    found, note = {score: pooled[score] for score in SCORES}, ""
+                names = {"method": name} | cell._asdict() | {"rule": rule, "seed": seed}
+                rows.append(names | found | {"note": note})
+                progress.done(f"{name}/{rule}")
+            append_rows(path / "runs.csv", rows)
+
+
+# --- What is shown --------------------------------------------------------------------------------
+
+
+def report(path: Path, runs: pd.DataFrame, title: str) -> None:
+    """Writes summary.csv, and of each method a table, which is printed, and a picture."""
+    summary = summarised(runs)
+    write_text(path / "summary.csv", summary.to_csv(index=False))
+    draw(path, summary, title)
+    for method in summary["method"].unique():
+        text = markdown(summary, method)
+        write_text(path / f"{method}.md", text)
+        print(f"\n{method}, {title}: ACC, mean +- sample deviation\n\n{text}")
+
+
+def summarised(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns mean and deviation over seeds (sample form) of every cell, a line each."""
+    of_cell = runs.groupby(_CELL, sort=False)
+    table = {"seeds": of_cell.size()}
+    for score in SCORES:
+        table |= {f"{score}/mean": of_cell[score].mean(), f"{score}/std": of_cell[score].std()}
+    return pd.DataFrame(table | {"note": of_cell["note"].first()}).reset_index()
+
+
+def markdown(summary: pd.DataFrame, method: str) -> str:
+    """Returns ACC as a table with a line for each attack and share, and a column for each rule."""
+    mine = summary[summary["method"] == method]
+    rules = [rule for rule in (MEAN, *RULES) if (mine["rule"] == rule).any()]
+    lines = [["attack", "share", *rules], ["---"] * (2 + len(rules))]
+    for (kind, attack, share), rows in mine.groupby(["clients", "attack", "share"], sort=False):
+        of_rule = rows.set_index("rule")
+        label = attack if kind == "alike" else f"{attack}, {kind} clients"
+        cells = [_text(of_rule["acc/mean"][rule], of_rule["acc/std"][rule]) for rule in rules]
+        lines.append([label, f"{share:.0%}", *cells])
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    notes = mine["note"].dropna()
+    return table + "".join(f"\n-: {note}\n" for note in dict.fromkeys(notes) if note)
+
+
+def _text(mean: float, deviation: float) -> str:
+    if np.isnan(mean):
+        return "-"
+    spread = "" if np.isnan(deviation) else f" +- {deviation:.2f}".replace("0.", ".")
+    return f"{mean:.2f}".replace("0.", ".") + spread
+
+
+def draw(path: Path, summary: pd.DataFrame, title: str) -> None:
+    """Draws a picture of each method: a panel for each attack, a line for each rule."""
+    for method, rows in summary.groupby("method", sort=False):
+        quiet = rows[(rows["attack"] == NOBODY) & (rows["clients"] == "alike")]
+        panels = {}
+        for attack, lines in rows[rows["attack"] != NOBODY].groupby("attack", sort=False):
+            both = pd.concat([quiet, lines]).dropna(subset="acc/mean")
+            panels[str(attack)] = {
+                str(rule): _points(of) for rule, of in both.groupby("rule", sort=False)
+            }
+        charts.lines(
+            path / f"{method}.png",
+            panels,
+            "attackers, % of the clients",
+            "ACC",
+            f"{method}, {title}",
+        )
+
+
+def _points(rows: pd.DataFrame) -> charts.Line:
+    deviations = rows["acc/std"].fillna(0.0)  # of one seed
+    return list(zip(100 * rows["share"], rows["acc/mean"], deviations, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What benchmarks measure against computes the same as the library: NumPy and PyTorch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks.anchor_reference import anchor_graph, imvc_cbg_labels, simplex
+from jaxfedmvc import nn
+from jaxfedmvc.algorithms.pooled import imvc_cbg, mflvc
+from jaxfedmvc.algorithms.pooled.networks import encode, init_networks, reconstruction_loss
+from jaxfedmvc.metrics import accuracy
+from tests.algorithms.fmcsc.tiny import jit  # compiles fast, runs slowly
+from tests.algorithms.pooled.planted import COMPLETE, KEY, OBSERVED, TRUTH, VIEWS, K, N
+
+
+@functools.cache
+def fitted(anchors_per_cluster):
+    config = imvc_cbg.IMVCCBGConfig(K, anchors_per_cluster, max_iter=5, n_init=4)
+    hyper = imvc_cbg.IMVCCBGHyperparams(lam=0.1, tol=0.0)
+    return jax.jit(lambda x, o: imvc_cbg.fit(KEY, x, o, config, hyper))(VIEWS, OBSERVED)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("anchors_per_cluster", [1, 2])
+def test_numpy_fits_the_librarys_anchor_graph(dtype, anchors_per_cluster):
+    views = [view.astype(dtype) for view in VIEWS]
+    m = K * anchors_per_cluster
+    found = anchor_graph(views, OBSERVED, K, n_anchors=m, lam=0.1, max_iter=5, tol=0.0)
+    assert found.z.dtype == dtype and found.z.shape == (m, N)
+    np.testing.assert_allclose(found.trace, fitted(anchors_per_cluster).trace, rtol=2e-4)
+
+
+def test_numpy_finds_the_planted_clusters():
+    assert accuracy(TRUTH, imvc_cbg_labels(VIEWS, COMPLETE, K), K, K) == 1
+
+
+def test_projection_by_hand():
+    np.testing.assert_allclose(simplex(np.array([[2.0, 0.4], [0.0, 0.4]])), [[1, 0.5], [0, 0.5]])
+
+
+# --- MFLVC ----------------------------------------------------------------------------------------
+
+DIMS, ROWS = (7, 5), 12
+CONFIG = mflvc.MFLVCConfig(3, hidden=(8,), latent_dim=6, feature_dim=5, batch_size=ROWS)
+HYPER = mflvc.MFLVCHyperparams(learning_rate=0.01)
+X = tuple(np.random.default_rng(0).random((ROWS, d), np.float32) for d in DIMS)
+CLUSTERS = np.random.default_rng(1).integers(3, size=(2, ROWS))
+MASK = jnp.ones(ROWS, bool)
+
+
+def first(networks, x, mask):
+    seen = jnp.repeat(mask[:, None], len(x), axis=1)
+    return reconstruction_loss(networks, x, encode(networks, x), seen)
+
+
+def then(networks, x, mask):
+    contrasts = mflvc.contrasts(networks, encode(networks, x), mask, HYPER)
+    return first(networks, x, mask) + contrasts
+
+
+def last(networks, x, mask):
+    logits = mflvc.apply(networks.heads["label"], encode(networks, x))
+    return mflvc.tuning(logits, jnp.array(CLUSTERS), mask, CONFIG)
+
+
+@pytest.mark.parametrize("phase", [first, then, last], ids=lambda phase: phase.__name__)
+def test_torch_makes_the_librarys_steps(phase):
+    """Three steps of every phase, each with a fresh Adam, from the same parameters."""
+    torch = pytest.importorskip("torch")
+    from benchmarks import mflvc_reference as peer
+
+    heads = {"feature": (6, (5,)), "label": (6, (3,))}
+    start = init_networks(KEY, X, CONFIG.hidden, CONFIG.latent_dim, heads)
+
+    @jit
+    def steps(networks):
+        state = optax.adam(HYPER.learning_rate).init(networks)
+        options = {"epochs": 3, "batch_size": ROWS, "learning_rate": HYPER.learning_rate}
+        networks, _, losses = nn.fit_on(KEY, networks, state, phase, X, MASK, **options)
+        return networks, losses
+
+    trained, losses = steps(start)
+    net, views = peer.load(peer.Net(CONFIG, DIMS), start), [torch.from_numpy(x) for x in X]
+
+    def loss(views):
+        z = net.encode(views)
+        if phase is last:
+            return peer.tuning(net, views, CLUSTERS, CONFIG)
+        more = peer.contrasts(net, z, HYPER) if phase is then else 0
+        return peer.reconstruction_loss(net, views, z) + more
+
+    assert loss(views).item() == pytest.approx(float(losses[0]), rel=1e-4)
+    peer.train(net, torch.optim.Adam(net.parameters(), lr=0.01), loss, views, 3, ROWS)
+    expected = peer.load(peer.Net(CONFIG, DIMS), trained)
+    for found, wanted in zip(net.parameters(), expected.parameters(), strict=True):
+        np.testing.assert_allclose(found.detach(), wanted.detach(), atol=2e-4)
+
+
+def test_a_torch_run_returns_labels():
+    pytest.importorskip("torch")
+    from benchmarks.mflvc_reference import mflvc_run
+
+    labels = mflvc_run(
+        mflvc.MFLVCConfig(
+            3, (8,), 6, 5, pretrain_epochs=1, contrast_epochs=1, tune_epochs=1, n_init=1
+        ),
+        HYPER,
+        X,
+    )()
+    assert labels.shape == (ROWS,) and labels.max() < 3

@@ -1,0 +1,177 @@
+"""The study of hostile clients, from its flags to its files."""
+
+import re
+from pathlib import Path
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.robustness.__main__ import main, markdown, summarised
+from experiments.robustness.subjects import (
+    MEAN,
+    METHODS,
+    NOBODY,
+    QUICK_RULES,
+    RULES,
+    Cell,
+    RobustnessSettings,
+    Subject,
+    attackers,
+    cells,
+    subject,
+)
+from jaxfedmvc import data
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.attacks import hostile
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.messages.robust import Ratio, robust
+from jaxfedmvc.metrics import host
+from tests.helpers import binaries
+
+HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "hostile-clients.md"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """Two views of three well separated groups."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    views = {f"view_{v}": rng.normal(size=(90, 4)) + 8 * np.eye(4)[labels] for v in range(2)}
+    path = tmp_path_factory.mktemp("data") / "toy.npz"
+    np.savez(path, labels=labels, **views)
+    return path
+
+
+def launch(toy, *arguments):
+    options = ("--compilation_cache=", "--noprogress", f"--dataset={toy}")
+    return binaries.launch(main, *options, *arguments)
+
+
+def mean_method():
+    """Clients send their sum and their number of rows; rows are below the mean of all, or above."""
+
+    def client(key, sent, state, client):
+        (x,) = client.views
+        total = jnp.sum(x, axis=0, where=client.mask[:, None])
+        return state, (total, jnp.sum(client.mask).astype(jnp.float32)), {}
+
+    def server(key, state, messages, weights):
+        ((total, n),) = messages
+        return total / n, {}
+
+    return FederatedAlgorithm(
+        init=lambda key, federation: (jnp.zeros(1), (jnp.zeros(6),)),
+        setup=(),
+        round=(Phase(lambda state, ids: (), client, server, "sum"),),
+        finish=(),
+        assign=lambda mean, state, client: jnp.where(
+            client.mask, (client.views[0] > mean[None])[:, 0].astype(jnp.int32), -1
+        ),
+    )
+
+
+def toy_subject(name, settings, dataset, seeds):
+    """Six clients with rows around 0 and 4."""
+    truth = np.arange(10) % 2
+    rng = np.random.default_rng(0)
+    views = [{0: 4.0 * truth[:, None] + 0.1 * rng.normal(size=(10, 1))} for _ in range(6)]
+    federation = Federation.from_clients(views, [truth] * 6)
+    attack = hostile.scaled(50.0, [0])
+    return Subject(
+        {"alike": dict.fromkeys(seeds, federation)},
+        mean_method(),
+        1,
+        {"scaled": lambda algorithm, ids: hostile.attacked(algorithm, attack, ids)},
+        {},
+        lambda algorithm, rule: robust(algorithm, rule, ratios={"round[0]": Ratio(0, 1)}),
+    )
+
+
+def test_a_study_shows_what_a_rule_saves(toy, tmp_path):
+    folder = tmp_path / "out"
+    with mock.patch("experiments.robustness.__main__.subject", toy_subject):
+        code, out, err = launch(
+            toy, f"--output_dir={folder}", "--seeds=2", "--hostile_shares=.2", "--algorithm=mgcd"
+        )
+    assert code == 0, err
+    runs = pd.read_csv(folder / "runs.csv")
+    assert len(runs) == 2 * 2 * 6  # seeds, nobody or one of six, and no rule or five
+    acc = runs.groupby(["attack", "rule"])["acc"].mean()
+    assert (acc[NOBODY] == 1).all() and acc["scaled", MEAN] == 0.5
+    assert (acc["scaled"].drop(MEAN) == 1).all()
+    assert (folder / "mgcd.png").stat().st_size > 1000
+    line = "| scaled | 17% | .50 +- .00 | 1.00 +- .00 |"
+    assert line in out and line in (folder / "mgcd.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "vertcohirf"])
+def test_a_quick_study_of_each_method(method, toy, tmp_path):
+    folder = tmp_path / "out"
+    arguments = (f"--algorithm={method}", "--hostile_clients=6", "--agent_samples=60")
+    code, _, err = launch(toy, f"--output_dir={folder}", "--quick", *arguments)
+    assert code == 0, err
+    runs = pd.read_csv(folder / "runs.csv")
+    assert runs["acc"].notna().all() and set(runs["rule"]) == {MEAN, *QUICK_RULES}
+
+
+@pytest.mark.slow
+def test_what_the_how_to_shows_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), flags=re.DOTALL)
+    names = {}
+    exec(code, names)
+    found = host.score(names["clients"], names["labels"])
+    assert found["all"]["pooled"]["acc"] > 0.7
+
+
+@pytest.mark.slow
+def test_where_no_rule_applies_the_rows_say_so(toy, tmp_path):
+    folder = tmp_path / "out"
+    code, out, err = launch(
+        toy, f"--output_dir={folder}", "--quick", "--algorithm=vertcohirf", "--hostile_agents=3"
+    )
+    assert code == 0, err
+    runs = pd.read_csv(folder / "runs.csv")
+    assert runs[runs["rule"] == MEAN]["acc"].notna().all()
+    assert runs[runs["rule"] != MEAN]["acc"].isna().all()
+    assert "names, which have no mean" in out
+
+
+def test_cells_and_attackers():
+    settings = RobustnessSettings(hostile_shares=(0.2, 0.4), hostile_clients=5)
+    found = subject("e_fkmvc", settings, data.load("digits"), [0])
+    kinds = cells(found, settings)
+    assert [cell.clients for cell in kinds[:2]] == ["alike", "skewed"]
+    assert len(kinds) == 2 + 2 * len(found.attacks | found.collusion)
+    ids = attackers(found, Cell("alike", "sign flip", 0.4))
+    assert ids["sign flip"].tolist() == [3, 4, -1, -1, -1]
+    assert (np.asarray(ids["scaled"]) == -1).all()
+
+
+def test_tables():
+    names = {"method": "x", "clients": "alike", "attack": NOBODY, "share": 0.0, "note": ""}
+    rows = [
+        names | {"rule": rule, "seed": seed, "acc": acc, "nmi": 0.0, "ari": 0.0}
+        for rule in (MEAN, *RULES)
+        for seed, acc in enumerate((0.5, 0.7))
+    ]
+    summary = summarised(pd.DataFrame(rows))
+    assert summary["acc/std"][0] == pytest.approx(np.std([0.5, 0.7], ddof=1))
+    assert "| nobody | 0% | .60 +- .14 |" in markdown(summary, "x")
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--algorithm=kmeans", "algorithm: got 'kmeans'; allowed is fmcsc, e_fkmvc"),
+        ("--hostile_shares=1.2", "hostile_shares: got"),
+        ("--hostile_clients=2", "hostile_clients: got 2; allowed is 3 or more"),
+        ("--assumed_share=0.5", "share: got 0.5; allowed is 0 or more, below 0.5"),
+    ],
+)
+def test_wrong_flags_are_refused(toy, flag, said):
+    code, _, err = launch(toy, flag)
+    assert code != 0 and said in str(code) + err
