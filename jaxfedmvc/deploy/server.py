@@ -175,8 +175,10 @@ class Server:
     def _greet(self) -> None:
         """Asks nodes that are new who they are, and forgets those that are gone."""
         there = set(self.transport.nodes())
-        self.node_of = {i: node for i, node in self.node_of.items() if node in there}
-        self.told = {node: text for node, text in self.told.items() if node in there}
+        gone = {i for i, node in self.node_of.items() if node not in there}
+        self.node_of = {i: node for i, node in self.node_of.items() if i not in gone}
+        # Whoever was refused because a client had a node already may be asked once it has none.
+        self.told = {node: text for node, text in self.told.items() if node in there and not gone}
         new = there - set(self.node_of.values()) - set(self.told)
         if not new:
             return

@@ -105,6 +105,26 @@ def test_a_node_that_is_killed_and_comes_back_goes_on_to_the_same_bits(undisturb
     assert seen and lab.labels() == undisturbed[0].labels()
 
 
+def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undisturbed, tmp_path):
+    lab, asked = Lab(tmp_path, patience=60), []
+    dead = lab.node(3)
+
+    def lose(identity, request):
+        if identity == dead and exchange_of(request) == 4:
+            asked.append(identity)
+            lab.transport.handles.setdefault(999, Node(lab.paths[3]))
+            if len(asked) == 3:  # heartbeats were missed
+                del lab.transport.handles[dead]
+            return True
+        return False
+
+    lab.transport.ask = copying(lab.transport.ask)
+    lab.transport.lose = lose
+    lab.server().run()
+    assert len(asked) == 3 and any("client 3: has a node already" in line for line in lab.lines)
+    assert lab.labels() == undisturbed[0].labels()
+
+
 def test_a_server_that_is_killed_after_any_exchange_goes_on_to_the_same_bits(
     undisturbed, tmp_path, monkeypatch
 ):
