@@ -134,9 +134,10 @@ class Network:
       folder: Where everything lies.
     """
 
-    def __init__(self, folder: Path, port: int, secure: bool = True) -> None:
+    def __init__(self, folder: Path, port: int, secure: bool, keeps: bool) -> None:
         """Starts nothing yet."""
-        self.folder, self.secure, self.address = folder, secure, f"127.0.0.1:{port}"
+        self.folder, self.address = folder, f"127.0.0.1:{port}"
+        self.secure, self.keeps = secure, keeps
         self.env = environment(folder)
         self.processes: dict[str, subprocess.Popen] = {}
 
@@ -151,8 +152,9 @@ class Network:
         """Starts the SuperLink, and waits until it answers."""
         host, port = self.address.split(":")
         command: list[Any] = [_BIN / "flower-superlink", "--host", host, "--port", port]
-        command += ["--database", self.folder / "superlink.db"]
         command += ["--disable-runtime-dependency-installation"]
+        if self.keeps:
+            command += ["--database", self.folder / "superlink.db"]
         if self.secure:
             command += ["--ssl-ca-certfile", self.folder / "ca.crt"]
             command += ["--ssl-certfile", self.folder / "server.pem"]
@@ -215,12 +217,18 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(folder: Path, secure: bool = True) -> Iterator[Network]:
-    """Yields a network whose SuperLink runs; stops everything in the end."""
+def network(folder: Path, secure: bool = True, keeps: bool = False) -> Iterator[Network]:
+    """Yields a network whose SuperLink runs; stops everything in the end.
+
+    Args:
+      folder: Where everything lies.
+      secure: Whether with TLS and keys of nodes.
+      keeps: Whether the SuperLink's database is a file, which outlives it and costs seconds.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if secure:
         make_certificates(folder)
-    made = Network(folder, free_port(), secure)
+    made = Network(folder, free_port(), secure, keeps)
     try:
         made.start_superlink()
         yield made

@@ -168,7 +168,7 @@ def test_a_superlink_and_a_node_that_are_killed_do_not_end_the_job(tmp_path):
     )
     job = local.job_of("e_fkmvc", 3, "first", rounds=15, deadline=30.0)
     path = write_job(tmp_path, job)
-    with demo.network(tmp_path / "net", secure=False) as here:
+    with demo.network(tmp_path / "net", secure=False, keeps=True) as here:
         paths = start_nodes(here, tmp_path, federation, ["e_fkmvc"])
         exchanges = tmp_path / "results" / "first" / "exchanges.csv"
         running = subprocess.Popen(
