@@ -6,7 +6,7 @@ READY_DOCS := $(VENV)/.ready-docs
 # The oldest supported versions of all dependencies, in an environment of their own.
 LOWEST := .venv-lowest
 
-.PHONY: run test test-all test-lowest lint types docs bench deploy-demo clean
+.PHONY: run test test-all test-lowest lint types docs bench deploy-demo fuzz clean
 
 run: $(READY)
 	$(VENV)/bin/python -m experiments.fmcsc --flagfile=experiments/fmcsc/presets/best.flags $(ARGS)
@@ -18,6 +18,10 @@ test: $(READY)
 
 test-all:
 	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
+
+# Damaged files and messages, a thousand of each kind, other ones each time.
+fuzz: $(READY)
+	JAXFEDMVC_FUZZ=1000 $(VENV)/bin/python -m pytest tests/test_fuzz.py $(ARGS)
 
 # What depends on versions most: a run of every method, file formats, accounting, pictures. DPFMPS is
 # left out: its labels follow ties, which the rounding of another release of XLA breaks otherwise.

@@ -175,6 +175,7 @@ def test_agents_find_the_groups_from_a_tenth_of_the_rows(result):
     assert np.mean(numberings[0] == numberings[1]) > 0.9  # clusters have the same numbers
 
 
+@pytest.mark.slow
 def test_server_clusters_the_drawn_rows_and_agents_take_their_own_columns(result):
     views, _ = blobs()
     server = result.state.server

@@ -252,6 +252,7 @@ def test_networks_learn_a_view_from_the_others_prototypes():
     np.testing.assert_allclose(found[missing], expected[missing], atol=0.05)
 
 
+@pytest.mark.slow
 def test_found_clusters_keep_their_numbers_and_only_complete_rows_teach_at_first():
     upload, held = uploads()
     config = FedDMVCConfig(K, n_init=4)

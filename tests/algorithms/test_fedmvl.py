@@ -195,6 +195,7 @@ def one_round_in_numpy(x, held, v, w, g, hyper, published, rounds):
     return w, np.array(values), a
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["published", pytest.param("exact", marks=pytest.mark.slow)])
 def test_rounds_are_the_published_iteration(step):
     """Against NumPy in double precision, at the authors' settings, from the same start."""

@@ -128,6 +128,7 @@ def check(found, alone):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_eight_devices_compute_what_one_does(alone):
     found = printed(start("sweep:2,clients:4"))
     assert found["devices"] == 8

@@ -72,6 +72,7 @@ def test_it_runs_and_is_scored(plugin, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_help_shows_its_settings(plugin):
     out = binary(plugin, "run", "--help")
     assert "--inertia: Share of the old centroid that a step keeps" in " ".join(out.split())

@@ -14,7 +14,7 @@ from jaxfedmvc import data
 from jaxfedmvc.engine import checkpoint
 from tests.helpers import binaries, kills
 
-N_KILLS, ROUNDS, SEEDS = 6, 3, 2
+N_KILLS, ROUNDS, SEEDS = 3, 3, 2
 HORIZONTAL = ("--n_clients=2", "--ratio=1:0")
 TINY = (f"--rounds={ROUNDS}", f"--seeds={SEEDS}", "--n_clusters=3", "--noprogress")
 NETWORKS = (

@@ -83,6 +83,7 @@ def test_every_setting_meets_every_seed_in_as_few_programs_as_can_be(swept):
     assert summary["runs"] == 8 and summary["compilations_here"] == 2 and summary["failed"] == 0
 
 
+@pytest.mark.slow
 def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     folder, out = swept
     mine = [
@@ -103,6 +104,7 @@ def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     assert {path.name for path in folder.iterdir()} == names
 
 
+@pytest.mark.slow
 def test_a_run_of_a_sweep_is_the_run_of_its_flags(swept, toy, tmp_path):
     from experiments import run
 
@@ -259,6 +261,7 @@ def test_bad_input_is_one_line(toy, arguments, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_folder_is_gone_on_with_by_the_same_flags_alone(swept, toy):
     folder, _ = swept
     before = (folder / "runs.csv").read_bytes()

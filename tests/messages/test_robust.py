@@ -355,6 +355,7 @@ def accuracy(algorithm):
     return host.score(clients(), run())["all"]["pooled"]["acc"]
 
 
+@pytest.mark.slow
 def test_an_attacked_run_recovers_under_the_median_and_not_under_the_mean():
     method = e_fkmvc(CONFIG, FedHKHyperparams(tolerance=0.0))
     hostile = attacked(method, scaled(100.0, (0,)), HOSTILE)

@@ -59,7 +59,7 @@ class VertCoHiRFConfig:
       similarity: By whose mean over a cluster its members are ranked. cosine is linear in the
         active samples; the kernels rbf, exp(-d^2 / p), laplacian, exp(-|.|_1 / p), and rbf_median,
         exp(-d / (2 median d)), of rows with p features take memory quadratic in them.
-      n_graphs: Subspace graphs of sc_srgf.
+      n_graphs: Subspace graphs of sc_srgf, two or more.
     """
 
     n_clusters: int | None = None
@@ -76,7 +76,8 @@ class VertCoHiRFConfig:
           ValueError: Names the setting, its value and what is allowed.
         """
         choices(self)
-        at_least(self, 1, "n_clusters", "local_clusters", "repetitions", "n_graphs")
+        at_least(self, 1, "n_clusters", "local_clusters", "repetitions")
+        at_least(self, 2, "n_graphs")
         self.bases()
 
     def bases(self) -> Bases:

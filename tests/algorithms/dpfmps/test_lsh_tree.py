@@ -96,6 +96,7 @@ def test_capacity_bounds_the_tree_and_loses_no_row():
     assert leaves.counts.max() <= 30
 
 
+@pytest.mark.slow
 def test_padding_and_vmap_change_nothing():
     x, _ = blobs()
     noise = TreeNoise(0.5, 0.1, 0.3)
@@ -140,6 +141,7 @@ def test_means_stay_in_the_box_and_same_key_gives_same_bits():
     jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
+@pytest.mark.slow
 def test_missing_centres_are_drawn_in_the_box():
     x, _ = blobs()
     nobody = np.zeros(len(x), bool)

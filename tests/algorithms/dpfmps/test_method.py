@@ -82,6 +82,7 @@ def test_separate_groups_are_found_by_every_agent(epsilon):
     assert abs(float(state.server.size) - N) <= 1
 
 
+@pytest.mark.slow
 def test_a_private_run_is_finite_and_differs_from_key_to_key():
     labels, state, info = results(1.0)
     for of_agent in labels:

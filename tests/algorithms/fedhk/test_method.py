@@ -686,6 +686,7 @@ def run(views, kind="sorted", **values):
     return fed, whole_run()(fed, hyperparams(**values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["iid", "sorted"])
 def test_recovers_groups_that_lie_apart(kind):
     views, truth = make_views(7, spread=0.2)

@@ -398,6 +398,7 @@ def test_bytes_of_a_round():
     assert down == RESTARTS * (R**2 + C * R + S * R + S)
 
 
+@pytest.mark.slow
 def test_bytes_of_the_setup_and_of_a_client_without_a_view():
     none, clients, views = (traffic(p)["setup"] for p in ("none", "clients", "views"))
     assert clients.up == views.up == none.up

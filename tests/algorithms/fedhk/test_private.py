@@ -390,6 +390,7 @@ def test_little_noise_leaves_the_clusters():
         assert np.all(lengths <= np.sqrt(scale.variance) * (1 + 1e-5))
 
 
+@pytest.mark.slow
 def test_huge_noise_gives_finite_models():
     z = gaussian_noise_multiplier(0.01, 1e-5, releases(2, ROUNDS))
     for seed in range(5):

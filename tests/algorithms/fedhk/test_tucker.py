@@ -404,6 +404,7 @@ def floats(*method):
     return used.up // (3 * 4 * RESTARTS), used.down // (3 * 4 * RESTARTS)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_round():
     (r1, r2, r3), d, s = ALL, WIDTHS[0], len(WIDTHS)
     core, factors = r1 * r2 * r3, C * r1 + d * r2 + s * r3

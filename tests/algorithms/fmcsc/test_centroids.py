@@ -36,6 +36,7 @@ def finished(federation, pretrained):
     )[0]
 
 
+@pytest.mark.slow
 def test_only_centroids_travel(federation, pretrained, finished):
     phase, result = build().finish
     assert phase.who == "leader" and result.who == "everyone"

@@ -68,6 +68,7 @@ def test_noise_is_laplace_and_times_the_weight(sample, what):
     assert scipy.stats.kstest(noise, scipy.stats.laplace(scale=2.0).cdf).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_uploads_are_clipped_in_l1_and_averaged_plainly(federation, pretrained):
     clip = 0.05
     hyper = dataclasses.replace(HYPER, upload_clip=clip)

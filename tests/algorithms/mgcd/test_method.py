@@ -552,6 +552,7 @@ def test_views_that_link_different_pairs_are_bridged():
     assert auto.of_each and agrees(auto) == 1 and auto.separation == each.separation
 
 
+@pytest.mark.slow
 def test_views_that_agree_but_for_noise_are_averaged():
     same = TRUTH[:, None] == TRUTH
     refined = [signed(same, 0.7, seed=s) for s in (0, 1)]

@@ -180,6 +180,7 @@ def reference(n_iter, l1=0.5, l2=0.7):
     return trace
 
 
+@pytest.mark.slow
 def test_passes_are_those_of_the_equations():
     trace = program()(VIEWS, OBSERVED).trace
     np.testing.assert_allclose(trace, reference(6), rtol=2e-3)

@@ -74,6 +74,7 @@ def test_objective_is_that_of_the_equations_and_never_rises():
     planted.never_rises(trace)
 
 
+@pytest.mark.slow
 def test_more_anchors_than_clusters():
     config = IMVCCBGConfig(K, anchors_per_cluster=3, max_iter=6, n_init=4)
     found = program(config)(VIEWS, OBSERVED)

@@ -246,6 +246,7 @@ def program():
     return jax.jit(lambda key, x, o, hyper: module.fit(key, x, o, config, hyper))
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_missing_entries_are_never_read():
     hyper = ProImpHyperparams(learning_rate=0.01)
     result = program()(jax.random.key(0), *planted(), hyper)

@@ -268,6 +268,7 @@ def test_with_few_candidates_medoids_are_among_them_and_the_labels_stay_nested()
 # --- Messages -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_only_integers_travel():
     views, _ = make_views(0)
     sent, _ = messages(KMEANS, federation(views), jax.random.key(0), 1)

@@ -34,6 +34,7 @@ def scenario():
 # --- Rows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_upload_of_features_gives_them_away_and_one_of_noise_nothing(scenario):
     x, n = scenario.views[0], len(scenario.labels)
     keys = jax.random.split(jax.random.key(0), 6)
@@ -49,6 +50,7 @@ def test_an_upload_of_features_gives_them_away_and_one_of_noise_nothing(scenario
     assert np.isnan(nothing["subspace"]) and nothing["insiders"] == features["insiders"]
 
 
+@pytest.mark.slow
 def test_fedmvls_factor_is_worked_out_of_an_agents_messages(scenario):
     attacks = EncodingAttacks("fedmvl", 3, SETTINGS)
     sent = factors(attacks.run(scenario.participants, jax.random.key(0)))
@@ -82,6 +84,7 @@ def test_a_row_alone_in_a_sum_is_found_and_nothing_where_nothing_is_sent():
     np.testing.assert_allclose(nearest_errors(x, means_of(sums, 0 * weights, origin)), [8, 4, 8])
 
 
+@pytest.mark.slow
 def test_a_guard_exposes_fewer_rows_of_fewer_clients(scenario):
     open_, guarded = (SumAttacks(3, SETTINGS, least).scores(scenario, 0) for least in (None, 5))
     assert guarded["exposed"] <= open_["exposed"] and guarded["prototypes"] > 0
@@ -98,6 +101,7 @@ def test_places_in_lists_of_clusters():
     np.testing.assert_array_equal(places(ranking, codes), [0.5, 0, 0, 0, 1])
 
 
+@pytest.mark.slow
 def test_labels_and_places_of_every_sample_are_overheard(scenario):
     attacks = LabelAttacks(3, SETTINGS)
     messages = first_messages(attacks.run(scenario.participants, jax.random.key(0)))

@@ -53,6 +53,7 @@ def test_a_job_finds_the_groups_and_says_so(job):
     assert {path.name for path in folder.iterdir()} >= PICTURES | {"flags.txt", "labels.csv"}
 
 
+@pytest.mark.slow
 def test_every_round_has_a_row_with_losses_scores_and_bytes(job):
     rows = pd.read_csv(job[0] / "rounds.csv")
     assert set(rows["seed"]) == {0, 1}

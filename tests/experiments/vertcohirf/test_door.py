@@ -57,6 +57,7 @@ def test_a_job_finds_the_groups_and_says_so(job):
     assert "vertcohirf" in out and "clusters" in out and "1.000 +- 0.000" in out
 
 
+@pytest.mark.slow
 def test_every_iteration_has_a_row_with_its_bits(job):
     folder, _ = job
     names = ("seed", "round", "active", "clusters")
@@ -71,6 +72,7 @@ def test_every_iteration_has_a_row_with_its_bits(job):
     assert first["bytes_int32"] == 2 * (30 + 30) * 4
 
 
+@pytest.mark.slow
 def test_the_hierarchy_is_left_in_three_forms(job):
     folder, _ = job
     hierarchy = Hierarchy.from_json(folder / "hierarchy_seed1.json")
