@@ -295,6 +295,7 @@ def test_planted_clusters_are_found_with_rows_missing(name, result):
     assert found.info["setup"][0]["server"]["guiding"] == np.float32(COMPLETE.sum() / REAL.sum())
 
 
+@pytest.mark.slow
 def test_rows_that_an_agent_lacks_are_never_read(result):
     for fill in (9.0, np.nan):
         found = program(vertical(views(), fill=fill), jax.random.key(0))
