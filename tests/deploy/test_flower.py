@@ -162,7 +162,7 @@ def test_a_hostile_app_gets_nothing_but_a_refusal(tmp_path):
     assert all(b'"error": "malformed"' in reply for reply in told.split(b"|"))
 
 
-def test_a_superlink_and_a_node_that_are_killed_do_not_end_the_job(tmp_path):
+def test_a_node_that_is_killed_does_not_end_the_job(tmp_path):
     federation = common.federation(
         "horizontal", common.parts("horizontal", (((0, 1), {0: 8, 1: 8, 2: 7}),))
     )
@@ -192,11 +192,7 @@ def test_a_superlink_and_a_node_that_are_killed_do_not_end_the_job(tmp_path):
         here.start_node("node1", paths[1])
         made = len(exchanges.read_text().splitlines())
         wait_for(lambda: len(exchanges.read_text().splitlines()) > made + 3)
-        here.processes.pop("superlink").kill()
-        running.wait(300)
-        assert not (tmp_path / "results" / "first" / "summary.json").exists()
-        here.start_superlink()
-        here.submit(path, tmp_path / "results")
+        assert running.wait(600) == 0
     algorithm = job.make(3)
     host = jax.tree.map(np.asarray, ordered(federation))
     simulated = run_streaming(algorithm, host, jax.random.key(7), 15, client_chunk=1)
