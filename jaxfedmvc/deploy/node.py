@@ -82,7 +82,7 @@ class _Joined:
         self.job, self.plan = job, plan
         self.wire = wire_of(job, plan)
         self.algorithm = self.wire.algorithm
-        self.cohort, self.at = plan.find(client)
+        self.cohort, _ = plan.find(client)
         self.exchange = 0
         self.place: Place | None = None
         self.state: PyTree = None

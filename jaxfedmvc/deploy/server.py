@@ -91,6 +91,7 @@ class Server:
         self.late: dict[int, Card] = {}  # of clients that came once the job had begun
         self.told: dict[int, str] = {}  # what nodes said that are not part of the job
         self.exchange = 0
+        self.rows: list[dict[str, Any]] = []  # of exchanges.csv
         self.place: Place | None = None
         self.relayed = b""
         self.server: PyTree = None
@@ -350,8 +351,8 @@ class Server:
         if peers:  # every message goes to all others
             up *= len(answers) - 1
             down = up
-        self._save()
         self._note(place, len(requests), len(answers), up, down, time.monotonic() - began)
+        self._save()
 
     def _meta(self, kind: str, number: int) -> dict[str, Any]:
         return {
@@ -407,17 +408,17 @@ class Server:
     def _finish(self) -> dict[str, Any]:
         """Has all clients find their clusters; writes the summary."""
         counts = self._assign(self.plan, self.wire, self.plan.clients)
-        rows = _read_csv(self.folder / "exchanges.csv")
-        up, down = (sum(int(r[f"bytes_{way}"]) for r in rows) for way in ("up", "down"))
+        rows = self.rows
+        up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
         summary = {
             "job": self.job.to_json(),
             "versions": versions(),
             "clients": {str(i): dataclasses.asdict(self.cards[i]) for i in self.plan.clients},
-            "rounds": 1 + max((int(r["round"]) for r in rows if r["stage"] == "round"), default=-1),
+            "rounds": 1 + max((r["round"] for r in rows if r["stage"] == "round"), default=-1),
             "exchanges": self.exchange,
             "bytes_up": up,
             "bytes_down": down,
-            "seconds": round(sum(float(r["seconds"]) for r in rows), 3),
+            "seconds": round(sum(row["seconds"] for row in rows), 3),
             "scores": _scores(counts, self.plan.vertical),
         }
         text = json.dumps(summary, indent=1) + "\n"
@@ -471,8 +472,13 @@ class Server:
     def _save(self) -> None:
         tree = {"server": self.server, "relayed": np.frombuffer(self.relayed, np.uint8)}
         cards = [dataclasses.asdict(self.cards[i]) for i in self.plan.clients]
-        meta = {"exchange": self.exchange, "place": self.place, "cards": cards}
+        meta = {"exchange": self.exchange, "place": self.place, "cards": cards, "rows": self.rows}
         checkpoint.save(self.folder / "server.npz", tree, meta)
+        if self.rows:  # from the checkpoint's rows, so that none is lost or there twice
+            with files.replacing(self.folder / "exchanges.csv") as opened:
+                writer = csv.DictWriter(opened, list(self.rows[0]))
+                writer.writeheader()
+                writer.writerows(self.rows)
 
     def _reopen(self) -> None:
         """Goes on from the folder."""
@@ -483,7 +489,7 @@ class Server:
             self.cards[told["client"]] = Card(told["client"], views, told["rows"], told["samples"])
         vertical = METHODS[self.job.method].topology == "vertical"
         self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
-        self.exchange = meta["exchange"]
+        self.exchange, self.rows = meta["exchange"], meta["rows"]
         self.place = None if meta["place"] is None else Place(*meta["place"])
         shapes = self._shapes_after(self.place)
         like = {"server": shapes, "relayed": jax.ShapeDtypeStruct((0,), np.uint8)}
@@ -511,13 +517,7 @@ class Server:
             "bytes_down": down,
             "seconds": round(seconds, 3),
         }
-        path = self.folder / "exchanges.csv"
-        is_new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(row))
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
+        self.rows.append(row)
         self.say(
             f"exchange {self.exchange:4d}  {_words(place):18s} {answered}/{asked} clients"
             f"  {up / 1e3:9.1f} kB up {down / 1e3:9.1f} kB down  {seconds:6.2f} s"
@@ -540,13 +540,6 @@ def _opened(reply: bytes, most: int) -> tuple[dict[str, Any], bytes]:
 def _words(place: Place) -> str:
     within = f" {place.round + 1}" if place.stage == "round" else ""
     return f"{place.stage}{within}, phase {place.phase}"
-
-
-def _read_csv(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def _checked_counts(counts: Any) -> list[tuple[str, int, int]]:

@@ -1,5 +1,6 @@
 """What the documentation promises of networks, nodes and messages that fail."""
 
+import csv
 import json
 import shutil
 
@@ -147,7 +148,7 @@ def test_a_server_that_is_killed_after_any_exchange_goes_on_to_the_same_bits(
             break
         except Killed:
             pass
-    assert summary["exchanges"] == undisturbed[1]["exchanges"] and count[0] > 5
+    assert summary | {"seconds": 0} == undisturbed[1] | {"seconds": 0} and count[0] > 5
     assert lab.labels() == undisturbed[0].labels()
 
 
@@ -168,7 +169,8 @@ def test_a_client_that_is_skipped_is_in_no_sum(tmp_path):
     lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 5
     lab.server().run()
     assert any("client 4: left out of exchange 5" in line for line in lab.lines)
-    rows = server_module._read_csv(lab.folder / "server" / "exchanges.csv")
+    with (lab.folder / "server" / "exchanges.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
     assert [r["answered"] == r["asked"] for r in rows] == [r["exchange"] != "5" for r in rows]
 
 
