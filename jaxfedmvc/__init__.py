@@ -9,7 +9,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.engine import run
 from jaxfedmvc.federation import Cohort, Federation, single_client
-from jaxfedmvc.metrics.federation import score
+from jaxfedmvc.metrics.host import score
 
 __all__ = [
     "METHODS",

@@ -45,7 +45,7 @@ def _check(job: Any) -> None:
                 " are bandwidth, absmean"
             )
         if isinstance(job.config, PrivateConfig):
-            check_fraction_bits(job.config, job.hyperparams, job.command.job.fraction_bits)
+            check_fraction_bits(job.config, job.hyperparams, job.command.job.masked_bits)
 
 
 def _facts(job: Any) -> dict[str, Any]:

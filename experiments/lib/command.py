@@ -36,7 +36,8 @@ class JobSettings:
         accelerator.
       compact: Shrink the arrays between rounds, for methods whose rounds need ever less.
       secure_aggregation: Hide every client's message in the sum of all, by pairwise masks.
-      fraction_bits: Of the masked sums' fixed-point numbers; sums stay below 2^(31 - bits).
+      fraction_bits: With secure aggregation, of the masked sums' fixed-point numbers; sums stay
+        below 2^(31 - bits); none: 16.
       in_clear: With secure aggregation, phases that are no sums and are sent as they are, such as
         setup[2].
       mesh: Devices that runs and clients are laid out on, such as sweep:2,clients:4; a single run
@@ -52,7 +53,7 @@ class JobSettings:
     client_chunk: int | None = None
     compact: bool = True
     secure_aggregation: bool = False
-    fraction_bits: int = 16
+    fraction_bits: int | None = None
     in_clear: tuple[str, ...] = ()
     mesh: str | None = None
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
@@ -68,8 +69,17 @@ class JobSettings:
             )
         if self.client_chunk is not None and self.client_chunk < 1:
             raise ValueError(f"client_chunk: got {self.client_chunk}; allowed is 1 or more")
-        if not 0 <= self.fraction_bits <= 31:
-            raise ValueError(f"fraction_bits: got {self.fraction_bits}; allowed is 0 to 31")
+        bits = self.fraction_bits
+        if bits is not None and not 0 <= bits <= 31:
+            raise ValueError(f"fraction_bits: got {bits}; allowed is 0 to 31")
+        for name, value in (("fraction_bits", bits), ("in_clear", self.in_clear or None)):
+            if value is not None and not self.secure_aggregation:
+                raise ValueError(f"{name}: got {value}; allowed with --secure_aggregation only")
+
+    @property
+    def masked_bits(self) -> int:
+        """Bits after the point of masked sums."""
+        return 16 if self.fraction_bits is None else self.fraction_bits
 
     @property
     def all_seeds(self) -> list[int]:

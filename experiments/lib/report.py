@@ -18,8 +18,7 @@ from experiments.lib.references import ALONE, POOLED, has_one_width
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
-from jaxfedmvc.metrics.federation import GROUPS
-from jaxfedmvc.metrics.host import METRICS, WAYS, Scores
+from jaxfedmvc.metrics.host import GROUPS, METRICS, WAYS, Scores
 
 _TITLES = {"pooled": "pooled labels, one matching", "per_client": "mean over clients, each matched"}
 _GROUP_TITLES = {

@@ -112,7 +112,7 @@ def maker(
         secure_aggregation,
         federation=federation,
         key=jax.random.key(_SECRETS),
-        fraction_bits=job.fraction_bits,
+        fraction_bits=job.masked_bits,
         in_clear=job.in_clear,
     )
     return lambda hyperparams: hide(make(hyperparams))
@@ -418,7 +418,7 @@ class _Runner:
         ):
             fail(
                 ValueError(
-                    f"fraction_bits: got {job.fraction_bits}, and {clipped} values of messages lie"
+                    f"fraction_bits: got {job.masked_bits}, and {clipped} values of messages lie"
                     " beyond 2^(31 - bits) / clients; allowed are fewer bits"
                 )
             )

@@ -1,7 +1,8 @@
 """Scores on the host, from contingency tables, which are what a real federation would exchange.
 
 Tables are small, add up over clients and take a program no longer to compile than a matrix product;
-matching clusters to classes is scipy's. `metrics.federation.score` is the same inside a program.
+matching clusters to classes is scipy's. `metrics.federation.tables` counts them inside a program.
+Labels reach nothing but these numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from scipy.stats import entropy
 from sklearn.metrics import mutual_info_score
 
 from jaxfedmvc.federation import Federation
-from jaxfedmvc.metrics.federation import GROUPS
 
+GROUPS = ("all", "multi_view", "partial_view", "participating", "non_participating")
 METRICS = ("acc", "nmi", "ari", "purity")
 WAYS = ("pooled", "per_client")
 # {group: {way: {metric: value}}}

@@ -269,6 +269,12 @@ BAD = {
     "more than all take part": (["--participation=1.5"], "participation: got"),
     "three shares": (["--participation=1,1,1"], "participation: got '1.0,1.0,1.0'"),
     "share of words": (["--participation=half"], "participation=half"),
+    "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),
+    "clear phases without masks": (["--in_clear=finish"], "in_clear: got .*secure_aggregation"),
+    "a name that Python reserves": (
+        ["--algorithm=lsimvc", "--lambda=-1"],
+        r"lam \(--lambda\): got",
+    ),
     "a mesh of rows": (["--mesh=rows:2"], "mesh: got 'rows:2'"),
 }
 

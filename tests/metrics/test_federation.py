@@ -9,15 +9,13 @@ from sklearn import metrics as sk
 
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
-from jaxfedmvc.metrics import federation as scoring
+from jaxfedmvc.metrics import host as scoring
 
 K, CLUSTERS = 3, 4  # more clusters than classes
 # Rows of each client, by cohort: all views, view 0, view 1.
 ROWS = ((6, 4, 5), (3, 6), (5,))
 PARTICIPANTS = ((0, 2), (1,), (0,))
 SCORES = ("acc", "nmi", "ari", "purity")
-
-jit_score = jax.jit(scoring.score, static_argnums=2)
 
 
 def reference(labels, predicted):
@@ -85,7 +83,7 @@ def assert_scores(actual, expected):
 
 @pytest.fixture(scope="module")
 def scores(federation, predicted):
-    return jit_score(federation, predicted, CLUSTERS, tuple(map(jnp.array, PARTICIPANTS)))
+    return scoring.score(federation, predicted, PARTICIPANTS)
 
 
 @pytest.mark.parametrize("group", scoring.GROUPS)
@@ -103,7 +101,7 @@ def test_clusters_renamed_by_client_are_right_per_client_and_wrong_pooled(federa
     renamed = tuple(
         jnp.stack([(row + next(shifts)) % K for row in labels]) for labels in federation.labels
     )
-    scores = jit_score(federation, renamed, CLUSTERS, tuple(map(jnp.array, PARTICIPANTS)))["all"]
+    scores = scoring.score(federation, renamed, PARTICIPANTS)["all"]
     for name in SCORES:
         np.testing.assert_allclose(scores["per_client"][name], 1.0, atol=1e-6)
         assert scores["pooled"][name] < 0.7
@@ -113,7 +111,7 @@ def test_a_group_without_rows_has_no_score_and_everyone_participates_unless_told
     federation, predicted
 ):
     full = federation.replace(cohorts=federation.cohorts[:1], labels=federation.labels[:1])
-    scores = jit_score(full, predicted[:1], CLUSTERS)
+    scores = scoring.score(full, predicted[:1])
     for group in ("partial_view", "non_participating"):
         assert all(np.isnan(x) for x in jax.tree.leaves(scores[group]))
     for group in ("multi_view", "participating"):
@@ -131,7 +129,7 @@ def test_a_client_without_rows_counts_nowhere(federation, predicted):
             federation.cohorts[2],
         )
     )
-    got = jit_score(emptied, predicted, CLUSTERS, tuple(map(jnp.array, PARTICIPANTS)))
+    got = scoring.score(emptied, predicted, PARTICIPANTS)
     rows = [rows_of(federation, predicted, c, i) for c, i in ((1, 1), (2, 0))]
     truth, guess = map(np.concatenate, zip(*rows, strict=True))
     assert_scores(got["partial_view"]["pooled"], reference(truth, guess))
@@ -143,5 +141,5 @@ def test_a_client_without_rows_counts_nowhere(federation, predicted):
 
 
 def test_scores_need_labels(federation, predicted):
-    with pytest.raises(ValueError, match="no labels"):
-        scoring.score(federation.without_labels(), predicted, CLUSTERS)
+    with pytest.raises(ValueError, match="labels: the federation has none"):
+        scoring.score(federation.without_labels(), predicted)
