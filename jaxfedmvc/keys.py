@@ -9,6 +9,9 @@ clients. Client ids, rounds and epochs are not negative and below 2^29, so that 
 below are nobody's id.
 """
 
+import jax
+from jax.typing import ArrayLike
+
 # Stages of a run, folded into the run's key.
 INIT, SETUP, ROUND, FINISH, PARTICIPATION = range(5)
 
@@ -20,3 +23,13 @@ TRANSFORM = 2**30  # what `messages.transformed` and `messages.coded` draw
 
 # Folded into the key of local training, where an epoch's number would be.
 STEPS = 2**30
+
+
+def of_stage(key: jax.Array, stage: ArrayLike, r: ArrayLike) -> jax.Array:
+    """Returns the key of a stage in round `r`, which is 0 in the setup."""
+    return jax.random.fold_in(jax.random.fold_in(key, stage), r)
+
+
+def of_phase(key: jax.Array, stage: ArrayLike, r: ArrayLike, phase: ArrayLike) -> jax.Array:
+    """Returns the key of an exchange."""
+    return jax.random.fold_in(of_stage(key, stage, r), phase)

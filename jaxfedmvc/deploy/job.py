@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
 import tomllib
@@ -25,6 +26,7 @@ from typing import Any, Literal
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.messages import robust
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Job:
       fraction_bits: Bits after the point of secure sums, which the server cannot take apart; None:
         messages travel in clear. See `messages.secure`.
       in_clear: Exchanges whose single messages the server may read all the same, as "setup[2]".
+      robust: A rule in the place of sums, as `messages.robust` has it: a table with "rule", the
+        rule's own numbers, and "ratios", "centred" and "unguarded", which name exchanges; None:
+        plain sums.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Job:
     participation: float = 1.0
     fraction_bits: int | None = None
     in_clear: tuple[str, ...] = ()
+    robust: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the entry."""
@@ -84,8 +90,15 @@ class Job:
                 "fraction_bits: secure sums need all clients; allowed with them is late = 'wait'"
                 " and participation = 1"
             )
-        if not isinstance(self.settings, Mapping):
-            raise checks.wrong("settings", self.settings, "a table of names and values")
+        for name in ("settings", "robust"):
+            table = getattr(self, name)
+            if not isinstance(table, Mapping) and not (name == "robust" and table is None):
+                raise checks.wrong(name, table, "a table of names and values")
+        if self.robust is not None and self.fraction_bits is not None:
+            raise ValueError(
+                "robust: a rule must see each message, which fraction_bits hides; allowed is one"
+                " of them"
+            )
         self.make(self.clients)  # so that wrong settings are found at once
 
     @property
@@ -107,7 +120,8 @@ class Job:
         if left:
             known = [f.name for c in (method.config, method.hyperparams) for f in _fields(c)]
             raise checks.wrong("settings", sorted(left)[0], f"one of {', '.join(known)}")
-        return method.make(config, hyper)
+        algorithm = method.make(config, hyper)
+        return algorithm if self.robust is None else _guarded(algorithm, self.robust)
 
     def setting(self, name: str) -> Any:
         """Returns the value that a setting has in this job.
@@ -123,8 +137,9 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """Returns what goes through JSON."""
-        lists = {"settings": dict(self.settings), "in_clear": list(self.in_clear)}
-        return dataclasses.asdict(self) | lists
+        rule = None if self.robust is None else dict(self.robust)
+        own = {"settings": dict(self.settings), "in_clear": list(self.in_clear), "robust": rule}
+        return dataclasses.asdict(self) | own
 
     def digest(self) -> str:
         """Returns a hash of everything that both sides must agree on."""
@@ -147,10 +162,8 @@ class Job:
         for name in ("name", "method", "clients"):
             if name not in entries:
                 raise ValueError(f"job: {name} is missing")
-        in_clear = entries.get("in_clear", ())
-        if not isinstance(in_clear, list | tuple) or not all(isinstance(n, str) for n in in_clear):
-            raise checks.wrong("in_clear", in_clear, "a list of names such as 'setup[2]'")
-        return cls(**{**entries, "in_clear": tuple(in_clear)})
+        in_clear = _names("in_clear", entries.get("in_clear", ()))
+        return cls(**{**entries, "in_clear": in_clear})
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Job:
@@ -190,6 +203,42 @@ def _check_numbers(job: Job) -> None:
         value = getattr(job, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise checks.wrong(name, value, "a number above 0")
+
+
+def _names(name: str, given: Any) -> tuple[str, ...]:
+    """Returns the names of exchanges in a list."""
+    if not isinstance(given, list | tuple) or not all(isinstance(n, str) for n in given):
+        raise checks.wrong(name, given, "a list of names such as 'setup[2]'")
+    return tuple(given)
+
+
+def _guarded(algorithm: FederatedAlgorithm, table: Mapping[str, Any]) -> FederatedAlgorithm:
+    """Returns the method with its sums made by the rule that a table describes."""
+    numbers = dict(table)
+    name, ratios = numbers.pop("rule", None), numbers.pop("ratios", {})
+    if not isinstance(name, str) or name not in robust.RULES:
+        raise checks.wrong("robust: rule", name, " or ".join(robust.RULES))
+    named = {
+        key: _names(f"robust: {key}", numbers.pop(key, ())) for key in ("centred", "unguarded")
+    }
+    allowed = "numerators and denominators by exchange, such as {'round[0]': [0, 1]}"
+    try:
+        known = {str(phase): robust.Ratio(*parts) for phase, parts in ratios.items()}
+    except (AttributeError, TypeError) as error:
+        raise checks.wrong("robust: ratios", ratios, allowed) from error
+    places = [place for ratio in known.values() for place in ratio[:2]]
+    least = [ratio.least for ratio in known.values()]
+    if not all(type(p) is int for p in places) or not all(type(x) in (int, float) for x in least):
+        raise checks.wrong("robust: ratios", ratios, allowed)
+    takes = list(inspect.signature(robust.RULES[name]).parameters)
+    for key, value in numbers.items():
+        if key not in takes or type(value) not in (int, float):
+            others = ", ".join(["rule", "ratios", "centred", "unguarded", *takes])
+            raise checks.wrong(f"robust: {key}", value, f"a number for one of {others}")
+    try:
+        return robust.robust(algorithm, robust.RULES[name](**numbers), ratios=known, **named)
+    except ValueError as error:
+        raise ValueError(f"robust: {error}") from error
 
 
 def _fields(dataclass: type) -> tuple[dataclasses.Field, ...]:

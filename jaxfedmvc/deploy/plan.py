@@ -384,8 +384,7 @@ def agreement(job: Job, plan: Plan) -> str:
 
 def key_of(key: jax.Array, place: Place) -> jax.Array:
     """Returns the key of an exchange, as the engine derives it."""
-    stage = jax.random.fold_in(jax.random.fold_in(key, STAGES[place.stage]), place.round)
-    return jax.random.fold_in(stage, place.phase)
+    return keys.of_phase(key, STAGES[place.stage], place.round, place.phase)
 
 
 # --- Peers ----------------------------------------------------------------------------------------

@@ -145,6 +145,8 @@ class Server:
         """Makes the plan and the initial states."""
         vertical = METHODS[self.job.method].topology == "vertical"
         self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
+        if self.job.robust is not None:
+            self.wire.last()  # what the rule does not fit is found before anybody is asked
         self.server = self._started(self.plan, self.wire).server
         self._save()
 

@@ -95,7 +95,7 @@ def draw_participants(
             f"participation: got {participation}; allowed is one share in (0, 1], or one for each"
             f" of the {n_cohorts} cohorts"
         )
-    key = jax.random.fold_in(jax.random.fold_in(key, keys.PARTICIPATION), round_index)
+    key = keys.of_stage(key, keys.PARTICIPATION, round_index)
     return tuple(
         _lowest_draws(key, cohort, max(1, round(share * cohort.n_clients)))
         for cohort, share in zip(federation.cohorts, shares, strict=True)
@@ -120,7 +120,7 @@ def setup(
     progress: Progress | None = None,
 ) -> tuple[RunState, list[Any]]:
     """The exchanges before the first round; returns the state and each phase's info."""
-    key = jax.random.fold_in(jax.random.fold_in(key, keys.SETUP), 0)
+    key = keys.of_stage(key, keys.SETUP, 0)
     return run_phases(algorithm.setup, "setup", federation, key, state, client_chunk, progress)
 
 
@@ -142,7 +142,7 @@ def one_round(
     if resample is not None:
         chosen = draw_participants(federation, key, resample, round_index)
         state = state._replace(participants=chosen)
-    key = jax.random.fold_in(jax.random.fold_in(key, keys.ROUND), round_index)
+    key = keys.of_stage(key, keys.ROUND, round_index)
     return run_phases(algorithm.round, "round", federation, key, state, client_chunk, progress)
 
 
@@ -156,7 +156,7 @@ def finish(
     client_chunk: int | None = None,
 ) -> tuple[RunState, list[Any]]:
     """The exchanges after the last round, as they would be made after round `round_index`."""
-    key = jax.random.fold_in(jax.random.fold_in(key, keys.FINISH), round_index)
+    key = keys.of_stage(key, keys.FINISH, round_index)
     return run_phases(algorithm.finish, "finish", federation, key, state, client_chunk, None)
 
 

@@ -519,7 +519,7 @@ def _phase_key(
     hyper: PyTree, key: jax.Array, stage: jax.Array, r: jax.Array, p: jax.Array
 ) -> jax.Array:
     """Returns the key of a phase, as `engine.run` derives it."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, stage), r), p)
+    return keys.of_phase(key, stage, r, p)
 
 
 _KEY_OF_PHASE = _Program("key", _phase_key)

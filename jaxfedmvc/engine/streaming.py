@@ -268,7 +268,7 @@ def run_streaming(
     drawable = _reduced(host, lambda c: c.replace(views=(), mask=(), sample_ids=()))
 
     def stage(phases: Sequence[Phase], name: int, r: int, state: RunState) -> tuple:
-        stage_key = jax.random.fold_in(jax.random.fold_in(key, name), r)
+        stage_key = keys.of_stage(key, name, r)
         return _stream_phases(phases, host, stage_key, state, client_chunk)
 
     state, setup_info = stage(algorithm.setup, keys.SETUP, 0, state)

@@ -204,6 +204,15 @@ def norm_bounding(radius: ArrayLike = 1.0) -> Rule:
     return rule
 
 
+RULES: dict[str, Callable[..., Rule]] = {
+    "norm_bounding": norm_bounding,
+    "trimmed_mean": trimmed_mean,
+    "median": median,
+    "geometric_median": geometric_median,
+    "multi_krum": multi_krum,
+}
+
+
 def _check(name: str, value: ArrayLike, least: float, below: float) -> None:
     if isinstance(value, jax.core.Tracer):
         return

@@ -55,6 +55,14 @@ def test_another_setting_is_another_agreement():
         ({"settings": SETTINGS | {"fuzzifier": 0.5}}, "fuzzifier"),
         ({"settings": 3}, "settings: got 3"),
         ({"hours": 3}, "job: got 'hours'"),
+        ({"robust": "median"}, "robust: got 'median'"),
+        ({"robust": {"rule": "mean"}}, "robust: rule: got 'mean'"),
+        ({"robust": {"rule": "median", "share": 0.1}}, "robust: share: got 0.1"),
+        ({"robust": {"rule": "trimmed_mean", "share": 0.7}}, "robust: share: got 0.7"),
+        ({"robust": {"rule": "median", "ratios": {"round[0]": [0]}}}, "robust: ratios: got"),
+        ({"robust": {"rule": "median", "ratios": {"round[7]": [0, 1]}}}, "ratios: got 'round[7]'"),
+        ({"robust": {"rule": "median", "unguarded": "all"}}, "robust: unguarded: got 'all'"),
+        ({"robust": {"rule": "median"}, "fraction_bits": 8}, "allowed is one of them"),
         ({"method": "vertcohirf", "late": "skip", "settings": {}}, "late: got 'skip'"),
     ],
 )
@@ -209,6 +217,9 @@ def test_the_files_that_the_documentation_shows_are_read(tmp_path):
     holding = load(tmp_path / "node.toml")
     assert holding.views.keys() == {0, 1} and holding.policy.least_clients == 3
     assert Job.from_toml(tmp_path / "job.toml").method in holding.policy.methods
+    (rule,) = (text for text in blocks if "[robust]" in text)
+    (tmp_path / "robust.toml").write_text(job + rule)
+    assert Job.from_toml(tmp_path / "robust.toml").robust["share"] == 0.2
     names = {field.name for field in dataclasses.fields(Policy)}
     assert {
         line.split()[0]

@@ -271,7 +271,7 @@ BAD = {
     "share of words": (["--participation=half"], "participation=half"),
     "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),
     "clear phases without masks": (["--in_clear=finish"], "in_clear: got .*secure_aggregation"),
-    "a name that Python reserves": (
+    "a reserved name": (
         ["--algorithm=lsimvc", "--lambda=-1"],
         r"lam \(--lambda\): got",
     ),
