@@ -181,10 +181,10 @@ class Network:
         )
         self.run(_BIN / "flwr", "supernode", "register", self.folder / f"{name}.pub", "here")
 
-    def start_node(self, name: str, file: Path) -> subprocess.Popen:
-        """Starts a node."""
+    def start_node(self, name: str, file: Path, address: str | None = None) -> subprocess.Popen:
+        """Starts a node; with `address` it connects to that, and not to the SuperLink itself."""
         command = [sys.executable, "-m", "jaxfedmvc.deploy", "node", file]
-        command += [f"--superlink={self.address}", *self._certificates()]
+        command += [f"--superlink={address or self.address}", *self._certificates()]
         if self.secure:
             command += [f"--auth_key={self.folder / name}.key"]
         return self._start(name, command)
@@ -202,6 +202,13 @@ class Network:
 
     def _certificates(self) -> list[str]:
         return [f"--root_certificates={self.folder / 'ca.crt'}"] if self.secure else []
+
+    def kill(self, *names: str) -> None:
+        """Ends processes as a power failure would."""
+        for name in names:
+            process = self.processes.pop(name)
+            process.kill()
+            process.wait()
 
     def stop(self, name: str | None = None) -> None:
         """Stops a process, or all of them."""

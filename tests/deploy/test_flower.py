@@ -162,37 +162,38 @@ def test_a_hostile_app_gets_nothing_but_a_refusal(tmp_path):
     assert all(b'"error": "malformed"' in reply for reply in told.split(b"|"))
 
 
-def test_a_node_that_is_killed_does_not_end_the_job(tmp_path):
+@pytest.mark.parametrize("victim", ["node", "superlink"])
+def test_a_job_outlives_what_is_killed(victim, tmp_path):
+    """A node is started again; or the SuperLink, after which nodes and job are started again."""
     federation = common.federation(
         "horizontal", common.parts("horizontal", (((0, 1), {0: 8, 1: 8, 2: 7}),))
     )
     job = local.job_of("e_fkmvc", 3, "first", rounds=15, deadline=30.0)
-    path = write_job(tmp_path, job)
-    with demo.network(tmp_path / "net", secure=False, keeps=True) as here:
+    path, results = write_job(tmp_path, job), tmp_path / "results"
+    exchanges = results / "first" / "exchanges.csv"
+
+    def made():
+        return len(exchanges.read_text().splitlines()) if exchanges.exists() else 0
+
+    with demo.network(tmp_path / "net", secure=False, keeps=victim == "node") as here:
         paths = start_nodes(here, tmp_path, federation, ["e_fkmvc"])
-        exchanges = tmp_path / "results" / "first" / "exchanges.csv"
-        running = subprocess.Popen(
-            [
-                str(x)
-                for x in (
-                    demo._BIN / "python",
-                    "-m",
-                    "jaxfedmvc.deploy",
-                    "submit",
-                    path,
-                    f"--folder={tmp_path / 'results'}",
-                    f"--superlink={here.address}",
-                )
-            ],
-            env=here.env,
-        )
-        wait_for(lambda: exchanges.exists() and len(exchanges.read_text().splitlines()) > 5)
-        here.processes["node1"].kill()
-        here.processes.pop("node1")
-        here.start_node("node1", paths[1])
-        made = len(exchanges.read_text().splitlines())
-        wait_for(lambda: len(exchanges.read_text().splitlines()) > made + 3)
-        assert running.wait(600) == 0
+        command = [demo._BIN / "python", "-m", "jaxfedmvc.deploy", "submit", path]
+        command += [f"--folder={results}", f"--superlink={here.address}"]
+        running = subprocess.Popen([str(x) for x in command], env=here.env)
+        wait_for(lambda: made() > 5)
+        if victim == "node":
+            here.kill("node1")
+            here.start_node("node1", paths[1])
+            before = made()
+            wait_for(lambda: made() > before + 3)
+            assert running.wait(600) == 0
+        else:
+            here.kill(*list(here.processes))
+            assert running.wait(300) != 0
+            assert not (results / "first" / "summary.json").exists()
+            here.start_superlink()
+            start_nodes(here, tmp_path, federation, ["e_fkmvc"])
+            here.submit(path, results)
     algorithm = job.make(3)
     host = jax.tree.map(np.asarray, ordered(federation))
     simulated = run_streaming(algorithm, host, jax.random.key(7), 15, client_chunk=1)
