@@ -89,7 +89,7 @@ def write_job(folder: Path, width: int) -> Path:
     file.write_text(
         f'name = "width{width}"\nmethod = "fmcsc"\nclients = {FLAGS.nodes}\n'
         f"rounds = {FLAGS.rounds}\n[settings]\nn_clusters = 3\nhidden = [{width}]\n"
-        "pretrain_epochs = 1\nlocal_epochs = 1\n"
+        "pretrain_epochs = 1\nlocal_epochs = 1\ndistill_epochs = 1\nn_init = 1\n"
     )
     return file
 

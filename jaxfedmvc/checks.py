@@ -59,7 +59,7 @@ def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -
         if value is None or isinstance(value, jax.core.Tracer):
             continue
         if not np.all(is_right(np.asarray(value))):
-            field = settings.__dataclass_fields__[name]
             # Where Python reserves the name, such as lambda, the flag has it and the field another.
-            flag = field.metadata.get("flag")
+            field = getattr(settings, "__dataclass_fields__", {}).get(name)
+            flag = None if field is None else field.metadata.get("flag")
             raise wrong(f"{name} (--{flag})" if flag else name, value, allowed)

@@ -769,7 +769,7 @@ def test_bad_settings_are_named(setting):
 )
 def test_numbers_out_of_range_are_named(name, value, allowed):
     with pytest.raises(
-        ValueError, match=rf"^{name}: got .*; allowed is a finite number.* {allowed}"
+        ValueError, match=rf"^{name}( \(--\w+\))?: got .*; allowed is a finite number.* {allowed}"
     ):
         mgcd(BASE, MGCDHyperparams(**{name: value}))
 

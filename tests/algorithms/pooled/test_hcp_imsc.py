@@ -205,7 +205,7 @@ def test_permuted_rows_have_permuted_graphs():
 def test_refusals():
     with pytest.raises(ValueError, match="max_iter: got 0"):
         HCPIMSCConfig(K, max_iter=0)
-    with pytest.raises(ValueError, match=r"lam2: got 0\.01; .* float64"):
+    with pytest.raises(ValueError, match=r"lam2 \(--lambda2\): got 0\.01; .* float64"):
         hcp_imsc(CONFIG, HCPIMSCHyperparams(lam2=0.01))
     with pytest.raises(ValueError, match="6000 or fewer"):
         planted.starts_with_rows(hcp_imsc(CONFIG), 6001)

@@ -85,7 +85,7 @@ def test_more_anchors_than_clusters():
 def test_refusals():
     with pytest.raises(ValueError, match="anchors_per_cluster: got 0"):
         IMVCCBGConfig(K, anchors_per_cluster=0)
-    with pytest.raises(ValueError, match="lam: got -1"):
+    with pytest.raises(ValueError, match=r"lam \(--lambda\): got -1"):
         imvc_cbg(CONFIG, IMVCCBGHyperparams(lam=-1.0))
     with pytest.raises(ValueError, match="view 1 has 5 features; allowed is 6"):
         engine.start(imvc_cbg(IMVCCBGConfig(6)), planted.federation(OBSERVED), KEY)

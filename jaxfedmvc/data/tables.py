@@ -1,0 +1,365 @@
+"""Tables of one's own: columns of CSV, Parquet or pandas become views, labels and ids.
+
+    read([Path("patients.csv")], TableOptions("blood=hb,wbc; imaging=img_*", labels="diagnosis"))
+
+Nothing is guessed silently: columns that look like labels or ids are refused until they are named,
+cells that are no numbers until a way to encode them is, and what was found under which name is
+written down in `Dataset.notes`. A row without any value of a view does not hold it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from jaxfedmvc import checks
+from jaxfedmvc.data.dataset import Dataset
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUFFIXES = (".csv", ".parquet")
+# Columns of these names are no features unless somebody says so.
+_LIKE_LABELS = ("label", "labels", "class", "classes", "target", "truth", "gt", "y")
+_LIKE_IDS = ("id", "ids", "index", "patient_id", "sample_id")
+_CLIENT = "__client__"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableOptions:
+    """How tables are read.
+
+    Attributes:
+      views: Columns of each view, as "blood=hb,wbc; imaging=img_*"; a name may be a pattern. None:
+        one view of all columns of one table, or a view for each of several tables.
+      labels: Column of the classes, for scoring only.
+      id: Column that several tables are joined on, and that names the rows of the result.
+      categories: What is done about columns of words or of true and false: "refuse", or "onehot",
+        a column for each value.
+      missing: What is done about empty cells of a view that the row has other values of: "refuse";
+        "median", of the column; "lack": the row does not hold this view at all.
+    """
+
+    views: str | None = None
+    labels: str | None = None
+    id: str | None = None
+    categories: Literal["refuse", "onehot"] = "refuse"
+    missing: Literal["refuse", "median", "lack"] = "refuse"
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the option."""
+        checks.choices(self)
+        self.patterns()
+
+    def patterns(self) -> dict[str, list[str]] | None:
+        """Returns the patterns of each view's columns."""
+        if self.views is None:
+            return None
+        found: dict[str, list[str]] = {}
+        for entry in self.views.split(";"):
+            name, equals, columns = (part.strip() for part in entry.partition("="))
+            patterns = [pattern.strip() for pattern in columns.split(",") if pattern.strip()]
+            if not equals or not name or not patterns or name in found:
+                raise checks.wrong("views", self.views, "such as 'blood=hb,wbc; imaging=img_*'")
+            found[name] = patterns
+        return found
+
+
+def require_pandas() -> Any:
+    """Returns pandas.
+
+    Raises:
+      ImportError: Says how to install it.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("tables need pandas: python -m pip install pandas") from error
+    return pandas
+
+
+def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
+    """Reads tables that hold the same samples, or a folder with a table for each client.
+
+    Several tables are joined on the column `id`; a row of one that another lacks does not hold the
+    other's views. The tables of a folder are clients, by the order of their names; views that a
+    client has no column of are not held by it.
+
+    Args:
+      paths: One or several files, or one folder of files.
+      options: What the columns are.
+
+    Raises:
+      ValueError: Names the column or the file that is wrong.
+      OSError: A file cannot be read.
+      ImportError: pandas, or what it reads Parquet with, is missing.
+    """
+    if len(paths) == 1 and paths[0].is_dir():
+        files = sorted(p for p in paths[0].iterdir() if p.suffix.lower() in SUFFIXES)
+        if not files:
+            raise ValueError(f"{paths[0]}: has no .csv or .parquet file")
+        return _from_clients(paths[0].name, files, options)
+    frames = {path.stem: _frame(path) for path in paths}
+    if len(frames) < len(paths):
+        raise ValueError(f"dataset: two tables are named {paths[0].stem}")
+    if len(paths) == 1:
+        return from_frame(frames[paths[0].stem], options, name=paths[0].stem)
+    return _joined(frames, options)
+
+
+def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table") -> Dataset:
+    """Makes a data set of a pandas table.
+
+    Args:
+      frame: A row for each sample.
+      options: What its columns are.
+      name: Of the data set.
+
+    Returns:
+      Views [n, D_v], unscaled, with zeros where a row does not hold one; see `Dataset`.
+
+    Raises:
+      ValueError: Names the column that is wrong.
+    """
+    pandas = require_pandas()
+    columns = _columns(frame, options)
+    notes, views, held = [], [], []
+    for view, names in columns.items():
+        encoded, note = _encoded(frame[names], options, view)
+        values, there = _filled(encoded, options, view)
+        views.append(values)
+        held.append(there)
+        notes.append(f"view {view}: {values.shape[1]} features of {note}")
+    holds = np.stack(held, axis=1)
+    empty = ~holds.any(axis=1)
+    keep = ~empty
+    if empty.any():
+        notes.append(f"{int(empty.sum())} rows have no value of any view and are left out")
+    if not keep.any():
+        raise ValueError(f"{name}: no row has a value of any view")
+    labels = None
+    if options.labels is not None:
+        labels, note = _classes(frame[options.labels][keep], pandas)
+        notes.append(note)
+    lacking = int((~holds[keep]).any(axis=1).sum())
+    if lacking:
+        notes.append(f"{lacking} of {int(keep.sum())} rows lack a view")
+    ids = np.flatnonzero(keep) if options.id is None else frame[options.id][keep].to_numpy(str)
+    return Dataset(
+        name,
+        tuple(view[keep] for view in views),
+        labels,
+        held=None if holds[keep].all() else holds[keep],
+        ids=ids,
+        clients=frame[_CLIENT][keep].to_numpy(np.int64) if _CLIENT in frame else None,
+        notes=tuple(notes),
+    )
+
+
+# --- Several tables -------------------------------------------------------------------------------
+
+
+def _frame(path: Path) -> pd.DataFrame:
+    pandas = require_pandas()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        frame = pandas.read_csv(path) if path.suffix.lower() == ".csv" else _parquet(path, pandas)
+    except ImportError:
+        raise
+    except Exception as error:  # pandas and its readers raise a zoo of types on a damaged file
+        raise ValueError(f"{path}: is no readable table ({str(error).splitlines()[0]})") from error
+    frame.columns = frame.columns.map(str)
+    if frame.columns.duplicated().any():
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise ValueError(f"{path}: the column {twice!r} is there twice")
+    if not len(frame) or not len(frame.columns):
+        raise ValueError(f"{path}: has no row or no column")
+    return frame
+
+
+def _parquet(path: Path, pandas: Any) -> pd.DataFrame:
+    try:
+        return pandas.read_parquet(path)
+    except ImportError as error:
+        raise ImportError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
+
+
+def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Dataset:
+    """Joins tables on their ids; without `views` each of them is a view."""
+    if options.id is None:
+        raise ValueError("id: several tables are joined on a column of ids; name it with id")
+    whole: Any = None
+    patterns = []
+    for name, frame in frames.items():
+        if options.id not in frame:
+            raise ValueError(f"id: {name} has no column {options.id!r}")
+        ids = frame[options.id]
+        if ids.isna().any() or ids.duplicated().any():
+            raise ValueError(f"id: {name} has empty or repeated cells in {options.id!r}")
+        own = [c for c in frame if c != options.id]
+        known = [] if whole is None else [c for c in own if c in whole and c != options.labels]
+        if known:
+            raise ValueError(f"{name}: its column {known[0]!r} is in another table, too")
+        features = [c for c in own if c != options.labels]
+        patterns.append(f"{name}={','.join(map(_literal, features))}")
+        if whole is None:
+            whole = frame
+        elif options.labels in own and options.labels in whole:
+            whole = whole.merge(frame, on=options.id, how="outer", suffixes=("", " "))
+            again = whole.pop(f"{options.labels} ")
+            both = whole[options.labels].notna() & again.notna()
+            if (whole[options.labels][both] != again[both]).any():
+                raise ValueError(f"labels: tables differ in {options.labels!r} of the same id")
+            whole[options.labels] = whole[options.labels].fillna(again)
+        else:
+            whole = whole.merge(frame, on=options.id, how="outer")
+    if options.views is None:
+        options = dataclasses.replace(options, views="; ".join(patterns))
+    return from_frame(whole, options, name="-".join(frames))
+
+
+def _literal(column: str) -> str:
+    """Returns the pattern that matches this column alone."""
+    if any(sign in column for sign in ",;="):
+        raise ValueError(f"views: a column is named {column!r}; allowed are names without , ; =")
+    return re.sub(r"([*?[])", r"[\1]", column)
+
+
+def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Dataset:
+    """Stacks the tables of a folder, a client each."""
+    pandas = require_pandas()
+    parts = [_frame(file).assign(**{_CLIENT: c}) for c, file in enumerate(files)]
+    whole = pandas.concat(parts, ignore_index=True)
+    if options.views is None:
+        for file, part in zip(files, parts, strict=True):
+            absent = [column for column in whole if column not in part]
+            if absent:
+                raise ValueError(
+                    f"{file}: has no column {absent[0]!r}, which other clients have; say with views"
+                    " which columns belong together, so that a client may lack a view"
+                )
+    found = from_frame(whole, options, name=name)
+    clients = ", ".join(f"{c} {file.name}" for c, file in enumerate(files))
+    return found._replace(notes=(f"clients: {clients}", *found.notes))
+
+
+# --- Columns --------------------------------------------------------------------------------------
+
+
+def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]:
+    """Returns the columns of each view."""
+    given = {"labels": options.labels, "id": options.id}
+    for option, column in given.items():
+        if column is not None and column not in frame:
+            raise checks.wrong(option, column, f"a column: {_some(frame.columns)}")
+    others = {_CLIENT, *(column for column in given.values() if column is not None)}
+    free = [column for column in frame.columns if column not in others]
+    patterns = options.patterns()
+    if patterns is None:
+        for option, like in (("labels", _LIKE_LABELS), ("id", _LIKE_IDS)):
+            column = next((c for c in free if c.lower() in like), None)
+            if column is not None:
+                raise ValueError(
+                    f"{option}: the column {column!r} looks like {option} and would be a feature;"
+                    f" give {option}={column}, or name the features with views"
+                )
+        patterns = {"0": ["*"]}
+    found: dict[str, list[str]] = {}
+    owner: dict[str, str] = {}
+    for view, wanted in patterns.items():
+        for pattern in wanted:
+            if pattern in others:
+                raise ValueError(f"views: the column {pattern!r} of {view} is labels or id")
+            if not any(fnmatch.fnmatchcase(column, pattern) for column in free):
+                raise ValueError(
+                    f"views: {pattern!r} of {view} matches no column of {_some(frame.columns)}"
+                )
+        mine = [c for c in free if any(fnmatch.fnmatchcase(c, p) for p in wanted)]
+        for column in mine:
+            if column in owner:
+                raise ValueError(f"views: the column {column!r} is in {owner[column]} and {view}")
+            owner[column] = view
+        found[view] = mine
+    return found
+
+
+def _some(names: Any, most: int = 12) -> str:
+    """Returns names for an error's text."""
+    known = [str(name) for name in names if name != _CLIENT]
+    return ", ".join(known[:most]) + (", ..." if len(known) > most else "")
+
+
+def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.DataFrame, str]:
+    """Returns a view's columns as numbers, NaN where a cell is empty, and what was done."""
+    pandas = require_pandas()
+    words = [c for c in part if not pandas.api.types.is_numeric_dtype(part[c])]
+    words += [c for c in part if pandas.api.types.is_bool_dtype(part[c]) and c not in words]
+    words = [c for c in words if part[c].notna().any()]  # an empty column has no type
+    if words and options.categories == "refuse":
+        cell = part[words[0]].dropna().iloc[0]
+        raise ValueError(
+            f"views: the column {words[0]!r} of {view} has cells such as {cell!r}; allowed are"
+            " numbers, or categories=onehot"
+        )
+    columns, made = [], 0
+    for name in part:
+        if name not in words:
+            columns.append(part[name].astype(np.float64))
+            continue
+        dummies = pandas.get_dummies(part[name], prefix=name, dtype=np.float64)
+        dummies[part[name].isna()] = np.nan
+        made += dummies.shape[1]
+        columns.append(dummies)
+    found = pandas.concat(columns, axis=1)
+    infinite = [c for c in found if np.isinf(found[c]).any()]
+    if infinite:
+        raise ValueError(f"views: the column {infinite[0]!r} of {view} has infinite cells")
+    note = f"columns {_some(part.columns, 6)}"
+    if words:
+        note += f"; {_some(words, 6)} one-hot, {made} columns"
+    return found, note
+
+
+def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a view's numbers [n, D], 0 where a row does not hold it, and who holds it [n]."""
+    values = part.to_numpy(np.float64)
+    empty = np.isnan(values)
+    held = ~empty.all(axis=1)
+    partly = held & empty.any(axis=1)
+    if not held.any():
+        raise ValueError(f"views: {view} has no value in any row")
+    if partly.any():
+        column = part.columns[int(np.flatnonzero(empty[partly].any(axis=0))[0])]
+        if options.missing == "refuse":
+            raise ValueError(
+                f"views: the column {column!r} of {view} is empty in"
+                f" {int(empty[partly][:, list(part.columns).index(column)].sum())} rows that have"
+                " other values of the view; allowed are missing=median and missing=lack"
+            )
+        if options.missing == "lack":
+            held = held & ~partly
+            if not held.any():
+                raise ValueError(f"views: no row has all values of {view}")
+        else:
+            if empty[held].all(axis=0).any():
+                raise ValueError(f"views: the column {column!r} of {view} is empty everywhere")
+            middle = np.nanmedian(values[held], axis=0)
+            values = np.where(empty, middle, values)
+    return np.where(held[:, None], values, 0.0).astype(np.float32), held
+
+
+def _classes(column: pd.Series, pandas: Any) -> tuple[np.ndarray, str]:
+    """Returns labels 0..K-1 and what they stand for."""
+    if column.isna().any():
+        raise ValueError(
+            f"labels: the column {column.name!r} has {int(column.isna().sum())} empty cells"
+        )
+    codes, names = pandas.factorize(column, sort=True)
+    return codes.astype(np.int32), f"labels: column {column.name}, classes {_some(names)}"
