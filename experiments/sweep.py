@@ -230,7 +230,7 @@ def _folder(command: Command, leads: bool) -> Path | None:
     """Returns the result folder of the process that leads; the others end if it has none."""
     path, wrong = None, None
     if leads:
-        stem = Path(command.data.dataset or "").stem.lower()
+        stem = command.data.stem
         try:
             path = folder.open_folder(command, f"sweep-{command.name}-{stem}")
         except (ValueError, OSError) as error:

@@ -22,16 +22,46 @@ class DataSettings:
     """Which data, and how they are prepared.
 
     Attributes:
-      dataset: A named set (digits, mnist_usps, multimodal, ...), or a path to a .npz or .mat file.
+      dataset: A named set (digits, mnist_usps, multimodal, ...); the path of a .npz, .mat, .csv or
+        .parquet file; several tables with commas between, joined on --id; or a folder with a file
+        for each client.
+      views: Columns of each view of a table, as "blood=hb,wbc; imaging=img_*"; none: one view, or
+        one for each of several tables.
+      labels: Column of the classes, or array of another file; for scoring only.
+      id: Column that tables are joined on, and that names the rows in labels.csv.
+      categories: Columns of words: refused, or a column for each value.
+      missing: Empty cells where the row has other values of the view: refused, the column's median,
+        or the row does not hold the view.
       data_dir: Where sets lie; then $JAXFEDMVC_DATA, then ./data.
       scale: Scaling of features; auto: as is usual for a named set, else minmax.
       n_clusters: K; the number of classes where labels are known.
     """
 
     dataset: str | None = None
+    views: str | None = None
+    labels: str | None = None
+    id: str | None = None
+    categories: Literal["refuse", "onehot"] = "refuse"
+    missing: Literal["refuse", "median", "lack"] = "refuse"
     data_dir: str | None = None
     scale: Literal["auto", "none", "minmax", "standard"] = "auto"
     n_clusters: int | None = None
+
+    @property
+    def stem(self) -> str:
+        """What files of results call the data."""
+        names = [part.strip() for part in (self.dataset or "").split(",")]
+        return "-".join(Path(name).stem for name in names).lower()
+
+    @property
+    def table(self) -> data.TableOptions:
+        """What the columns of tables are.
+
+        Raises:
+          ValueError: `views` is no list of columns.
+        """
+        names = (field.name for field in dataclasses.fields(data.TableOptions))
+        return data.TableOptions(**{name: getattr(self, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +120,17 @@ class Problem(NamedTuple):
       federation: Clients or agents; its sample ids are places in the arrays below.
       views: All views of all samples, [n, D_v] each, for references and silhouettes.
       labels: [n], for scoring only, or None.
-      rows: [n], the row of the data set that each sample is.
+      rows: [n], the row of the data set that each sample is, or what it is called there.
+      held: [n, V], which samples have which views, and zeros where not; None: all have all.
+      notes: What was found in the data, and what was done to it.
     """
 
     federation: Federation
     views: list[np.ndarray]
     labels: np.ndarray | None
     rows: np.ndarray
+    held: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Partitioned(NamedTuple):
@@ -117,7 +151,9 @@ def partitioned(
     Raises:
       ValueError, OSError: Says what is wrong with the settings or the data.
     """
-    dataset = load(settings.dataset, settings.data_dir, settings.scale)
+    dataset = load(settings.dataset, settings.data_dir, settings.scale, settings.table)
+    if dataset.held is not None or dataset.clients is not None:
+        return _as_held(dataset, split, seeds)
     parts = [
         data.hybrid_partition(
             seed,
@@ -135,6 +171,28 @@ def partitioned(
     return Partitioned(dataset, parts)
 
 
+def _as_held(dataset: data.Dataset, split: HorizontalSettings, seeds: list[int]) -> Partitioned:
+    """Divides a set whose rows lack views, or lie with clients already."""
+    if split.dirichlet is not None or split.samples_per_client is not None:
+        raise ValueError(
+            "dirichlet, samples_per_client: are for data whose rows all have all views and lie with"
+            " nobody yet"
+        )
+    held = dataset.held
+    if held is None:
+        held = np.ones((len(dataset.views[0]), len(dataset.views)), bool)
+    known = dataset.clients is not None
+    parts = [
+        data.partition_as_held(seed, held, None if known else split.n_clients, dataset.clients)
+        for seed in seeds
+    ]
+    n_parts = sum(len(part.client_ids) for part in parts[0])
+    note = f"{n_parts} clients that hold what the data say, and not --ratio and --partial_views"
+    if known and n_parts > len(np.unique(dataset.clients)):
+        note += "; a file with rows of several kinds is a client for each kind"
+    return Partitioned(dataset._replace(notes=(*dataset.notes, note)), parts)
+
+
 def load_clients(
     settings: DataSettings, split: HorizontalSettings, seeds: list[int]
 ) -> list[Problem]:
@@ -144,13 +202,15 @@ def load_clients(
       ValueError, OSError: Says what is wrong with the settings or the data.
     """
     dataset, divisions = partitioned(settings, split, seeds)
-    rows = np.arange(len(dataset.views[0]))
+    rows = np.arange(len(dataset.views[0])) if dataset.ids is None else dataset.ids
     return [
         Problem(
             Federation.from_arrays(dataset.views, dataset.labels, partition=parts),
             list(dataset.views),
             dataset.labels,
             rows,
+            dataset.held,
+            dataset.notes,
         )
         for parts in divisions
     ]
@@ -170,11 +230,22 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
         variant = "text" if name.lower() == "multimodal" else "table1"
         dataset = synthetic.multimodal(seed, variant)
     else:
-        dataset = data.load(name, settings.data_dir, settings.scale)
+        dataset = data.load(name, settings.data_dir, settings.scale, settings.table)
     n = len(dataset.views[0])
+    ids = np.arange(n) if dataset.ids is None else dataset.ids
+    if dataset.clients is not None:
+        raise ValueError(f"dataset: {name} has a file for each client; agents hold the same rows")
     if split.split == "views" or (split.split == "auto" and len(dataset.views) > 1):
-        views, rows = list(dataset.views), np.arange(n)
-        return _agents(views, dataset.labels, rows, _held(split, seed, n, len(views)))
+        views = list(dataset.views)
+        held = None if dataset.held is None else dataset.held.T
+        if held is not None and split.hybrid is not None:
+            raise ValueError(f"hybrid: got {split.hybrid!r}; the data say who lacks what already")
+        if held is None:
+            held = _held(split, seed, n, len(views))
+        found = _agents(views, dataset.labels, ids, held)
+        return found._replace(held=dataset.held, notes=dataset.notes)
+    if dataset.held is not None:
+        raise ValueError("split: rows lack views; allowed is --split=views")
     if split.hybrid is not None:
         raise ValueError(f"hybrid: got {split.hybrid!r} for one view; allowed is a set of several")
     categorical = split.categorical
@@ -192,7 +263,8 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
         overlap_order=split.overlap_order,
     )
     labels = None if dataset.labels is None else dataset.labels[rows]
-    return _agents([x[:, chosen] for chosen in columns], labels, rows)
+    found = _agents([x[:, chosen] for chosen in columns], labels, ids[rows])
+    return found._replace(notes=dataset.notes)
 
 
 def _held(split: VerticalSettings, seed: int, n_samples: int, n_views: int) -> np.ndarray:

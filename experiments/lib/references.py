@@ -30,13 +30,14 @@ def references(
 
     "no collaboration": k-means of each client on its own views side by side. "pooled k-means": one
     k-means on all views of all samples that anybody holds, which sees more than all clients
-    together. "pooled k-means on H": one k-means on all clients' representations.
+    together; none where rows have not all views. "pooled k-means on H": one k-means on all clients'
+    representations.
     """
     federation = problem.federation
-    found = {
-        ALONE: _each_client(federation, n_clusters, seed),
-        POOLED: _of_samples(federation, np.concatenate(problem.views, axis=1), n_clusters, seed),
-    }
+    found = {ALONE: _each_client(federation, n_clusters, seed)}
+    if problem.held is None:
+        pooled = np.concatenate(problem.views, axis=1)
+        found[POOLED] = _of_samples(federation, pooled, n_clusters, seed)
     if has_one_width(embedding):
         found[POOLED_EMBEDDING] = _of_rows(federation, embedding, n_clusters, seed)
     return found

@@ -13,6 +13,7 @@ import pandas as pd
 
 from experiments.lib import charts, folder, plots
 from experiments.lib.command import Command
+from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
 from jaxfedmvc.engine import Traffic
@@ -40,9 +41,10 @@ class Report:
       seconds: "compile" and "run".
     """
 
-    def __init__(self, command: Command, path: Path, federation: Federation, title: str) -> None:
+    def __init__(self, command: Command, path: Path, problem: Problem, title: str) -> None:
         """Takes the folder and what all seeds have in common."""
         self.command, self.path, self.title = command, path, title
+        federation, self.notes = problem.federation, problem.notes
         self.federation = federation
         self.rows: list[Row] = []
         self.references: list[dict[str, Any]] = []
@@ -172,7 +174,8 @@ class Report:
         }
         return {
             "algorithm": self.command.name,
-            "dataset": Path(self.command.data.dataset or "").stem.lower(),
+            "data": list(self.notes),
+            "dataset": self.command.data.stem,
             "n_clients": self.federation.n_clients,
             "rounds": self.command.rounds,
             "rounds_made": [

@@ -205,7 +205,7 @@ def run(command: Command) -> Path:
         checked(partial(mesh.check_mesh, devices, job.federation))
     checked(require_tqdm)
     checked(plots.require_matplotlib)
-    stem = Path(command.data.dataset or "").stem.lower()
+    stem = command.data.stem
     path = checked(partial(folder.open_folder, command, f"{command.name}-{stem}"))
     if (path / "summary.json").exists():
         checkpoint.delete(path / _CHECKPOINT)
@@ -228,8 +228,8 @@ class _Runner:
     def __init__(self, job: Job, path: Path, devices: Any, progress: Progress) -> None:
         self.job, self.path, self.devices, self.progress = job, path, devices, progress
         command = job.command
-        stem = Path(command.data.dataset or "").stem.lower()
-        self.report = Report(command, path, job.federation, f"{command.name} on {stem}")
+        stem = command.data.stem
+        self.report = Report(command, path, job.problems[0], f"{command.name} on {stem}")
         self.steps = steps_of(job, devices, progress.done)
         self.last: SeedResult  # of the last seed, which is drawn
         algorithm = self.steps.algorithm
@@ -242,6 +242,8 @@ class _Runner:
         resumes = command.folder.resume
         at = checked(self._reopened) if resumes else (*self._beginning(), [])
         seed, made, state, rows = at
+        for line in self.job.problems[0].notes:
+            write(line)
         write(self.job.federation.describe())
         self.steps.compile(self.progress.compiling)
         self._show_again(rows)

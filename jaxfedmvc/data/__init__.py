@@ -2,21 +2,25 @@
 
 from jaxfedmvc.data.dataset import Dataset, check_arrays
 from jaxfedmvc.data.datasets import load, names
-from jaxfedmvc.data.partition import Part, hybrid_partition, parse_ratio
+from jaxfedmvc.data.partition import Part, hybrid_partition, parse_ratio, partition_as_held
 from jaxfedmvc.data.synthetic import blobs, multimodal, simplex
+from jaxfedmvc.data.tables import TableOptions, from_frame
 from jaxfedmvc.data.vertical import align_agents, prepare, split_features, vertical_partition
 
 __all__ = [
     "Dataset",
     "Part",
+    "TableOptions",
     "align_agents",
     "blobs",
     "check_arrays",
+    "from_frame",
     "hybrid_partition",
     "load",
     "multimodal",
     "names",
     "parse_ratio",
+    "partition_as_held",
     "prepare",
     "simplex",
     "split_features",

@@ -15,11 +15,20 @@ class Dataset(NamedTuple):
       name: stem of the file the data came from, or the name of a set that needs no file.
       views: one float32 array [n, D_v] per view.
       labels: [n] int32 classes 0..K-1, or None when the file has none.
+      held: [n, V] bool, which rows hold which views; views are zero where a row does not. None: all
+        rows hold all views.
+      ids: [n] what each row is called; its place if None.
+      clients: [n] int, the client that each row lies with; None: nobody has dealt them out yet.
+      notes: what was found under which name, a line each.
     """
 
     name: str
     views: tuple[np.ndarray, ...]
     labels: np.ndarray | None
+    held: np.ndarray | None = None
+    ids: np.ndarray | None = None
+    clients: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
 
 
 def check_arrays(

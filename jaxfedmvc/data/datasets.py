@@ -1,4 +1,4 @@
-"""Multi-view data sets: scikit-learn's digits, generated ones, ``.npz`` and ``.mat`` files.
+"""Multi-view data sets: scikit-learn's digits, generated ones, and files.
 
 Nothing is downloaded. `load` finds a file, brings it to one layout (float32 views with the samples
 in rows, labels 0..K-1), checks it and scales it.
@@ -14,18 +14,30 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.sparse import csc_matrix, issparse
 
+from jaxfedmvc import checks
+from jaxfedmvc.data import tables
 from jaxfedmvc.data.dataset import Dataset, check_arrays
 from jaxfedmvc.data.records import RECORDS, Record, find_record
 from jaxfedmvc.data.synthetic import multimodal
+from jaxfedmvc.data.tables import TableOptions
 
 _SUFFIXES = (".npz", ".mat")
 _SCALES = ("auto", "none", "minmax", "standard")
+_SCALED = {
+    "none": "as they are",
+    "bytes": "bytes, divided by 255",
+    "minmax": "each scaled to [0, 1]",
+    "standard": "each scaled to mean 0 and deviation 1",
+}
 _GENERATED = {"multimodal": "text", "multimodal_table1": "table1"}  # name: variant
-_FORMATS = ".npz with view_0.. and labels, or .mat with X1.. or a cell array X, and labels Y"
+_FORMATS = (
+    ".npz with view_0.. and labels, .mat with X1.. or a cell array X, and labels Y, tables in .csv"
+    " or .parquet"
+)
 
-# What published .mat files call the cell array (or single matrix) of views, and the labels.
+# What published .mat files call the cell array (or single matrix) of views, and files the labels.
 _MAT_VIEWS = ("x", "data", "fea")
-_MAT_LABELS = ("y", "gt", "truth", "truelabel", "labels", "label", "gnd")
+_LABELS = ("labels", "label", "y", "gt", "truth", "truelabel", "gnd")
 
 
 def names() -> tuple[str, ...]:
@@ -33,19 +45,28 @@ def names() -> tuple[str, ...]:
     return ("digits", *_GENERATED, *RECORDS)
 
 
-def load(name: str, data_dir: str | None = None, scale: str = "auto") -> Dataset:
+def load(
+    name: str,
+    data_dir: str | None = None,
+    scale: str = "auto",
+    options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
+) -> Dataset:
     """Loads, checks and scales a multi-view data set.
 
     Args:
       name: ``"digits"``; ``"multimodal"`` or ``"multimodal_table1"``, the variants of
-        `synthetic.multimodal` with seed 0; the path of a ``.npz`` or ``.mat`` file; or the name of
-        a file in the data folder, in any case and without its suffix. Files of the sets in `names`
-        must have the published shapes, however they are asked for.
+        `synthetic.multimodal` with seed 0; the path of a ``.npz``, ``.mat``, ``.csv`` or
+        ``.parquet`` file; the paths of several tables with commas between; the path of a folder
+        with a ``.npz`` file or a table for each client; or the name of a ``.npz`` or ``.mat`` file
+        in the data folder, in any case and without its suffix. Files of the sets in `names` must
+        have the published shapes, however they are asked for.
       data_dir: the data folder. By default ``$JAXFEDMVC_DATA`` is searched, then ``./data``.
       scale: ``"minmax"`` maps each feature to [0, 1] and ``"standard"`` to zero mean and unit
         variance, both sending constant features to 0; ``"none"`` keeps the values. ``"auto"`` is
         the usual choice for a named set (bytes of Multi-Fashion / 255; as they are MNIST-USPS, the
-        generated sets and those from OpenML) and ``"minmax"`` for everything else.
+        generated sets and those from OpenML) and ``"minmax"`` for everything else. Rows that do
+        not hold a view count nowhere in its scaling.
+      options: what the columns of tables are; of other files only which array the labels are.
 
     Returns:
       The data set: views [n, D_v] float32, labels [n] int32 or None.
@@ -60,15 +81,31 @@ def load(name: str, data_dir: str | None = None, scale: str = "auto") -> Dataset
         dataset, usual = digits_views(), "minmax"
     elif name.lower() in _GENERATED:
         dataset, usual = multimodal(0, _GENERATED[name.lower()]), "none"
+    elif paths := _own_tables(name):
+        dataset, usual = tables.read(paths, options), "minmax"
     else:
-        path = _find(name, data_dir)
-        dataset, record = _read(path), find_record(path.stem)
+        if options != TableOptions(labels=options.labels):
+            raise ValueError(
+                f"views, id, categories, missing: are for tables; {name} has views of its own"
+            )
+        path = Path(name).expanduser()
+        if path.is_dir():
+            dataset, record = _read_clients(path, options.labels), None
+        else:
+            path = _find(name, data_dir)
+            dataset, record = _read(path, options.labels), find_record(path.stem)
         usual = "minmax" if record is None else record.scale
         if record is not None:
             _check_record(path, dataset, record)
     if scale == "auto":
         scale = usual
-    return dataset._replace(views=tuple(_scaled(view, scale) for view in dataset.views))
+    held = dataset.held
+    views = [
+        _scaled(view, scale, None if held is None else held[:, v])
+        for v, view in enumerate(dataset.views)
+    ]
+    notes = (*dataset.notes, f"features: {_SCALED[scale]}")
+    return dataset._replace(views=tuple(views), notes=notes)
 
 
 def digits_views() -> Dataset:
@@ -104,8 +141,12 @@ def _gradient_histograms(images: np.ndarray) -> np.ndarray:
     return histograms / np.maximum(norms, np.finfo(float).tiny)
 
 
-def _scaled(view: np.ndarray, scale: str) -> np.ndarray:
+def _scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.ndarray:
     """Scales a view [n, D]; float64 inside, so that wide ranges lose nothing before the cast."""
+    if held is not None:
+        found = np.zeros(view.shape, np.float32)
+        found[held] = _scaled(view[held], scale)
+        return found
     x = view.astype(np.float64)
     if scale == "bytes" and x.max() > 1:  # some copies come already divided
         x /= 255.0
@@ -122,6 +163,17 @@ def _check_record(path: Path, dataset: Dataset, record: Record) -> None:
         raise ValueError(
             f"{path}: a file of this name {text} (rename it to load it as another set)"
         )
+
+
+def _own_tables(name: str) -> list[Path]:
+    """Returns the tables that a name means, or a folder of them; nothing where it means none."""
+    paths = [Path(part.strip()).expanduser() for part in name.split(",")]
+    if all(path.suffix.lower() in tables.SUFFIXES for path in paths):
+        return paths
+    folder = Path(name).expanduser()
+    if folder.is_dir() and any(p.suffix.lower() in tables.SUFFIXES for p in folder.iterdir()):
+        return [folder]
+    return []
 
 
 def _find(name: str, data_dir: str | None) -> Path:
@@ -145,8 +197,9 @@ def _find(name: str, data_dir: str | None) -> Path:
     looked = ", ".join(str(folder.absolute()) for folder in folders)
     if record is None:
         raise ValueError(
-            f"unknown data set {name!r}: known names are {', '.join(names())}; a path to a .npz or "
-            f".mat file, or the name of one in the data folder, also works (looked in {looked})"
+            f"unknown data set {name!r}: known names are {', '.join(names())}; a path to a .npz, "
+            f".mat, .csv or .parquet file, or the name of one of the first two in the data folder, "
+            f"also works (looked in {looked})"
         )
     wanted = " or ".join(f"{stem}.npz/.mat" for stem in stems)
     raise FileNotFoundError(
@@ -165,33 +218,98 @@ def _file_in(folder: Path, stems: Iterable[str]) -> Path | None:
     return next((files[name] for name in wanted if name in files), None)
 
 
-def _read(path: Path) -> Dataset:
+def _read(path: Path, labels_key: str | None = None) -> Dataset:
     """Reads a file into views [n, D_v] of any real dtype and labels [n] int32; checks them."""
     is_npz = path.suffix.lower() == ".npz"
-    try:
-        content = _npz_content(path) if is_npz else _mat_content(path)
-    except ImportError:
-        raise
-    except Exception as error:  # the decoders raise a zoo of types on a damaged file
-        raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from error
+    content = _content(path)
     try:
         views = _numbered(content, r"view_(\d+)" if is_npz else r"(?:x|view|data)_?(\d+)")
         if not views and not is_npz:
             views = _cells(content)
         if not views:
             raise ValueError(f"no views among {sorted(content)}; accepted: {_FORMATS}")
-        labels = _labels(content, ("labels",) if is_npz else _MAT_LABELS)
+        key = _labels_key(content, labels_key)
+        labels, classes = (None, []) if key is None else _labels(content[key])
         if not is_npz:
             views = _samples_in_rows(views, None if labels is None else len(labels))
         check_arrays(views, labels)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return Dataset(path.stem, tuple(views), labels)
+    notes = [f"view {v}: {view.shape[1]} features" for v, view in enumerate(views)]
+    if key is not None:
+        notes.append(f"labels: array {key}, {len(classes)} classes")
+    return Dataset(path.stem, tuple(views), labels, notes=tuple(notes))
+
+
+def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
+    """Stacks the clients of a folder, a .npz file each with the views that it holds."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".npz")
+    if not files:
+        raise ValueError(f"{folder}: has no .npz, .csv or .parquet file")
+    contents = [_content(file) for file in files]
+    keys = [_labels_key(content, labels_key) for content in contents]
+    if len({key is None for key in keys}) > 1:
+        without = files[keys.index(None)]
+        raise ValueError(f"{without}: has no labels, which other clients have")
+    parts, dims = [], {}
+    for file, content in zip(files, contents, strict=True):
+        found = {
+            int(match[1]): np.asarray(value)
+            for key, value in content.items()
+            if (match := re.fullmatch(r"view_(\d+)", key))
+        }
+        try:
+            check_arrays(list(found.values()), None, [str(v) for v in found])
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        for v, view in found.items():
+            if dims.setdefault(v, view.shape[1]) != view.shape[1]:
+                raise ValueError(
+                    f"{file}: view {v} has {view.shape[1]} features; other clients have {dims[v]}"
+                )
+        parts.append(found)
+    if sorted(dims) != list(range(len(dims))):
+        raise ValueError(f"{folder}: views must be numbered without gaps; got {sorted(dims)}")
+    rows = [len(next(iter(part.values()))) for part in parts]
+    views = [
+        np.concatenate([p.get(v, np.zeros((n, dims[v]))) for p, n in zip(parts, rows, strict=True)])
+        for v in range(len(dims))
+    ]
+    held = np.repeat([[v in part for v in range(len(dims))] for part in parts], rows, axis=0)
+    notes = [f"clients: {', '.join(f'{c} {file.name}' for c, file in enumerate(files))}"]
+    notes += [f"view {v}: {dims[v]} features" for v in range(len(dims))]
+    labels = None
+    if keys[0] is not None:
+        raw = [_dense(content[key]).ravel() for content, key in zip(contents, keys, strict=True)]
+        labels, classes = _labels(np.concatenate(raw))
+        notes.append(f"labels: array {keys[0]}, {len(classes)} classes")
+    try:
+        check_arrays(views, labels)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+    return Dataset(
+        folder.name,
+        tuple(views),
+        labels,
+        held=None if held.all() else held,
+        clients=np.repeat(np.arange(len(files)), rows),
+        notes=tuple(notes),
+    )
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Returns the arrays of a file by lower-case name."""
+    try:
+        return _npz_content(path) if path.suffix.lower() == ".npz" else _mat_content(path)
+    except ImportError:
+        raise
+    except Exception as error:  # the decoders raise a zoo of types on a damaged file
+        raise ValueError(f"{path}: not a readable {path.suffix} file ({error})") from error
 
 
 def _npz_content(path: Path) -> dict[str, Any]:
     with np.load(path, allow_pickle=False) as file:
-        return {key: file[key] for key in file.files}
+        return {key.lower(): file[key] for key in file.files}
 
 
 def _mat_content(path: Path) -> dict[str, Any]:
@@ -256,20 +374,29 @@ def _cells(content: Mapping[str, Any]) -> list[np.ndarray]:
     return [_dense(cell) for cell in value.ravel()] if is_cell else [_dense(value)]
 
 
-def _labels(content: Mapping[str, Any], keys: Sequence[str]) -> np.ndarray | None:
-    """Labels [n] int32 in 0..K-1, or None when there is no key for them."""
-    key = next((key for key in keys if key in content), None)
-    if key is None:
-        return None
-    labels = _dense(content[key])
-    while labels.dtype == object and labels.size:  # truelabel{v}: the same labels for every view
+def _labels_key(content: Mapping[str, Any], asked: str | None) -> str | None:
+    """Returns under which name the labels are, None where there are none."""
+    if asked is not None and asked.lower() not in content:
+        raise checks.wrong("labels", asked, f"an array: {', '.join(sorted(content))}")
+    keys = _LABELS if asked is None else (asked.lower(),)
+    return next((key for key in keys if key in content), None)
+
+
+def _labels(array: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns labels [n] int32 in 0..K-1, of numbers or words, and what each stands for."""
+    labels = _dense(array)
+    # truelabel{v}: the same labels for every view.
+    while labels.dtype == object and labels.size and not isinstance(labels.flat[0], str):
         labels = _dense(labels.flat[0])
-    if labels.dtype.kind not in "biuf" or max(labels.shape, default=0) != labels.size:
+    if labels.dtype == object:
+        labels = labels.astype(str)
+    if labels.dtype.kind not in "biufU" or max(labels.shape, default=0) != labels.size:
         got = f"{labels.dtype} of shape {labels.shape}"
-        raise ValueError(f"labels must be a vector of numbers; got {got}")
-    if not np.isfinite(labels).all():
+        raise ValueError(f"labels must be a vector of numbers or words; got {got}")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise ValueError("labels hold NaN or infinite values")
-    return np.unique(labels.ravel(), return_inverse=True)[1].astype(np.int32)
+    classes, codes = np.unique(labels.ravel(), return_inverse=True)
+    return codes.astype(np.int32), classes
 
 
 def _samples_in_rows(views: Sequence[np.ndarray], n: int | None) -> list[np.ndarray]:

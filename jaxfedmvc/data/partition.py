@@ -107,6 +107,70 @@ def hybrid_partition(
     return tuple(parts)
 
 
+def partition_as_held(
+    seed: int, held: np.ndarray, n_clients: int | None = None, clients: Any = None
+) -> tuple[Part, ...]:
+    """Divides samples that do not all have all views over clients, each of which holds the same.
+
+    Args:
+      seed: seeds which client of its kind a sample lies with.
+      held: [n_samples, n_views] bool, which sample has which views; one at least.
+      n_clients: number of clients; kinds of samples get clients in proportion to their number, and
+        one at least. Not with `clients`.
+      clients: [n_samples] the client of each sample, where that is known. One whose samples are of
+        several kinds becomes a client for each kind.
+
+    Returns:
+      A part for each kind of samples, those with the most views first.
+
+    Raises:
+      ValueError: a sample without a view; fewer clients than kinds, or more than samples.
+    """
+    kinds: dict[tuple[int, ...], np.ndarray] = {}
+    for row in np.unique(held, axis=0):
+        if not row.any():
+            raise ValueError("held: a sample has no view; allowed is one or more")
+        kinds[tuple(np.flatnonzero(row).tolist())] = np.flatnonzero((held == row).all(axis=1))
+    order = sorted(kinds, key=lambda ids: (-len(ids), ids))
+    groups: list[list[np.ndarray]]
+    if clients is not None:
+        owner = np.asarray(clients)
+        groups = [
+            [rows[owner[rows] == c] for c in np.unique(owner[rows])]
+            for rows in (kinds[ids] for ids in order)
+        ]
+        # Numbered as the clients are, one after another where a client has several kinds.
+        first = [owner[rows[0]] for group in groups for rows in group]
+        numbers = np.argsort(np.argsort(first, kind="stable"), kind="stable")
+    else:
+        _check_count("n_clients", n_clients, len(order), len(held))
+        rng = np.random.default_rng(seed)
+        sizes = np.array([len(kinds[ids]) for ids in order])
+        counts = _shares(sizes, n_clients or 0)
+        groups = [
+            np.array_split(rng.permutation(kinds[ids]), count)
+            for ids, count in zip(order, counts, strict=True)
+        ]
+        numbers = np.arange(counts.sum())
+    parts, at = [], 0
+    for ids, group in zip(order, groups, strict=True):
+        samples = np.full((len(group), max(map(len, group))), -1, np.int32)
+        for place, rows in enumerate(group):
+            samples[place, : len(rows)] = rows
+        parts.append(Part(ids, samples, numbers[at : at + len(group)].astype(np.int32)))
+        at += len(group)
+    return tuple(parts)
+
+
+def _shares(sizes: np.ndarray, total: int) -> np.ndarray:
+    """Splits `total` so that sizes a client differ least: one each, then where they are largest."""
+    counts = np.ones(len(sizes), int)
+    while counts.sum() < total:
+        room = np.where(counts < sizes, sizes / counts, -np.inf)  # samples a client, so far
+        counts[np.argmax(room)] += 1
+    return counts
+
+
 def _check_count(name: str, value: Any, low: int, high: int | None = None) -> None:
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".parquet")
 # Columns of these names are no features unless somebody says so.
 _LIKE_LABELS = ("label", "labels", "class", "classes", "target", "truth", "gt", "y")
-_LIKE_IDS = ("id", "ids", "index", "patient_id", "sample_id")
+_LIKE_IDS = ("id", "ids", "index", "unnamed: 0", "patient_id", "sample_id")
 _CLIENT = "__client__"
 
 
@@ -175,6 +175,8 @@ def _frame(path: Path) -> pd.DataFrame:
         raise
     except Exception as error:  # pandas and its readers raise a zoo of types on a damaged file
         raise ValueError(f"{path}: is no readable table ({str(error).splitlines()[0]})") from error
+    if not isinstance(frame.index, pandas.RangeIndex) and path.suffix.lower() == ".csv":
+        raise ValueError(f"{path}: has rows that are longer than its head")
     frame.columns = frame.columns.map(str)
     if frame.columns.duplicated().any():
         twice = frame.columns[frame.columns.duplicated()][0]
@@ -303,10 +305,13 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     words += [c for c in part if pandas.api.types.is_bool_dtype(part[c]) and c not in words]
     words = [c for c in words if part[c].notna().any()]  # an empty column has no type
     if words and options.categories == "refuse":
-        cell = part[words[0]].dropna().iloc[0]
+        cells = part[words[0]].dropna()
+        hint = f", or id={words[0]}" if cells.is_unique else ""
+        wrong = pandas.to_numeric(cells, errors="coerce").isna()
+        cell = str((cells[wrong] if wrong.any() else cells).iloc[0])
         raise ValueError(
-            f"views: the column {words[0]!r} of {view} has cells such as {cell!r}; allowed are"
-            " numbers, or categories=onehot"
+            f"views: the column {words[0]!r} of {view} has cells such as {cell!r}; allowed"
+            f" are numbers, or categories=onehot{hint}"
         )
     columns, made = [], 0
     for name in part:

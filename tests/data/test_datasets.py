@@ -10,6 +10,7 @@ import scipy.io
 import scipy.sparse
 from sklearn.datasets import load_digits
 
+from jaxfedmvc.data import TableOptions
 from jaxfedmvc.data.datasets import check_arrays, digits_views, load, names
 from jaxfedmvc.data.records import RECORDS
 from jaxfedmvc.data.vertical import prepare
@@ -232,10 +233,30 @@ def test_bad_arrays_are_refused_in_memory_and_in_files(tmp_path, views, labels, 
         load(path)
 
 
-def test_text_and_nan_labels_are_refused(tmp_path):
+def test_labels_are_words_or_numbers_under_the_usual_names(tmp_path):
     views = make_views()
-    with pytest.raises(ValueError, match="labels must be a vector of numbers"):
-        load(save_npz(tmp_path / "text.npz", views, np.array(["a"] * N)))
+    words = np.array(["b", "a"] * (N // 2) + ["c"] * (N % 2))
+    found = load(save_npz(tmp_path / "text.npz", views, words))
+    np.testing.assert_array_equal(found.labels[:2], [1, 0])
+    for key in ("Y", "gt", "truth"):
+        file = tmp_path / f"{key}.npz"
+        np.savez(file, view_0=views[0], **{key: words})
+        found = load(str(file))
+        np.testing.assert_array_equal(found.labels[:2], [1, 0])
+        assert f"labels: array {key.lower()}, " in " ".join(found.notes)
+    file = tmp_path / "own.npz"
+    np.savez(file, view_0=views[0], diagnosis=words)
+    assert load(str(file)).labels is None
+    own = load(str(file), options=TableOptions(labels="diagnosis"))
+    np.testing.assert_array_equal(own.labels[:2], [1, 0])
+    with pytest.raises(ValueError, match="labels: got 'Y'; allowed is an array: diagnosis, view_0"):
+        load(str(file), options=TableOptions(labels="Y"))
+    with pytest.raises(ValueError, match="views, id, categories, missing: are for tables"):
+        load(str(file), options=TableOptions("a=b"))
+
+
+def test_nan_labels_are_refused(tmp_path):
+    views = make_views()
     with pytest.raises(ValueError, match="labels hold NaN"):
         load(save_npz(tmp_path / "nan.npz", views, np.full(N, np.nan)))
 
@@ -364,9 +385,9 @@ def test_unknown_names_and_paths(tmp_path):
         load("x")
     with pytest.raises(FileNotFoundError, match=r"gone\.mat: no such file; accepted"):
         load(str(tmp_path / "gone.mat"))
-    (tmp_path / "some.csv").write_text("1,2\n")
-    with pytest.raises(ValueError, match=r"some\.csv: unknown format; accepted"):
-        load(str(tmp_path / "some.csv"))
+    (tmp_path / "some.txt").write_text("1,2\n")
+    with pytest.raises(ValueError, match=r"some\.txt: unknown format; accepted"):
+        load(str(tmp_path / "some.txt"))
 
 
 def test_real_mnist_usps(real_data):

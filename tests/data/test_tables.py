@@ -1,0 +1,221 @@
+"""Tables become views, labels and ids, and whatever is unclear is named."""
+
+import numpy as np
+import pytest
+
+pd = pytest.importorskip("pandas", reason="pandas is not installed: the extra experiments")
+from jaxfedmvc import Federation, data  # noqa: E402
+from jaxfedmvc.data.tables import TableOptions, from_frame, read  # noqa: E402
+
+TABLE = pd.DataFrame(
+    {
+        "patient": ["a", "b", "c", "d"],
+        "hb": [1.0, 2.0, 3.0, 4.0],
+        "wbc": [5, 6, 7, 8],
+        "img_0": [0.5, np.nan, 0.25, 1.0],
+        "img_1": [9.0, np.nan, 7.0, 6.0],
+        "sex": ["f", "m", "f", "f"],
+        "ill": ["no", "yes", "no", "yes"],
+    }
+)
+BLOOD = TableOptions("blood=hb,wbc; imaging=img_*", labels="ill", id="patient")
+
+
+def with_cell(column, row, value):
+    changed = TABLE.copy()
+    changed[column] = changed[column].astype(object)
+    changed.loc[row, column] = value
+    return changed.infer_objects()
+
+
+def test_columns_become_views_and_a_row_without_values_does_not_hold_one():
+    found = from_frame(TABLE, BLOOD)
+    np.testing.assert_array_equal(found.views[0], [[1, 5], [2, 6], [3, 7], [4, 8]])
+    np.testing.assert_array_equal(found.views[1], [[0.5, 9], [0, 0], [0.25, 7], [1, 6]])
+    np.testing.assert_array_equal(found.held, [[1, 1], [1, 0], [1, 1], [1, 1]])
+    np.testing.assert_array_equal(found.labels, [0, 1, 0, 1])
+    assert found.ids.tolist() == list("abcd") and found.clients is None
+    assert found.notes == (
+        "view blood: 2 features of columns hb, wbc",
+        "view imaging: 2 features of columns img_0, img_1",
+        "labels: column ill, classes no, yes",
+        "1 of 4 rows lack a view",
+    )
+
+
+def test_words_are_columns_of_their_own_when_asked_for():
+    options = TableOptions("who=sex,hb", id="patient", categories="onehot")
+    found = from_frame(TABLE, options)
+    np.testing.assert_array_equal(found.views[0], [[1, 1, 0], [2, 0, 1], [3, 1, 0], [4, 1, 0]])
+    assert found.labels is None and "sex one-hot, 2 columns" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "view", "held"),
+    [
+        ("median", [[0.5, 9], [0, 0], [0.25, 7.5], [1, 6]], [1, 0, 1, 1]),
+        ("lack", [[0.5, 9], [0, 0], [0, 0], [1, 6]], [1, 0, 0, 1]),
+    ],
+)
+def test_an_empty_cell_is_the_median_or_the_row_lacks_the_view(missing, view, held):
+    options = TableOptions(BLOOD.views, "ill", "patient", missing=missing)
+    found = from_frame(with_cell("img_1", 2, np.nan), options)
+    np.testing.assert_array_equal(found.views[1], view)
+    np.testing.assert_array_equal(found.held[:, 1], held)
+
+
+def test_a_row_without_anything_is_left_out_and_said():
+    table = TABLE.copy()
+    table.loc[1, ["hb", "wbc"]] = np.nan
+    found = from_frame(table, BLOOD)
+    assert found.ids.tolist() == ["a", "c", "d"] and found.held is None
+    assert "1 rows have no value of any view and are left out" in found.notes
+
+
+def test_tables_are_joined_on_ids_and_each_is_a_view(tmp_path):
+    TABLE[["patient", "hb", "wbc", "ill"]].to_csv(tmp_path / "blood.csv", index=False)
+    images = TABLE[["patient", "img_0", "img_1"]].dropna()
+    images.sample(frac=1, random_state=1).to_csv(tmp_path / "images.csv", index=False)
+    paths = [tmp_path / "blood.csv", tmp_path / "images.csv"]
+    joined, whole = read(paths, TableOptions(labels="ill", id="patient")), from_frame(TABLE, BLOOD)
+    order = np.argsort(joined.ids)
+    for mine, other in zip(joined.views, whole.views, strict=True):
+        np.testing.assert_array_equal(mine[order], other)
+    np.testing.assert_array_equal(joined.held[order], whole.held)
+    np.testing.assert_array_equal(joined.labels[order], whole.labels)
+
+
+def test_a_folder_has_a_table_for_each_client(tmp_path):
+    TABLE[:2].to_csv(tmp_path / "berlin.csv", index=False)
+    TABLE[2:].drop(columns=["img_0", "img_1"]).to_csv(tmp_path / "paris.csv", index=False)
+    found = read([tmp_path], BLOOD)
+    assert found.clients.tolist() == [0, 0, 1, 1]
+    np.testing.assert_array_equal(found.held[:, 1], [1, 0, 0, 0])
+    assert found.notes[0] == "clients: 0 berlin.csv, 1 paris.csv"
+    # One client has rows of two kinds, and stands as two.
+    parts = data.partition_as_held(0, found.held, clients=found.clients)
+    told = [(p.view_ids, p.sample_ids.tolist(), p.client_ids.tolist()) for p in parts]
+    assert told == [((0, 1), [[0]], [0]), ((0,), [[1, -1], [2, 3]], [1, 2])]
+
+
+def test_parquet_is_as_csv(tmp_path):
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    TABLE.to_parquet(tmp_path / "table.parquet")
+    found, expected = read([tmp_path / "table.parquet"], BLOOD), from_frame(TABLE, BLOOD)
+    np.testing.assert_array_equal(found.views[1], expected.views[1])
+    assert found.notes == expected.notes
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "text"),
+    [
+        (TABLE, TableOptions(), "the column 'patient' of 0 has cells such as 'a'.*id=patient"),
+        (TABLE.rename(columns={"ill": "Y"}), TableOptions(), "column 'Y' looks like labels"),
+        (TABLE.rename(columns={"hb": "id"}), TableOptions(), "column 'id' looks like id"),
+        (
+            TABLE,
+            TableOptions(labels="sick"),
+            "labels: got 'sick'; allowed is a column: patient, hb",
+        ),
+        (TABLE, TableOptions("blood=hb,rbc"), "'rbc' of blood matches no column of patient"),
+        (TABLE, TableOptions("a=hb;b=h*"), "column 'hb' is in a and b"),
+        (TABLE, TableOptions("a=hb,ill", labels="ill"), "column 'ill' of a is labels or id"),
+        (TABLE, TableOptions("who=sex"), "column 'sex' of who has cells such as 'f'"),
+        (with_cell("img_1", 2, np.nan), BLOOD, "column 'img_1' of imaging is empty in 1 rows"),
+        (with_cell("hb", 1, np.inf), BLOOD, "column 'hb' of blood has infinite cells"),
+        (with_cell("ill", 1, None), BLOOD, "labels: the column 'ill' has 1 empty cells"),
+        (with_cell("hb", 1, "n/a?"), BLOOD, "column 'hb' of blood has cells such as 'n/a.'"),
+        (
+            TABLE.assign(flag=[True, False, True, True]),
+            TableOptions("a=flag"),
+            "'flag' of a .* 'True'",
+        ),
+    ],
+)
+def test_what_is_unclear_is_named(table, options, text):
+    with pytest.raises(ValueError, match=text):
+        from_frame(table, options)
+
+
+@pytest.mark.parametrize("views", ["blood", "blood=", "=hb", "a=hb;a=wbc", "a=hb;;"])
+def test_views_that_cannot_be_read(views):
+    with pytest.raises(ValueError, match=r"views: got .*; allowed is such as 'blood=hb,wbc"):
+        TableOptions(views)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "is no readable table"),
+        ("a,b\n", "has no row"),
+        ("a,b\n1,2,3,4\n1\n", "has rows that are longer than its head"),
+        ("\x00\x01\x02", "is no readable table|has no row"),
+    ],
+)
+def test_damaged_tables_are_named(content, text, tmp_path):
+    (tmp_path / "table.csv").write_text(content)
+    with pytest.raises(ValueError, match=text):
+        read([tmp_path / "table.csv"], TableOptions())
+
+
+def test_tables_that_do_not_fit_together(tmp_path):
+    TABLE[["patient", "hb"]].to_csv(tmp_path / "a.csv", index=False)
+    TABLE[["patient", "hb"]].to_csv(tmp_path / "b.csv", index=False)
+    pd.concat([TABLE, TABLE])[["patient", "wbc"]].to_csv(tmp_path / "twice.csv", index=False)
+    a, b, twice = (tmp_path / f"{name}.csv" for name in ("a", "b", "twice"))
+    for paths, options, text in (
+        ([a, b], TableOptions(), "several tables are joined on a column of ids"),
+        ([a, b], TableOptions(id="patient"), "its column 'hb' is in another table"),
+        ([a, twice], TableOptions(id="patient"), "empty or repeated cells in 'patient'"),
+        ([a, b], TableOptions(id="number"), "a has no column 'number'"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            read(paths, options)
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    TABLE[["hb", "wbc"]].to_csv(folder / "x.csv", index=False)
+    TABLE[["hb"]].to_csv(folder / "y.csv", index=False)
+    with pytest.raises(ValueError, match=r"y\.csv: has no column 'wbc', which other clients have"):
+        read([folder], TableOptions())
+
+
+def test_scaling_counts_the_rows_that_hold_a_view(tmp_path):
+    TABLE.to_csv(tmp_path / "table.csv", index=False)
+    found = data.load(str(tmp_path / "table.csv"), options=BLOOD)
+    np.testing.assert_allclose(found.views[1][:, 0], [1 / 3, 0, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(found.views[1][:, 1], [1, 0, 1 / 3, 0], atol=1e-6)
+
+
+def test_a_folder_of_arrays_has_a_file_for_each_client(tmp_path):
+    rng = np.random.default_rng(0)
+    views = [rng.random((5, 2)), rng.random((5, 3))]
+    np.savez(tmp_path / "a.npz", view_0=views[0][:3], view_1=views[1][:3], Y=["u", "v", "u"])
+    np.savez(tmp_path / "b.npz", view_1=views[1][3:], Y=["w", "v"])
+    found = data.load(str(tmp_path), scale="none")
+    np.testing.assert_allclose(found.views[1], views[1], rtol=1e-6)
+    np.testing.assert_array_equal(found.held, [[1, 1]] * 3 + [[0, 1]] * 2)
+    np.testing.assert_array_equal(found.labels, [0, 1, 0, 2, 1])
+    federation = Federation.from_arrays(
+        found.views,
+        found.labels,
+        partition=data.partition_as_held(0, found.held, clients=found.clients),
+    )
+    assert [c.view_ids for c in federation.cohorts] == [(0, 1), (1,)]
+    np.savez(tmp_path / "c.npz", view_1=views[0])
+    with pytest.raises(ValueError, match=r"c\.npz: has no labels, which other clients have"):
+        data.load(str(tmp_path))
+
+
+def test_rows_are_dealt_out_over_clients_of_their_kind():
+    held = np.array([[1, 1]] * 60 + [[1, 0]] * 25 + [[0, 1]] * 5, bool)
+    parts = data.partition_as_held(0, held, 6)
+    assert [(p.view_ids, len(p.client_ids)) for p in parts] == [((0, 1), 3), ((0,), 2), ((1,), 1)]
+    ids = np.concatenate([p.sample_ids.ravel() for p in parts])
+    assert sorted(ids[ids >= 0]) == list(range(90))
+    for part in parts:
+        for row in part.sample_ids[part.sample_ids >= 0]:
+            assert tuple(np.flatnonzero(held[row])) == part.view_ids
+    with pytest.raises(ValueError, match="n_clients must be a whole number, 3 to 90; got 2"):
+        data.partition_as_held(0, held, 2)
+    with pytest.raises(ValueError, match="held: a sample has no view"):
+        data.partition_as_held(0, np.zeros((3, 2), bool), 1)
