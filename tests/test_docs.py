@@ -12,8 +12,9 @@ from sklearn.metrics import adjusted_rand_score
 
 from experiments.fedhk.__main__ import translated
 from experiments.lib.command import parse
+from experiments.lib.runner import prepare
 from experiments.sweep import SweepSettings, settings_of
-from jaxfedmvc import METHODS, data
+from jaxfedmvc import METHODS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -113,18 +114,28 @@ def test_a_batch_of_tensors_is_decomposed_at_once(capsys):
     assert "(64, 6, 12, 3)" in capsys.readouterr().out
 
 
-def test_csv_becomes_a_data_set(tmp_path, monkeypatch):
+def test_the_tables_of_the_page_are_read_by_its_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    columns = {name: [0.5, 1.0, 2.0, 4.0] for name in ("age", "weight", "height", "gene_1")}
-    table = pd.DataFrame({**columns, "diagnosis": list("abab")})
+    rng = np.random.default_rng(0)
+    names = ["hb", "wbc", "img_0", "img_1"]
+    table = pd.DataFrame(rng.random((40, 4)), columns=names).assign(diagnosis=list("abab") * 10)
+    table.insert(0, "patient", range(40))
+    table.loc[30:, ["img_0", "img_1"]] = np.nan
     table.to_csv("patients.csv", index=False)
-    table.set_index(pd.Index([3, 1, 0, 2], name="id"))[["age"]].to_csv("clinic.csv")
-    table.set_index(pd.Index([0, 1, 2, 5], name="id"))[["gene_1"]].to_csv("genes.csv")
-    run_blocks(DOCS / "how-to" / "own-data.md", lambda code: "read_csv" in code)
-    patients, joined = data.load("patients.npz"), data.load("joined.npz")
-    assert [view.shape for view in patients.views] == [(4, 3), (4, 1)]
-    assert patients.labels.tolist() == [0, 1, 0, 1]
-    assert [view.shape for view in joined.views] == [(3, 1), (3, 1)]
+    table[["patient", "hb"]].to_csv("clinic.csv", index=False)
+    table[["patient", "wbc"]].iloc[10:].to_csv("genes.csv", index=False)
+    Path("hospitals").mkdir()
+    sites = table.drop(columns="patient")
+    sites[:20].to_csv("hospitals/a.csv", index=False)
+    sites[20:30].drop(columns=["img_0", "img_1"]).to_csv("hospitals/b.csv", index=False)
+    page = (DOCS / "how-to" / "own-data.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"python -m experiments\.run(.*(?:\.csv|hospitals/).*)$", page, re.MULTILINE)
+    found = []
+    for line in lines:
+        problem = prepare(parse(shlex.split(line))).problems[0]
+        cohorts = problem.federation.cohorts
+        found.append({c.view_ids: int(np.asarray(c.mask).sum()) for c in cohorts})
+    assert found == [{(0, 1): 30, (0,): 10}, {(0, 1): 30, (0,): 10}, {(0, 1): 20, (0,): 10}]
 
 
 @pytest.mark.parametrize(("binary", "arguments"), shown_commands())

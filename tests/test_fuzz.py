@@ -78,6 +78,7 @@ def files(tmp_path_factory):
     local.write_node(folder, 0, VIEWS, ["e_fkmvc"], labels=np.arange(6) % 2)
     np.savez(folder / "set.npz", **{f"view_{v}": x for v, x in VIEWS.items()}, labels=np.arange(6))
     rows = "\n".join(f"{i},{a},{b}" for i, (a, b) in enumerate(VIEWS[0]))
+    (folder / "table.csv").write_text(f"c,a,b\n{rows}\n")
     (folder / "t.csv").write_text(f"id,a,b\n{rows}\n")
     (folder / "table.toml").write_text(
         'client=0\ndata="t.csv"\nids="id"\n[agrees]\nmethods=["e_fkmvc"]\n'
@@ -121,6 +122,7 @@ READERS = {
     "node0.toml": node_of,
     "t.csv": lambda path, folder: node_of(folder / "table.toml", folder),
     "set.npz": set_of,
+    "table.csv": set_of,
     "state.npz": state_of,
     "run.flags": flags_of,
     "job.toml": job_of,

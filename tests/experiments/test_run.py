@@ -292,6 +292,36 @@ def test_a_share_counts_over_all_partial_clients(given, expected):
     assert [len(places) for places in taking_part] == expected
 
 
+def test_rows_of_a_table_that_lack_a_view_are_hybrid_clients(tmp_path):
+    pd = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.random((12, 4)), columns=["a0", "a1", "b0", "b1"])
+    table.loc[8:, ["b0", "b1"]] = np.nan
+    table["kind"], table["name"] = ["x", "y"] * 6, [f"p{i}" for i in range(12)]
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    given = [
+        f"--dataset={tmp_path / 'mine.csv'}",
+        "--views=a=a*;b=b*",
+        "--labels=kind",
+        "--id=name",
+    ]
+    job = runner.prepare(command.parse([*TINY, *given]))
+    (problem,) = job.problems
+    assert [(c.view_ids, c.n_clients) for c in job.federation.cohorts] == [((0, 1), 3), ((0,), 1)]
+    assert job.n_clusters == 2 and problem.rows[3] == "p3"
+    assert "4 of 12 rows lack a view" in problem.notes
+    agents = runner.prepare(command.parse(["--algorithm=feddmvc", *given]))
+    assert [int(c.mask.sum()) for c in agents.federation.cohorts] == [12, 8]
+    for algorithm, more, text in (
+        ("e_fkmvc", "--dirichlet=1.0", "dirichlet, samples_per_client: are for data whose rows"),
+        ("feddmvc", "--hybrid=1:1", "hybrid: got '1:1'; the data say who lacks what already"),
+        ("feddmvc", "--split=features", "split: rows lack views"),
+        ("mgcd", "--split=views", "its samples differ"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            runner.prepare(command.parse([f"--algorithm={algorithm}", *given, more]))
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line(case, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
