@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from flax import struct
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 
 Topology = Literal["horizontal", "vertical", "pooled"]
@@ -40,3 +42,34 @@ class Method(NamedTuple):
 @struct.dataclass
 class NoHyperparams:
     """Of methods that have no number to sweep."""
+
+
+def configured(
+    method: Method, settings: Mapping[str, Any], of_the_run: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Makes the config and the hyper-parameters of a method.
+
+    Args:
+      method: An entry of the table.
+      settings: Those that differ from the defaults, of both dataclasses, by name.
+      of_the_run: Fields that a run decides (`n_clusters`, `n_clients`, `rounds`), where the method
+        has them and `settings` does not.
+
+    Raises:
+      ValueError: A setting is not there, is missing, or is refused by the method.
+    """
+    left, made = dict(settings), []
+    for dataclass in (method.config, method.hyperparams):
+        values = {}
+        for field in dataclasses.fields(dataclass):
+            if field.name in left:
+                values[field.name] = left.pop(field.name)
+            elif field.name in of_the_run:
+                values[field.name] = of_the_run[field.name]
+            elif field.default is dataclasses.MISSING:
+                raise ValueError(f"settings: {field.name} is missing")
+        made.append(dataclass(**values))
+    if left:
+        known = [f.name for c in (method.config, method.hyperparams) for f in dataclasses.fields(c)]
+        raise checks.wrong("settings", sorted(left)[0], f"one of {', '.join(known)}")
+    return made[0], made[1]

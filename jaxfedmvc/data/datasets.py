@@ -229,7 +229,7 @@ def _read(path: Path, labels_key: str | None = None) -> Dataset:
         if not views:
             raise ValueError(f"no views among {sorted(content)}; accepted: {_FORMATS}")
         key = _labels_key(content, labels_key)
-        labels, classes = (None, []) if key is None else _labels(content[key])
+        labels, classes = (None, np.empty(0)) if key is None else _labels(content[key])
         if not is_npz:
             views = _samples_in_rows(views, None if labels is None else len(labels))
         check_arrays(views, labels)
@@ -246,55 +246,58 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".npz")
     if not files:
         raise ValueError(f"{folder}: has no .npz, .csv or .parquet file")
-    contents = [_content(file) for file in files]
-    keys = [_labels_key(content, labels_key) for content in contents]
-    if len({key is None for key in keys}) > 1:
-        without = files[keys.index(None)]
-        raise ValueError(f"{without}: has no labels, which other clients have")
-    parts, dims = [], {}
-    for file, content in zip(files, contents, strict=True):
-        found = {
-            int(match[1]): np.asarray(value)
-            for key, value in content.items()
-            if (match := re.fullmatch(r"view_(\d+)", key))
-        }
-        try:
-            check_arrays(list(found.values()), None, [str(v) for v in found])
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from None
-        for v, view in found.items():
-            if dims.setdefault(v, view.shape[1]) != view.shape[1]:
-                raise ValueError(
-                    f"{file}: view {v} has {view.shape[1]} features; other clients have {dims[v]}"
-                )
-        parts.append(found)
+    dims: dict[int, int] = {}
+    clients = [_client_views(file, dims) for file in files]
     if sorted(dims) != list(range(len(dims))):
         raise ValueError(f"{folder}: views must be numbered without gaps; got {sorted(dims)}")
-    rows = [len(next(iter(part.values()))) for part in parts]
-    views = [
-        np.concatenate([p.get(v, np.zeros((n, dims[v]))) for p, n in zip(parts, rows, strict=True)])
-        for v in range(len(dims))
-    ]
-    held = np.repeat([[v in part for v in range(len(dims))] for part in parts], rows, axis=0)
+    rows = [len(next(iter(views.values()))) for views, _ in clients]
+    stacked = []
+    for v, width in sorted(dims.items()):
+        nothing = [np.zeros((n, width)) for n in rows]
+        parts = [views.get(v, x) for (views, _), x in zip(clients, nothing, strict=True)]
+        stacked.append(np.concatenate(parts))
+    held = np.repeat([[v in views for v in range(len(dims))] for views, _ in clients], rows, axis=0)
     notes = [f"clients: {', '.join(f'{c} {file.name}' for c, file in enumerate(files))}"]
-    notes += [f"view {v}: {dims[v]} features" for v in range(len(dims))]
+    notes += [f"view {v}: {dims[v]} features" for v in sorted(dims)]
+    named = [_labels_key(content, labels_key) for _, content in clients]
+    keys = [key for key in named if key is not None]
     labels = None
-    if keys[0] is not None:
-        raw = [_dense(content[key]).ravel() for content, key in zip(contents, keys, strict=True)]
+    if keys:
+        if len(keys) < len(files):
+            raise ValueError(f"{files[named.index(None)]}: has no labels, which other clients have")
+        raw = [_dense(content[k]).ravel() for (_, content), k in zip(clients, keys, strict=True)]
         labels, classes = _labels(np.concatenate(raw))
         notes.append(f"labels: array {keys[0]}, {len(classes)} classes")
     try:
-        check_arrays(views, labels)
+        check_arrays(stacked, labels)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     return Dataset(
         folder.name,
-        tuple(views),
+        tuple(stacked),
         labels,
         held=None if held.all() else held,
         clients=np.repeat(np.arange(len(files)), rows),
         notes=tuple(notes),
     )
+
+
+def _client_views(file: Path, dims: dict[int, int]) -> tuple[dict[int, np.ndarray], dict[str, Any]]:
+    """Returns the views of a client and all of its arrays; notes the widths of views in `dims`."""
+    content, found = _content(file), {}
+    for key, value in content.items():
+        if match := re.fullmatch(r"view_(\d+)", key):
+            found[int(match[1])] = np.asarray(value)
+    try:
+        check_arrays(list(found.values()), None, [str(v) for v in found])
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    for v, view in found.items():
+        if dims.setdefault(v, view.shape[1]) != view.shape[1]:
+            raise ValueError(
+                f"{file}: view {v} has {view.shape[1]} features; other clients have {dims[v]}"
+            )
+    return found, content
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.data.dataset import Dataset
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
 
 SUFFIXES = (".csv", ".parquet")
 # Columns of these names are no features unless somebody says so.

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
 
 
@@ -113,14 +114,13 @@ class Job:
           ValueError: A setting is not there, or not of its type, or out of range.
         """
         method = METHODS[self.method]
+        hints = typing.get_type_hints(method.hyperparams) | typing.get_type_hints(method.config)
+        settings = {
+            name: _typed(name, value, hints[name]) if name in hints else value
+            for name, value in self.settings.items()
+        }
         of_the_run = {"n_clients": n_clients, "rounds": self.n_rounds}
-        left = dict(self.settings)
-        config = _filled(method.config, left, of_the_run)
-        hyper = _filled(method.hyperparams, left, {})
-        if left:
-            known = [f.name for c in (method.config, method.hyperparams) for f in _fields(c)]
-            raise checks.wrong("settings", sorted(left)[0], f"one of {', '.join(known)}")
-        algorithm = method.make(config, hyper)
+        algorithm = method.make(*configured(method, settings, of_the_run))
         return algorithm if self.robust is None else _guarded(algorithm, self.robust)
 
     def setting(self, name: str) -> Any:
@@ -130,7 +130,8 @@ class Job:
           ValueError: The method has no such setting.
         """
         method = METHODS[self.method]
-        for field in (*_fields(method.config), *_fields(method.hyperparams)):
+        fields = (*dataclasses.fields(method.config), *dataclasses.fields(method.hyperparams))
+        for field in fields:
             if field.name == name:
                 return self.settings.get(name, field.default)
         raise ValueError(f"{self.method} has no setting {name!r}")
@@ -239,23 +240,6 @@ def _guarded(algorithm: FederatedAlgorithm, table: Mapping[str, Any]) -> Federat
         return robust.robust(algorithm, robust.RULES[name](**numbers), ratios=known, **named)
     except ValueError as error:
         raise ValueError(f"robust: {error}") from error
-
-
-def _fields(dataclass: type) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(dataclass)
-
-
-def _filled(dataclass: type, left: dict[str, Any], of_the_run: Mapping[str, Any]) -> Any:
-    """Makes a dataclass of settings; those it has are taken out of `left`."""
-    hints, values = typing.get_type_hints(dataclass), {}
-    for field in _fields(dataclass):
-        if field.name in left:
-            values[field.name] = _typed(field.name, left.pop(field.name), hints[field.name])
-        elif field.name in of_the_run:
-            values[field.name] = of_the_run[field.name]
-        elif field.default is dataclasses.MISSING:
-            raise ValueError(f"settings: {field.name} is missing")
-    return dataclass(**values)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:

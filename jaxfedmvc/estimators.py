@@ -1,0 +1,345 @@
+"""Every method as a scikit-learn estimator, generated from the table of methods.
+
+    found = FederatedClusterer("fmcsc", n_clusters=10, rounds=5, random_state=0).fit(clients)
+    found.labels_                  # one array a client
+    found.predict({0: new_rows})   # of horizontal methods
+
+`clients` is a list of dictionaries, `{view id: array [rows, D_v]}`, one for each client, which may
+lack views; or, centralised, a list of views of the same rows, or one array. Arrays may be pandas
+tables. Features are taken as they are: bring them to comparable ranges first, most methods expect
+[0, 1]. Whatever a method's dataclasses of settings name is a parameter, and may be searched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn.base import BaseEstimator, ClusterMixin
+from sklearn.metrics import adjusted_rand_score
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_array, check_is_fitted
+
+from jaxfedmvc import checks
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.registry import configured
+from jaxfedmvc.data.vertical import vertical_partition
+from jaxfedmvc.engine.steps import Steps
+from jaxfedmvc.engine.streaming import assign_program
+from jaxfedmvc.federation import Cohort, Federation
+
+_OF_THE_RUN = ("n_clusters", "n_clients", "rounds")
+_OWN = ("method", "n_clusters", "rounds", "random_state")
+
+
+# Horizontal, but what clusters a client is found by the client alone, in the run.
+_LOCAL = ("local_fmcsc", "local_kmeans")
+
+
+def _can_predict(estimator: FederatedClusterer) -> bool:
+    """Tells whether rows that a method was not fitted on have clusters."""
+    method = METHODS.get(estimator.method)
+    return method is None or (method.topology == "horizontal" and estimator.method not in _LOCAL)
+
+
+class FederatedClusterer(ClusterMixin, BaseEstimator):
+    """Clusters the rows of clients, or of one place, by any method of `METHODS`.
+
+    Attributes:
+      labels_: Of clients: one int32 array for each. Of views of one place: one array [rows]; where
+        agents of a vertical method keep clusters of their own, one for each view.
+      embedding_: Representations that were clustered, in the same form; None where a method has
+        none.
+      n_rounds_: Rounds made.
+      bytes_up_, bytes_down_: What all clients sent and were sent, with labels and clusters left
+        out, as no method sends them.
+      server_state_: After the last round.
+      n_features_in_: Features of all views.
+    """
+
+    def __init__(
+        self,
+        method: str = "fmcsc",
+        n_clusters: int = 8,
+        *,
+        rounds: int | None = None,
+        random_state: Any = None,
+        **settings: Any,
+    ) -> None:
+        """Keeps the settings; they are checked by `fit`.
+
+        Args:
+          method: A name of `METHODS`.
+          n_clusters: K.
+          rounds: Most rounds; as is usual for the method if None.
+          random_state: None, a seed or a `RandomState`. The same seed finds the same clusters.
+          **settings: Of the method's config and hyper-parameters, by name.
+        """
+        self.method = method
+        self.n_clusters = n_clusters
+        self.rounds = rounds
+        self.random_state = random_state
+        self.settings = settings
+
+    # --- What scikit-learn asks for ---------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Returns the parameters, and those of the method's settings that were given."""
+        return {name: getattr(self, name) for name in _OWN} | self.settings
+
+    def set_params(self, **params: Any) -> FederatedClusterer:
+        """Sets parameters, settings of the method among them.
+
+        Raises:
+          ValueError: Neither this class nor the method has a parameter of this name.
+        """
+        own = {name: value for name, value in params.items() if name in _OWN}
+        for name, value in own.items():
+            setattr(self, name, value)
+        if isinstance(self.method, str) and self.method in METHODS:  # else `fit` says so
+            known = parameters(self.method)
+            for name in params:
+                if name not in known:
+                    raise checks.wrong("parameter", name, ", ".join(known))
+        self.settings = self.settings | {n: v for n, v in params.items() if n not in own}
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        """Says what input is understood beside a list of views."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        return tags
+
+    # --- Clustering -------------------------------------------------------------------------------
+
+    def fit(self, clients: Any, y: Any = None) -> FederatedClusterer:
+        """Runs the method.
+
+        Args:
+          clients: See the module.
+          y: Ignored; labels are for scoring.
+
+        Raises:
+          ValueError: A setting or an array is wrong; the message names it.
+        """
+        if not isinstance(self.method, str) or self.method not in METHODS:
+            raise checks.wrong("method", self.method, ", ".join(METHODS))
+        method = METHODS[self.method]
+        is_federated, given = _read(clients)
+        federation = _federation(given, is_federated, method.topology == "vertical")
+        rounds = method.rounds if self.rounds is None else self.rounds
+        of_the_run = dict(
+            zip(_OF_THE_RUN, (self.n_clusters, federation.n_clients, rounds), strict=True)
+        )
+        config, hyper = configured(method, self.settings, of_the_run)
+        steps = Steps(
+            partial(method.make, config),
+            hyper,
+            federation,
+            client_chunk=1 if jax.default_backend() == "cpu" else None,
+        )
+        seed = _seed(self.random_state)
+        key = jax.random.key(seed)
+        steps.compile()
+        state = steps.start(federation, key)
+        state, _ = steps.setup(federation, key, state)
+        made = 0
+        while steps.algorithm.round and made < rounds and not (made and steps.is_done(state)):
+            state, _ = steps.one_round(federation, key, state, made)
+            state = steps.compacted(state)
+            made += 1
+        found = steps.evaluate(federation, key, state, max(made - 1, 0))
+        times, traffic = {"setup": 1, "round": made, "finish": 1}, steps.traffic()
+        for way in ("up", "down"):
+            count = sum(n * getattr(traffic[stage], way) for stage, n in times.items())
+            setattr(self, f"bytes_{way}_", count)
+        self.n_rounds_ = made
+        self.n_features_in_ = sum(federation.view_dims)
+        self.server_state_ = found.state.server
+        self.labels_ = _by_client(federation, found.labels, is_federated)
+        self.embedding_ = None
+        if found.embedding is not None:
+            self.embedding_ = _by_client(federation, found.embedding, is_federated)
+        self._later = _Later(self.method, config, hyper, _outline(federation), seed)
+        return self
+
+    def fit_predict(self, clients: Any, y: Any = None) -> Any:
+        """Runs the method; returns `labels_`."""
+        return self.fit(clients).labels_
+
+    @available_if(_can_predict)
+    def predict(self, clients: Any) -> Any:
+        """Finds the clusters of further rows, as of a client that comes when the rounds are over.
+
+        Args:
+          clients: As for `fit`, or one dictionary, of one client.
+
+        Returns:
+          One array for each client, or one array.
+
+        Raises:
+          ValueError: A view is not there, or has other features than it was fitted with.
+        """
+        check_is_fitted(self, "server_state_")
+        is_one = isinstance(clients, Mapping)
+        is_federated, given = _read([clients] if is_one else clients)
+        found = [self._later.labels(self.server_state_, views) for views in given]
+        return found if is_federated and not is_one else found[0]
+
+    @available_if(_can_predict)
+    def score(self, clients: Any, y: Any) -> float:
+        """Computes the adjusted Rand index of the clusters of rows whose classes are known.
+
+        Args:
+          clients: As for `predict`.
+          y: Classes [rows], or one such array for each client.
+        """
+        found = self.predict(clients)
+        if isinstance(found, list):
+            found, y = np.concatenate(found), np.concatenate([np.asarray(part) for part in y])
+        return float(adjusted_rand_score(np.asarray(y), found))
+
+
+def parameters(method: str) -> list[str]:
+    """Lists the parameters of a method's estimator.
+
+    Raises:
+      ValueError: There is no such method.
+    """
+    if method not in METHODS:
+        raise checks.wrong("method", method, ", ".join(METHODS))
+    entry = METHODS[method]
+    fields = (*dataclasses.fields(entry.config), *dataclasses.fields(entry.hyperparams))
+    return [*_OWN, *(field.name for field in fields if field.name not in _OF_THE_RUN)]
+
+
+# --- Input and output -----------------------------------------------------------------------------
+
+
+def _read(clients: Any) -> tuple[bool, list[dict[int, np.ndarray]]]:
+    """Returns whether these are clients, and the views of each; of one place there is one."""
+    if isinstance(clients, (list, tuple)) and clients and isinstance(clients[0], Mapping):
+        given = [_views(client, f"client {i}: ") for i, client in enumerate(clients)]
+        return True, given
+    is_views = isinstance(clients, (list, tuple)) and clients and np.ndim(clients[0]) == 2
+    return False, [_views(dict(enumerate(clients if is_views else [clients])), "")]
+
+
+def _views(views: Any, whose: str) -> dict[int, np.ndarray]:
+    if not isinstance(views, Mapping) or not views:
+        raise checks.wrong(f"{whose}views", type(views).__name__, "a dictionary of arrays")
+    found = {}
+    for v, array in views.items():
+        if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 0:
+            raise checks.wrong(f"{whose}views", v, "ids 0, 1, ...")
+        found[int(v)] = check_array(array, dtype=np.float32, input_name=f"{whose}view {v}")
+    rows = {v: len(array) for v, array in found.items()}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"{whose}views: have {rows} rows; allowed is the same number")
+    return found
+
+
+def _federation(
+    given: list[dict[int, np.ndarray]], is_federated: bool, vertical: bool
+) -> Federation:
+    if not vertical:
+        return Federation.from_clients(given)
+    agents = given if is_federated else [{v: x} for v, x in given[0].items()]
+    views = [x for agent in agents for x in agent.values()]
+    if any(len(agent) != 1 for agent in agents) or len({len(x) for x in views}) > 1:
+        raise ValueError(
+            "clients: agents of a vertical method hold one view each, of the same rows in the same"
+            " order"
+        )
+    federation = Federation.from_arrays(
+        views, partition=vertical_partition(len(views[0]), len(views))
+    )
+    federation.check_vertical()
+    federation.check_features()
+    return federation
+
+
+def _by_client(federation: Federation, stacks: Sequence[Any], is_federated: bool) -> Any:
+    """Returns the rows of each client, in the order of their ids; one array where all are alike."""
+    found: dict[int, np.ndarray] = {}
+    for cohort, stack in zip(federation.cohorts, stacks, strict=True):
+        for i, rows, mask in zip(
+            np.asarray(cohort.client_ids), np.asarray(stack), np.asarray(cohort.mask), strict=True
+        ):
+            found[int(i)] = rows[mask]
+    parts = [found[i] for i in sorted(found)]
+    if is_federated or any(not np.array_equal(part, parts[0]) for part in parts[1:]):
+        return parts
+    return parts[0]
+
+
+def _seed(random_state: Any) -> int:
+    if isinstance(random_state, (int, np.integer)) and 0 <= random_state < 2**31:
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+# --- Further clients ------------------------------------------------------------------------------
+
+
+def _outline(federation: Federation) -> Federation:
+    """Returns a federation of the same clients without their features, in next to no memory."""
+
+    def emptied(cohort: Any) -> Cohort:
+        nothing = tuple(np.broadcast_to(np.float32(0), np.shape(x)) for x in cohort.views)
+        return jax.tree.map(np.asarray, cohort).replace(views=nothing)
+
+    return dataclasses.replace(federation, cohorts=tuple(map(emptied, federation.cohorts)))
+
+
+@dataclasses.dataclass
+class _Later:
+    """What is needed to find the clusters of a client that comes later; can be pickled."""
+
+    method: str
+    config: Any
+    hyper: Any
+    outline: Federation
+    seed: int
+
+    @functools.cached_property
+    def algorithm(self) -> FederatedAlgorithm:
+        """The method; made again where this was unpickled, since functions are not."""
+        return METHODS[self.method].make(self.config, self.hyper)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the functions out."""
+        return {name: value for name, value in vars(self).items() if name != "algorithm"}
+
+    def labels(self, server: Any, views: Mapping[int, np.ndarray]) -> np.ndarray:
+        """Returns the clusters [rows] of a client that holds these views."""
+        known = self.outline
+        for v, x in views.items():
+            if v >= known.n_views:
+                raise checks.wrong("views", v, f"0 to {known.n_views - 1}")
+            if x.shape[1] != known.view_dims[v]:
+                raise ValueError(
+                    f"view {v}: X has {x.shape[1]} features, but FederatedClusterer is expecting"
+                    f" {known.view_dims[v]} features as input"
+                )
+        ids = tuple(sorted(views))
+        rows = len(views[ids[0]])
+        mine = Cohort(
+            views=tuple(np.asarray(views[v])[None] for v in ids),  # type: ignore[misc]
+            mask=np.ones((1, rows), bool),  # type: ignore[arg-type]
+            sample_ids=np.arange(rows, dtype=np.int32)[None],  # type: ignore[arg-type]
+            client_ids=np.full(1, known.n_clients, np.int32),  # type: ignore[arg-type]
+            view_ids=ids,
+        )
+        others = [cohort for cohort in known.cohorts if cohort.view_ids != ids]
+        federation = dataclasses.replace(known, cohorts=(*others, mine))
+        _, states = self.algorithm.init(jax.random.key(self.seed), federation)
+        found = assign_program(self.algorithm.assign, server, states[-1], mine)
+        return np.asarray(found)[0].astype(np.int32)

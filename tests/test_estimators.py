@@ -1,0 +1,146 @@
+"""The estimators: what scikit-learn expects of them, and the library's own answers."""
+
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import adjusted_rand_score
+from sklearn.model_selection import ParameterGrid
+from sklearn.utils.estimator_checks import check_estimator
+
+from jaxfedmvc import METHODS, Federation, engine
+from jaxfedmvc.algorithms import FedHKConfig, FedHKHyperparams, e_fkmvc
+from jaxfedmvc.estimators import FederatedClusterer, parameters
+
+TRUTH = np.arange(60) % 3
+RNG = np.random.default_rng(0)
+VIEWS = [np.eye(3, d)[TRUTH] + 0.1 * RNG.normal(size=(60, d)) for d in (5, 4)]
+ROWS = (slice(0, 24), slice(24, 42), slice(42, 60))
+CLIENTS = [
+    {0: VIEWS[0][ROWS[0]], 1: VIEWS[1][ROWS[0]]},
+    {1: VIEWS[1][ROWS[1]]},
+    {0: VIEWS[0][ROWS[2]]},
+]
+CLASSES = [TRUTH[rows] for rows in ROWS]
+
+
+def make(**options):
+    return FederatedClusterer("e_fkmvc", 3, **({"rounds": 3, "random_state": 0} | options))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return make(tau=5.0).fit(CLIENTS)
+
+
+def test_clusters_are_those_of_the_engine(fitted):
+    algorithm = e_fkmvc(FedHKConfig(3), FedHKHyperparams(tau=5.0))
+    federation = Federation.from_clients(CLIENTS)
+    run = jax.jit(lambda f: engine.run(algorithm, f, jax.random.key(0), 3, client_chunk=1))
+    result = run(federation)
+    for cohort, labels in zip(federation.cohorts, result.labels, strict=True):
+        (client,) = np.asarray(cohort.client_ids)
+        np.testing.assert_array_equal(fitted.labels_[client], labels[0])
+    assert fitted.n_rounds_ == int(result.n_rounds)
+    traffic = engine.traffic(algorithm, federation)
+    times = {"setup": 1, "round": fitted.n_rounds_, "finish": 1}
+    assert fitted.bytes_up_ == sum(n * traffic[stage].up for stage, n in times.items())
+
+
+def test_further_rows_are_clustered_as_those_of_a_client_are(fitted):
+    for found, known in zip(fitted.predict(CLIENTS), fitted.labels_, strict=True):
+        np.testing.assert_array_equal(found, known)
+    one = fitted.predict({1: VIEWS[1]})  # a client that holds other rows
+    assert adjusted_rand_score(TRUTH, one) == 1.0
+    assert fitted.score(CLIENTS, CLASSES) == 1.0
+
+
+def test_the_same_seed_finds_the_same_and_a_clone_is_unfitted(fitted):
+    again = clone(fitted)
+    assert again.get_params() == fitted.get_params() and again.get_params()["tau"] == 5.0
+    with pytest.raises(NotFittedError):
+        again.predict(CLIENTS)
+    for a, b in zip(again.fit_predict(CLIENTS), fitted.labels_, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert repr(fitted) == (
+        "FederatedClusterer(method='e_fkmvc', n_clusters=3, random_state=0, rounds=3,\n"
+        "                   tau=5.0)"
+    )
+
+
+def test_settings_are_parameters_that_can_be_searched(fitted):
+    for setting in ParameterGrid({"tau": [1.0, 8.0], "n_clusters": [2, 3]}):
+        assert clone(fitted).set_params(**setting).get_params().items() >= setting.items()
+    with pytest.raises(ValueError, match="parameter: got 'colour'; allowed is method, n_clusters"):
+        make().set_params(colour=1)
+    assert {"n_clusters", "tau"} <= set(parameters("e_fkmvc"))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_has_parameters_and_can_be_cloned(method):
+    estimator = clone(FederatedClusterer(method, 3))
+    assert estimator.get_params()["method"] == method
+    can = METHODS[method].topology == "horizontal" and not method.startswith("local_")
+    assert hasattr(estimator, "predict") == can
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("lmvsc", {}),
+        ("mgcd", {}),
+        ("vertcohirf", {}),
+        ("fmcsc", {"hidden": (16,), "pretrain_epochs": 20, "local_epochs": 5, "n_init": 2}),
+    ],
+)
+def test_views_of_one_place_are_clustered_by_methods_of_every_kind(method, settings):
+    found = FederatedClusterer(method, 3, random_state=0, **settings).fit(VIEWS)
+    assert found.labels_.shape == (60,) and adjusted_rand_score(TRUTH, found.labels_) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "text"),
+    [
+        ([{0: np.ones((4, 2)), 1: np.ones((3, 2))}], {}, "client 0: views: have {0: 4, 1: 3} rows"),
+        ([{"a": np.ones((4, 2))}], {}, "client 0: views: got 'a'; allowed is ids 0, 1"),
+        ([{0: np.full((4, 2), np.nan)}], {}, "client 0: view 0 contains NaN"),
+        ([{}], {}, "client 0: views: got 'dict'"),
+        (CLIENTS, {"method": "k_means"}, "method: got 'k_means'; allowed is comvc"),
+        (CLIENTS, {"colour": 1}, "settings: got 'colour'"),
+        (CLIENTS, {"tau": -1.0}, "tau: got -1.0"),
+        (CLIENTS, {"method": "mgcd"}, "agents of a vertical method hold one view each"),
+    ],
+)
+def test_bad_input_is_named(clients, options, text):
+    with pytest.raises(ValueError, match=text):
+        make().set_params(**{k: v for k, v in options.items() if k == "method"})
+        FederatedClusterer(**({"method": "e_fkmvc", "n_clusters": 3} | options)).fit(clients)
+
+
+def test_rows_with_other_features_are_refused(fitted):
+    with pytest.raises(ValueError, match=r"view 0: X has 3 features, but .* expecting 5"):
+        fitted.predict({0: np.ones((4, 3))})
+    with pytest.raises(ValueError, match="views: got 2; allowed is 0 to 1"):
+        fitted.predict({2: np.ones((4, 3))})
+
+
+def test_a_fitted_estimator_can_be_pickled(fitted):
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict({1: VIEWS[1]}), fitted.predict({1: VIEWS[1]}))
+
+
+@pytest.mark.slow
+def test_scikit_learns_own_checks():
+    """One array is one view in one place, so that its checks apply."""
+    found = check_estimator(
+        FederatedClusterer("e_fkmvc", 3, rounds=2, random_state=0),
+        on_skip=None,
+        expected_failed_checks={
+            "check_no_attributes_set_in_init": "settings of the method are parameters, kept in one"
+        },
+    )
+    assert sum(check["status"] == "passed" for check in found) > 40
