@@ -114,6 +114,17 @@ def test_a_batch_of_tensors_is_decomposed_at_once(capsys):
     assert "(64, 6, 12, 3)" in capsys.readouterr().out
 
 
+def test_the_estimators_of_the_page_find_the_groups(capsys):
+    names = run_blocks(DOCS / "how-to" / "estimator.md", lambda code: "lsimvc" not in code)
+    assert (
+        names["found"].score(
+            names["hospitals"],
+            [names["kinds"][r] for r in (slice(120), slice(120, 220), slice(220, 300))],
+        )
+        > 0.95
+    )
+
+
 def test_the_tables_of_the_page_are_read_by_its_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

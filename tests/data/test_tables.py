@@ -201,7 +201,7 @@ def test_a_folder_of_arrays_has_a_file_for_each_client(tmp_path):
         partition=data.partition_as_held(0, found.held, clients=found.clients),
     )
     assert [c.view_ids for c in federation.cohorts] == [(0, 1), (1,)]
-    np.savez(tmp_path / "c.npz", view_1=views[0])
+    np.savez(tmp_path / "c.npz", view_1=views[1])
     with pytest.raises(ValueError, match=r"c\.npz: has no labels, which other clients have"):
         data.load(str(tmp_path))
 
