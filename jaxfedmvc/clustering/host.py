@@ -1,8 +1,10 @@
 """Calls from compiled code back to the host, and scikit-learn's clusterers by way of them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +12,11 @@ import numpy as np
 from jax import Array, lax
 from jax.experimental.buffer_callback import buffer_callback
 from jax.typing import ArrayLike
-from sklearn.base import ClusterMixin
 
 from jaxfedmvc.clustering.kmeans import check_data
+
+if TYPE_CHECKING:
+    from sklearn.base import ClusterMixin
 
 
 def on_host(function: Callable[..., Any], shapes: Any, *arguments: Array) -> Any:

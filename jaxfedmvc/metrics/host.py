@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
-from scipy.stats import entropy
-from sklearn.metrics import mutual_info_score
 
 from jaxfedmvc.federation import Federation
 
@@ -33,6 +30,11 @@ def table_scores(table: np.ndarray) -> dict[str, float]:
     Returns:
       The four scores; NaN for a table without rows.
     """
+    # Deferred: they take a second to import, and most of `import jaxfedmvc` would be theirs.
+    from scipy.optimize import linear_sum_assignment
+    from scipy.stats import entropy
+    from sklearn.metrics import mutual_info_score
+
     table = np.asarray(table, np.float64)
     n = table.sum()
     if n == 0:
