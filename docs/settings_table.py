@@ -22,6 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from experiments.lib.settings import settings_of
 from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.reveals import reveals
 
 
 def row(*cells: str) -> str:
@@ -45,14 +46,14 @@ def settings_table(dataclass: type) -> str:
 
 
 def methods_table() -> str:
-    """Returns a table of all methods: name, partition, rounds, paper."""
-    lines = [
-        row("`--algorithm`", "partition", "rounds", "paper"),
-        row("---", "---", "---", "---"),
-    ]
+    """Returns a table of all methods: name, partition, rounds, paper, what messages tell."""
+    head = ("`--algorithm`", "partition", "rounds", "paper", "sends", "which reveals")
+    lines = [row(*head), row(*["---"] * len(head))]
     for name, method in sorted(METHODS.items()):
         paper = f"{{cite:t}}`{method.paper}`" if method.paper else ""
-        lines.append(row(f"`{name}`", method.topology, str(method.rounds), paper))
+        told = reveals(name, method)
+        cells = (f"`{name}`", method.topology, str(method.rounds), paper, told.kind, told.text)
+        lines.append(row(*cells))
     return "\n".join(lines)
 
 

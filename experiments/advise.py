@@ -1,0 +1,143 @@
+"""Which methods apply to a data set, what they would send, and what that reveals:
+`python -m experiments.advise --dataset=...`.
+
+Every method of the table is built for the data, from shapes alone, so that what a method refuses is
+its own word: too few rows for a client, one view where it needs two, rows without a view. Nothing
+is trained. Bytes are those of a run with the method's defaults, of all clients; a method that finds
+its own end may make fewer rounds. Nothing here says which
+method finds the better clusters: see the page "Choose a method" of the documentation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pandas as pd
+
+from experiments.lib import runner, settings
+from experiments.lib.command import checked, parse
+from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
+from experiments.lib.progress import Progress, require_tqdm
+from experiments.lib.study import parse_or_exit
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.reveals import KINDS, Reveals, reveals
+
+_SPLITS = {
+    "horizontal": HorizontalSettings,
+    "pooled": HorizontalSettings,
+    "vertical": VerticalSettings,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdviseSettings:
+    """What the parties are, and what they agree to.
+
+    Attributes:
+      holds: What a party holds: rows of its own; a view of all rows; or everything lies in one
+        place. any: all that the data allow.
+      server: Whether there is a server that all parties send to.
+      at_most: What may travel at most; see the last column of the table.
+    """
+
+    holds: Literal["any", "rows", "views", "all"] = "any"
+    server: bool = True
+    at_most: Literal["nothing", "noise", "sums", "models", "labels", "codes", "rows"] = "rows"
+
+    def excludes(self, name: str, told: Reveals, peers: bool | None = None) -> str:
+        """Returns why a method is none for these parties; empty where it may be one."""
+        wanted = {"rows": "horizontal", "views": "vertical", "all": "pooled"}.get(self.holds)
+        topology = METHODS[name].topology
+        if wanted is not None and topology != wanted:
+            return f"is for {topology} data"
+        if list(KINDS).index(told.kind) > list(KINDS).index(self.at_most):
+            return f"sends {KINDS[told.kind]}"
+        if peers is False and not self.server and told.kind != "nothing":
+            return "needs a server"
+        return ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the methods that apply and those that do not; arguments of the process if None."""
+    groups = (AdviseSettings, DataSettings, HorizontalSettings, VerticalSettings)
+    study = parse_or_exit(arguments, __doc__, dict.fromkeys(groups))
+    asked = checked(lambda: study.read(AdviseSettings))
+    checked(require_tqdm)
+    given = study.flags.flag_values_dict()
+    with Progress(study.folder.progress) as progress:
+        progress.expect(dict.fromkeys(METHODS, 1))
+        fits, not_fit = [], []
+        for name in METHODS:
+            found, why = _tried(name, asked, given)
+            if why:
+                not_fit.append((name, why))
+            else:
+                fits.append(found)
+            progress.done(name)
+    print(report(fits, not_fit))
+
+
+def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Builds a method for the data; returns its line, and why it does not apply, if so."""
+    method = METHODS[name]
+    told = reveals(name, method)
+    if why := asked.excludes(name, told):
+        return {}, why
+    fields = [
+        setting.flag
+        for group in (DataSettings, _SPLITS[method.topology])
+        for setting in settings.settings_of(group)
+    ]
+    lines = [f"--algorithm={name}", "--compilation_cache="]
+    lines += [f"--{flag}={_text(given[flag])}" for flag in fields if given[flag] is not None]
+    try:
+        command = parse(lines)
+        job = runner.prepare(command)
+        steps = runner.steps_of(job)
+        if why := asked.excludes(name, told, steps.algorithm.peers):
+            return {}, why
+        steps.programs()
+    except ValueError as error:
+        return {}, " ".join(str(error).split())
+    traffic, times = steps.traffic(), {"setup": 1, "round": command.rounds, "finish": 1}
+    up, down = (sum(n * getattr(traffic[s], d) for s, n in times.items()) for d in ("up", "down"))
+    line = {
+        "method": name,
+        "data": method.topology,
+        "server": "no" if steps.algorithm.peers or told.kind == "nothing" else "yes",
+        "rounds": command.rounds,
+        "MB up": up / 1e6,
+        "MB down": down / 1e6,
+        "sends": told.kind,
+        "which reveals": told.text,
+    }
+    return line, ""
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def report(fits: list[dict[str, Any]], not_fit: list[tuple[str, str]]) -> str:
+    """Returns the table of methods that apply, what tells least first, and the others' reasons."""
+    lines = []
+    if fits:
+        table = pd.DataFrame(fits)
+        order = table["sends"].map(list(KINDS).index)
+        table = table.assign(order=order).sort_values(["order", "MB up"]).drop(columns="order")
+        texts = dict(zip(table["method"], table.pop("which reveals"), strict=True))
+        lines += [table.to_string(index=False, float_format=lambda x: f"{x:.3g}"), ""]
+        lines += [f"{name}: {text}" for name, text in texts.items()]
+    else:
+        lines.append("no method applies")
+    if not_fit:
+        lines += ["", "do not apply:"]
+        lines += [f"  {name}: {why}" for name, why in not_fit]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

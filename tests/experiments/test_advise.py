@@ -1,0 +1,65 @@
+"""Which methods apply: the methods' own refusals, wishes of the parties, bytes of a run."""
+
+import pytest
+
+from experiments.advise import AdviseSettings, main
+from experiments.lib import runner
+from experiments.lib.command import parse
+from jaxfedmvc import METHODS
+from jaxfedmvc.algorithms.reveals import KINDS, reveals
+from tests.helpers import binaries
+
+
+def test_somebody_has_said_what_every_methods_messages_tell():
+    for name, method in METHODS.items():
+        told = reveals(name, method)
+        assert told.kind in KINDS and told.kind != "unknown" and told.text.endswith(".")
+    for name, topology in (("fmcsc", "horizontal"), ("mgcd", "vertical"), ("lmvsc", "pooled")):
+        assert METHODS[name].topology == topology
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "peers", "why"),
+    [
+        ({"holds": "rows"}, "mgcd", None, "is for vertical data"),
+        ({"holds": "views"}, "mgcd", False, ""),
+        ({"holds": "all"}, "fmcsc", None, "is for horizontal data"),
+        ({"at_most": "sums"}, "fmcsc", None, "sends networks and centres"),
+        ({"at_most": "models"}, "fmcsc", False, ""),
+        ({"server": False}, "mgcd", False, "needs a server"),
+        ({"server": False}, "vertcohirf", True, ""),
+        ({"server": False}, "local_kmeans", False, ""),
+        ({"at_most": "codes"}, "lmvsc", None, "sends rows as they are"),
+    ],
+)
+def test_wishes_of_the_parties(options, name, peers, why):
+    told = reveals(name, METHODS[name])
+    assert AdviseSettings(**options).excludes(name, told, peers) == why
+
+
+@pytest.mark.slow
+def test_what_applies_is_listed_with_the_bytes_of_a_run():
+    code, out, err = binaries.launch(
+        main, "--dataset=digits", "--holds=rows", "--at_most=sums", "--noprogress"
+    )
+    assert code == 0, err
+    table, reasons = out.split("do not apply:")
+    lines = {line.split()[0]: line.split() for line in table.splitlines() if line.strip()}
+    assert {"e_fkmvc", "fedhk_tucker", "local_kmeans"} <= set(lines)
+    assert "  fmcsc: sends networks and centres" in reasons
+    assert "  private_e_fkmvc: federation: some clients lack views" in reasons
+    command = parse(["--algorithm=e_fkmvc", "--dataset=digits", "--n_clients=12"])
+    steps = runner.steps_of(runner.prepare(command))
+    steps.programs()
+    times = {"setup": 1, "round": command.rounds, "finish": 1}
+    up = sum(n * steps.traffic()[stage].up for stage, n in times.items())
+    assert float(lines["e_fkmvc"][4]) == pytest.approx(up / 1e6, rel=0.01)
+
+
+def test_nothing_may_travel():
+    code, out, err = binaries.launch(
+        main, "--dataset=digits", "--holds=rows", "--at_most=nothing", "--noprogress"
+    )
+    assert code == 0, err
+    assert "local_kmeans" in out.split("do not apply:")[0]
+    assert "  e_fkmvc: sends sums over rows" in out
