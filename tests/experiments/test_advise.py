@@ -48,7 +48,7 @@ def test_what_applies_is_listed_with_the_bytes_of_a_run():
     assert {"e_fkmvc", "fedhk_tucker", "local_kmeans"} <= set(lines)
     assert "  fmcsc: sends networks and centres" in reasons
     assert "  private_e_fkmvc: federation: some clients lack views" in reasons
-    command = parse(["--algorithm=e_fkmvc", "--dataset=digits", "--n_clients=12"])
+    command = parse(["--algorithm=e_fkmvc", "--dataset=digits", "--n_clients=12", "--ratio=1:1"])
     steps = runner.steps_of(runner.prepare(command))
     steps.programs()
     times = {"setup": 1, "round": command.rounds, "finish": 1}
