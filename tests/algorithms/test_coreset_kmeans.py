@@ -116,6 +116,7 @@ def test_hand_worked_sensitivities():
     np.testing.assert_allclose(found, [3 + 6 + 6, 3 + 6 + 6, 12], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0.0, 1e-7])
 def test_no_cost_leaves_the_sizes_of_clusters(offset):
     """All rows on their centroids, exactly or but for the rounding of a mean."""
@@ -141,6 +142,7 @@ def test_draws_follow_successive_sampling_without_replacement():
     assert chisquare(counts, len(drawn) * np.array(expected)).pvalue > 0.01
 
 
+@pytest.mark.slow
 def test_padding_and_further_draws_do_not_change_the_first():
     key, chances = jax.random.key(1), jnp.arange(1.0, 21.0)
     few = draw_rows(key, chances, 4)
@@ -245,6 +247,7 @@ def test_empty_slots_of_the_coreset_are_not_sent():
     np.testing.assert_array_equal(message[(1,)], [blobs()[0][1][7], np.zeros(4)])
 
 
+@pytest.mark.slow
 def test_same_key_gives_same_bits_and_another_draws_other_rows(result):
     federation = vertical(blobs()[0])
     again, other = (run(federation, key=seed) for seed in (0, 1))
@@ -254,6 +257,7 @@ def test_same_key_gives_same_bits_and_another_draws_other_rows(result):
     )
 
 
+@pytest.mark.slow
 def test_limit_is_the_number_of_clusters_in_one_program(result):
     federation = vertical(blobs()[0])
     before = len(TRACED)
@@ -264,6 +268,7 @@ def test_limit_is_the_number_of_clusters_in_one_program(result):
     assert len(TRACED) == before
 
 
+@pytest.mark.slow
 def test_no_more_clusters_than_drawn_rows():
     federation = vertical(blobs()[0])
     algorithm = coreset_kmeans(CoresetKMeansConfig(K, n_coreset=2, n_init=2))

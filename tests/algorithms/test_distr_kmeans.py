@@ -162,6 +162,7 @@ def test_one_agent_is_plain_kmeans():
     assert adjusted_rand_score(theirs, found.labels[0][0]) == 1.0
 
 
+@pytest.mark.slow
 def test_fewer_cells_than_clusters_give_a_cluster_to_each_cell():
     values = np.repeat([[0.0], [1.0]], 150, axis=0).astype(np.float32)
     found = run(vertical([values * np.ones(4)] * 3))

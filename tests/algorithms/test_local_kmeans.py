@@ -54,6 +54,7 @@ def result(federation):
     return program()(federation, jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_every_client_finds_its_own_groups(federation, result):
     for cohort, labels, truth in zip(
         federation.cohorts, result.labels, federation.labels, strict=True
@@ -120,6 +121,7 @@ def test_too_few_samples_name_the_client(federation):
         engine.start(local_kmeans(LocalKMeansConfig(10)), federation, jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_limit_is_the_number_of_clusters_in_one_program(federation):
     traced = []
 

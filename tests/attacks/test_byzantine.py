@@ -79,6 +79,7 @@ def test_attackers_merge_nothing_that_honest_agents_separate(attack):
     assert same == [True, False, True]  # the named attacker alone
 
 
+@pytest.mark.slow
 def test_inverse_ranking_turns_every_list_around():
     views, _ = make_views(0)
     state = engine.start(HALVES, federation(views), jax.random.key(0)).server

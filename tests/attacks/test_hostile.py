@@ -58,6 +58,7 @@ def test_rows_are_permuted_alike_and_whole():
     assert order.tolist() != [0, 1, 2, 3] and number == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["stack", "sum"])
 def test_colluders_send_their_mean_less_their_deviation(reduce):
     phase = little_is_enough(1.5, [0])(exchange(reduce), [1, 3])

@@ -53,6 +53,7 @@ def test_of_an_array_the_decomposition_is_numpys(shape):
     np.testing.assert_allclose(np.abs(found.vectors), np.abs(u[:, :RANK]), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [GRAPH, dense(GRAPH)], ids=["factors", "array"])
 def test_padding_and_order_of_samples(graph):
     points = points_of(graph, RANK)
@@ -140,6 +141,7 @@ def test_a_planted_linear_map_is_learned_and_disorder_is_not():
     assert leakage.r2(X[unknown], lost.features) < 0.1
 
 
+@pytest.mark.slow
 def test_what_is_chosen_is_best_on_known_samples_and_padding_does_not_count():
     points = points_of(GRAPH, RANK)
     found = invert(KEY, points[:30], X[:30], points[30:])

@@ -173,6 +173,7 @@ def test_clusters_match_the_reference_and_the_truth():
     assert adjusted_rand_score(labels, theirs.fit_predict(affinity)) == 1
 
 
+@pytest.mark.slow
 def test_padding_rows_get_no_label_and_change_no_other():
     x, truth = blobs()
     where = np.arange(N) % 3 > 0

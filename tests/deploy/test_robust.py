@@ -53,6 +53,7 @@ def guarded(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("robust") / "guarded", RULE)
 
 
+@pytest.mark.slow
 def test_a_guarded_job_is_the_guarded_simulation(guarded):
     job, made = guarded
     host = jax.tree.map(np.asarray, ordered(FEDERATION))
@@ -60,6 +61,7 @@ def test_a_guarded_job_is_the_guarded_simulation(guarded):
     jax.tree.map(np.testing.assert_array_equal, made.server, simulated.state.server)
 
 
+@pytest.mark.slow
 def test_one_liar_moves_a_sum_and_not_what_a_rule_makes_of_it(guarded, tmp_path):
     honest = centres(guarded[1])
     moved = {

@@ -87,6 +87,7 @@ def alone():
     return on_devices.outputs(None, dealt=False)[0]
 
 
+@pytest.mark.slow
 def test_a_batch_is_its_runs_one_by_one_and_compiles_once(alone):
     source, traces = on_devices.source(dealt=True), []
 

@@ -421,6 +421,7 @@ def test_shares_outside_the_range_raise(share):
         engine.start(TOY, FEDERATION, KEY, participation=share)
 
 
+@pytest.mark.slow
 def test_participants_may_be_drawn_anew_every_round():
     rounds, share = 6, 0.4
     algorithm = TOY._replace(setup=(), round=TOY.round[:1], finish=())
@@ -555,6 +556,7 @@ def mapped():
     return others, jax.jit(run)(keys, scales)
 
 
+@pytest.mark.slow
 def test_keys_may_be_mapped(mapped):
     keys, together = mapped
     for i, key in enumerate(keys):

@@ -323,6 +323,7 @@ def test_the_bytes_that_are_counted_are_those_of_the_wire(codecs, message_bytes)
     assert traffic.up == 4 * message_bytes and traffic.down == 0  # 4 clients
 
 
+@pytest.mark.slow
 def test_a_chain_is_decoded_from_its_end():
     largest = np.abs(PLAIN) >= np.sort(np.abs(PLAIN), axis=-1)[..., -2:-1]
     twice = received((top_k_rows(3), top_k_rows(2)), client_chunk=1)
@@ -332,6 +333,7 @@ def test_a_chain_is_decoded_from_its_end():
     np.testing.assert_allclose(chain, PLAIN * largest, atol=0.02 * np.ptp(PLAIN))
 
 
+@pytest.mark.slow
 def test_clients_round_for_themselves_and_in_any_chunk():
     codecs = (randomised_response(0.5),)
     all_at_once = received(codecs)

@@ -127,6 +127,7 @@ def assert_same(secure, plain):
     jax.tree.map(np.testing.assert_array_equal, secure.labels, plain.labels)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_plain_run_up_to_fixed_point_rounding():
     result = compiled()(RUNS)
     assert_same(result, plain_run())

@@ -233,6 +233,7 @@ def test_error_never_increases(noise):
         assert errors[-1] < errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("true_rank", [1, 3])
 def test_from_slice_is_exact_where_it_can_be(true_rank):
     rng = np.random.default_rng(0)
@@ -268,6 +269,7 @@ def test_best_start_is_kept():
     np.testing.assert_allclose(more.error, distance(x, more.parafac2), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_vmap_equals_loop():
     x = np.stack([planted(seed, noise=0.3)[0] for seed in range(3)])
     batched = jax.jit(jax.vmap(lambda x: parafac2(None, x, RANK, max_sweeps=1000)))(x)

@@ -458,6 +458,7 @@ def test_a_fuzzy_sum_for_a_cluster_without_rows_is_the_nearest_row_and_a_guard_k
     chex.assert_trees_all_equal(kept[2:], sums[2:])
 
 
+@pytest.mark.slow
 def test_with_a_least_cluster_size_no_summary_stands_for_fewer():
     views, _ = make_views()
     fed = federation(views, shares("iid"))
@@ -702,6 +703,7 @@ def test_recovers_groups_that_lie_apart(kind):
             )
 
 
+@pytest.mark.slow
 def test_ends_by_the_tolerance_and_the_objective_never_rises():
     views, _ = make_views(8, spread=2.0)
     # The first change is infinite, the second is not: a large tolerance makes two rounds.

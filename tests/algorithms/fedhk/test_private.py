@@ -310,6 +310,7 @@ def test_noise_is_calibrated_to_the_budget():
     assert privacy_settings(local).shared_by == 1
 
 
+@pytest.mark.slow
 def test_a_private_run_is_one_with_the_calibrated_noise():
     config, hyper = private(), PrivateHyperparams(fuzzifier=1.2, alpha=5.0)
     method = private_e_fkmvc(config, hyper)

@@ -121,6 +121,7 @@ def test_no_row_of_h_travels_alone_with_a_least_cluster_size(federation):
     np.testing.assert_array_equal(sizes, [rows - 1, 0])
 
 
+@pytest.mark.slow
 def test_own_centroids_of_small_clusters_are_not_sent_and_not_counted(federation, pretrained):
     plain, guarded = (
         build(centroids="federated", min_cluster_size=least).finish[0] for least in (None, 4)
@@ -149,6 +150,7 @@ def new_clients(view_ids, n=3, rows=9):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view_ids", [FULL, (2,)])
 def test_new_clients_cluster_from_the_centroids(finished, view_ids):
     """They took no part and keep no state; view 2 alone was held by nobody."""

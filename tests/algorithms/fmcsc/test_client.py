@@ -199,6 +199,7 @@ def test_reported_losses_are_those_of_the_trained_model(federation, exchanged):
         assert info["reconstruction"] == pytest.approx(np_reconstruction(out, views), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_distillation_leaves_the_own_model_alone(federation, pretrained, exchanged):
     """No gradient reaches the target: with and without B the client's own model is the same."""
     algorithm = build("ACD")
@@ -233,6 +234,7 @@ def test_what_a_partial_client_keeps_matters_with_c_only(
         close(model.autoencoders, pretraining_step(sent, client), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_with_federated_centroids_the_model_is_kept_beside_h(federation, pretrained, exchanged):
     algorithm = build(centroids="federated")
     client, phase = at(federation.cohorts[1], 0), algorithm.round[0]

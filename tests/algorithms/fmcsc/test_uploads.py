@@ -47,6 +47,7 @@ def messages(models, weight=1.0):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["pre-training", "leader", "round"])
 def test_an_update_is_scaled_down_to_the_bound(sample, what):
     message, sent, models, before = messages(sample[0])[what]

@@ -280,6 +280,7 @@ def test_training_by_diversity_alone_stays_at_the_average():
     close(whole(new), whole(average_of(UPLOADS, OLD)))
 
 
+@pytest.mark.slow
 def test_permuting_samples_permutes_what_is_learnt():
     config = dataclasses.replace(BASE, batch_size=N)
     order = np.random.default_rng(4).permutation(N)
@@ -299,6 +300,7 @@ def test_permuting_samples_permutes_what_is_learnt():
         close(whole(other), whole(graph)[order][:, order], 1e-3, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["literal", "robust"])
 @pytest.mark.parametrize("distillation", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_refined_graphs_are_the_formula(mode, distillation):
@@ -564,6 +566,7 @@ def test_views_that_agree_but_for_noise_are_averaged():
 # --- Whole runs ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["average", pytest.param("trained", marks=pytest.mark.slow)])
 def test_planted_clusters_are_found(name):
     found, (_, truth) = result(name, False), planted(RUNS[name][1])
@@ -642,6 +645,7 @@ def test_seeds_and_hyperparameters_share_a_program_and_vmap_is_a_loop():
             np.testing.assert_array_equal(labels[i], expected)
 
 
+@pytest.mark.slow
 def test_an_uploaded_identity_counts_for_nothing():
     """G = I would explain every sample by itself, so no diagonal passes the server."""
     config = dataclasses.replace(RUNS["average"][0], dense=True, affinity="each")

@@ -126,6 +126,7 @@ def reference(first, n_iter, k=6):
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "n_iter"), [("pca", 20), pytest.param("code", 3, marks=pytest.mark.slow)]
 )
@@ -135,6 +136,7 @@ def test_passes_are_those_of_the_equations(start, n_iter):
     np.testing.assert_allclose(trace[:12], reference(start, min(n_iter, 12)), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_changes_only_rounding():
     planted.padding_changes_only_rounding(program(), rtol=1e-2)
 

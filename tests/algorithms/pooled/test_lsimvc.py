@@ -116,6 +116,7 @@ def test_objective_never_rises():
     planted.never_rises(program()(VIEWS, OBSERVED).trace)
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_found_and_padding_changes_only_rounding():
     planted.padding_changes_only_rounding(program())
 

@@ -22,6 +22,7 @@ def test_feature_subsets_are_uniform():
     assert (np.abs(drawn - 800) < 4 * np.sqrt(2000 * 0.4 * 0.6)).all()
 
 
+@pytest.mark.slow
 def test_repetitions_see_other_features_and_fresh_ones_in_every_round():
     x = jnp.eye(6) + jnp.arange(6.0)[:, None]
 

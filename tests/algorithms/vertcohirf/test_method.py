@@ -69,6 +69,7 @@ def labels_of(result):
 # --- Against the plain implementation, and by hand ------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_parents_are_those_of_the_plain_implementation(seed):
     views, _ = make_views(seed)
@@ -277,6 +278,7 @@ def test_only_integers_travel():
         assert message.shape == (1, N)
 
 
+@pytest.mark.slow
 def test_equal_labels_and_rankings_give_equal_messages():
     """Definition 3.2: other features with the same partition and the same order are not told apart.
 

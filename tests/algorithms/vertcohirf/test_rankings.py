@@ -62,6 +62,7 @@ def test_scores_are_mean_similarities(similarity, kernel):
     assert (np.asarray(found)[~candidates] == 0).all()
 
 
+@pytest.mark.slow
 def test_two_members_always_tie_unless_one_is_zero():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 5)).astype(np.float32)
@@ -85,6 +86,7 @@ def test_ranking_lists_clusters_one_after_another_best_first():
     assert ranked_ids(scores, codes, candidates, active).tolist() == [4, 2, 9, 7, -1, -1]
 
 
+@pytest.mark.slow
 def test_candidates_are_a_shared_random_subset():
     codes = jnp.array([0] * 10 + [1] * 3 + [2] + [-1] * 2)
     active = jnp.arange(16)

@@ -155,6 +155,7 @@ def test_models_give_prototypes_and_memberships_away(models):
     assert found["public_prototypes"] > 0.5 > found["prototypes"]
 
 
+@pytest.mark.slow
 def test_fmcscs_messages_are_overheard_whole(models):
     attacks, scenario = models
     _, federation = attacks.deal(scenario, 0)
