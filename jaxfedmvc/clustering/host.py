@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from sklearn.base import ClusterMixin
 
 
-def on_host(function: Callable[..., Any], shapes: Any, *arguments: Array) -> Any:
+def on_host(
+    function: Callable[..., Any],
+    shapes: Any,
+    *arguments: Array,
+    instead: Callable[..., Any] | None = None,
+) -> Any:
     """`function(*arguments)` computed in NumPy, inside compiled code.
 
     May be jitted and vmapped; a batch is worked off one item after the other. On CPU the function
@@ -31,6 +36,8 @@ def on_host(function: Callable[..., Any], shapes: Any, *arguments: Array) -> Any
         function: Of NumPy arrays, without side effects; it may not call jax.
         shapes: Pytree of `jax.ShapeDtypeStruct`, of what it returns.
         arguments: Arrays.
+        instead: What computes the same in jax, for devices other than a CPU, where a call back to
+            the host is slow and cannot be exported; None calls back there, too.
 
     Raises:
         Exception: What the function raises arrives in an error of jax that quotes it; some calls
@@ -48,7 +55,7 @@ def on_host(function: Callable[..., Any], shapes: Any, *arguments: Array) -> Any
     return lax.platform_dependent(
         *arguments,
         cpu=buffer_callback(in_place, shapes, vmap_method="sequential"),
-        default=copied,
+        default=copied if instead is None else instead,
     )
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.experimental.sparse.linalg import lobpcg_standard
 from jax.typing import ArrayLike
 from scipy import sparse
 from scipy.sparse import csgraph
@@ -26,6 +27,10 @@ from jaxfedmvc.clustering.spectral import _fix_signs
 _SMALL = 60
 # Up to here (seconds and 100 MB) it stands in where the iteration does not converge.
 _MEDIUM = 3000
+# Up to here a dense one is made on other devices than a CPU: 64 MB. Not measured on any.
+_DENSE = 4096
+# Of LOBPCG at most; it ends when residuals are those of float32.
+_STEPS = 200
 # Residual of the eigenvectors, far below what float32 can tell.
 _TOLERANCE = 1e-9
 # When a start is used up, as on graphs of few distinct eigenvalues, ARPACK draws another. SciPy
@@ -141,8 +146,9 @@ def sparse_embedding(
     """Computes leading eigenvectors of D^-1/2 A D^-1/2 (Ng, Jordan & Weiss, 2001).
 
     A = (S + S^T) / 2 without its diagonal for the graph S, and D holds the degrees of A.
-    Found on the host, in float64, by ARPACK (Lehoucq, Sorensen & Yang, 1998) from a fixed start:
-    same graph, same bits. May be jitted and vmapped; a batch runs one after the other.
+    On a CPU found on the host, in float64, by ARPACK (Lehoucq, Sorensen & Yang, 1998) from a fixed
+    start: same graph, same bits. May be jitted and vmapped; a batch runs one after the other. On
+    other devices found there, see `device_embedding`.
 
     The eigenvalue 1 comes once for each connected component that has edges, with a vector that is
     zero on all others. With more of these than `n_components`, the largest ones have vectors; the
@@ -184,8 +190,56 @@ def sparse_embedding(
         jax.ShapeDtypeStruct((n, n_components), jnp.float32),
         jax.ShapeDtypeStruct((n_components,), jnp.float32),
     )
-    vectors, values = on_host(solve, shapes, *neighbours, where)
+
+    def instead(index: Array, weight: Array, where: Array) -> tuple[Array, Array]:
+        return tuple(device_embedding(Neighbours(index, weight), n_components, where))
+
+    vectors, values = on_host(solve, shapes, *neighbours, where, instead=instead)
     return Embedding(_fix_signs(vectors), values)
+
+
+def device_embedding(affinity: Neighbours, n_components: int, where: Array) -> Embedding:
+    """Computes the same in float32 in jax: by a dense decomposition, or LOBPCG where n is large.
+
+    LOBPCG: Knyazev, "Toward the optimal preconditioned eigensolver", SIAM J. Sci. Comput., 2001,
+    with 2 c vectors, from a fixed start; it needs n > 10 c. Of vectors of the same eigenvalue any
+    basis may be found, and a weight that is not finite gives NaN and no error.
+
+    Args:
+        affinity: Graph S with edges of weight 0 at padding and on the diagonal.
+        n_components: Number of eigenvectors c, static, at most n.
+        where: Vertices of the graph, bool [n].
+    """
+    n, _ = affinity.index.shape
+
+    def product(x: Array) -> Array:
+        """(S + S^T) / 2 times a vector [n]."""
+        edges = affinity.weight * x[:, None]
+        there = jnp.sum(affinity.weight * x[affinity.index], axis=1)
+        return (there + jnp.zeros(n).at[affinity.index].add(edges)) / 2
+
+    degrees = product(jnp.ones(n))
+    scale = jnp.where(degrees > 0, lax.rsqrt(jnp.where(degrees > 0, degrees, 1.0)), 0.0)
+    if n <= max(_DENSE, 10 * n_components):
+        rows = jnp.arange(n)[:, None]
+        directed = jnp.zeros((n, n)).at[rows, affinity.index].add(affinity.weight)
+        matrix = scale[:, None] * (directed + directed.T) / 2 * scale[None]
+        # Padding comes last: every eigenvalue of a vertex is -1 or more.
+        matrix = matrix + jnp.diag(jnp.where(where, 0.0, -2.0))
+        values, vectors = jnp.linalg.eigh(matrix)
+        values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
+    else:
+        # Moved by 1, so that padding, which stays at 0, comes last.
+        def moved(x: Array) -> Array:
+            columns = jax.vmap(lambda y: scale * product(scale * y) + where * y, 1, 1)
+            return columns(x)
+
+        start = jax.random.normal(jax.random.key(0), (n, 2 * n_components)) * where[:, None]
+        values, vectors, _ = lobpcg_standard(moved, start, m=_STEPS)
+        values, vectors = values[:n_components] - 1, vectors[:, :n_components]
+    beyond = jnp.arange(n_components) >= jnp.sum(where)
+    vectors = jnp.where(where[:, None] & ~beyond[None], vectors, 0.0)
+    return Embedding(vectors, jnp.where(beyond, -1.0, values))
 
 
 def _leading(matrix: sparse.csr_array, n_components: int) -> tuple[np.ndarray, np.ndarray]:

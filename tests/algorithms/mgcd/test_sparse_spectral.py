@@ -11,6 +11,7 @@ from sklearn import manifold
 from jaxfedmvc.algorithms.mgcd import sparse_spectral as module
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import (
     Neighbours,
+    device_embedding,
     heaviest_edges,
     sparse_embedding,
     to_sparse,
@@ -121,6 +122,27 @@ def test_embedding_matches_numpy_and_sklearn(n):
     # Of every vector the first entry of at least half its size is positive.
     large = np.abs(ours.vectors) >= 0.5 * np.abs(ours.vectors).max(axis=0)
     assert (np.asarray(ours.vectors)[large.argmax(axis=0), range(4)] > 0).all()
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_devices_without_a_host_find_the_same(dense, monkeypatch):
+    monkeypatch.setattr(module, "_DENSE", 10_000 if dense else 0)
+    graph, where = pad(strongest(signed_graph()), 13)
+    checked, _ = module._check_graph(graph, where)
+    found = jax.jit(lambda g, w: device_embedding(g, 4, w))(checked, where)
+    expected = jit_embedding(graph, n_components=4, where=where)
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+    vectors = np.asarray(expected.vectors)
+    np.testing.assert_allclose(align(found.vectors, vectors), vectors, atol=1e-3)
+    np.testing.assert_array_equal(np.asarray(found.vectors)[~np.asarray(where)], 0)
+
+
+def test_of_more_components_than_vertices_the_rest_is_empty_on_devices_too():
+    graph, where = module._check_graph(*pad(strongest(signed_graph(9), 3), 4))
+    found = device_embedding(graph, 12, where)
+    np.testing.assert_array_equal(found.values[9:], -1)
+    np.testing.assert_array_equal(np.asarray(found.vectors)[:, 9:], 0)
+    assert np.all(np.abs(found.values[:9]) <= 1 + 1e-5)
 
 
 def test_padding_changes_nothing():
