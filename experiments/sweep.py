@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
-from experiments.lib import folder, grid, plots, runner, sweep_report
+from experiments.lib import folder, grid, page, plots, runner, sweep_report
 from experiments.lib.batches import (
     METRICS,
     Program,
@@ -269,6 +270,15 @@ def report(
     }
     write_text(path / "summary.json", json.dumps(content, indent=1) + "\n")
     files = ["runs.csv", "summary.csv", "summary.json", *(picture.name for picture in drawn)]
+    if page.is_installed():
+        facts = {"runs": len(runs), "failed": failed, "seconds": round(ledger.seconds, 1)}
+        facts |= {"device": folder.device(), "best": "; ".join(best)}
+        title = f"sweep of {command.name} on {command.data.stem}"
+        arguments = ["python", "-m", "experiments.sweep", *command.arguments]
+        text = shlex.join(a for a in arguments if not a.startswith(("--output_dir", "--resume")))
+        figures = sweep_report.figures(summary, names, shown, by)
+        page.write(path / "report.html", title, facts, text, {"Settings": summary}, figures)
+        files.append("report.html")
     yield f"\n{ledger.seconds:.1f} s, {compilations} compilations in this process"
     yield f"written: {path}/ ({', '.join(files)})"
 

@@ -99,7 +99,7 @@ def embedding(
     marker_names: Sequence[str],
     title: str,
     max_points: int = 2000,
-) -> None:
+) -> np.ndarray:
     """A t-SNE map of the representation, drawn once for each colouring.
 
     Args:
@@ -109,11 +109,14 @@ def embedding(
       markers: [n] integers: which marker a point is drawn with.
       marker_names: What each marker stands for.
       title: Of the whole picture.
-      max_points: More are thinned out, with a fixed seed.
+      max_points: More are thinned out, with a fixed seed; see `thinned`.
+
+    Returns:
+      The places of the points that are drawn, [min(n, max_points), 2].
     """
     plt = require_matplotlib()
     if len(points) > max_points:
-        kept = np.sort(np.random.default_rng(0).choice(len(points), max_points, replace=False))
+        kept = thinned(len(points), max_points)
         points, markers = points[kept], markers[kept]
         colourings = {name: values[kept] for name, values in colourings.items()}
     flat = _flattened(points)
@@ -146,6 +149,14 @@ def embedding(
         handle.set_color("0.2")
     figure.suptitle(title)
     save(figure, path)
+    return flat
+
+
+def thinned(n: int, most: int) -> np.ndarray:
+    """Returns which of n points a picture of so many shows, ascending; the same for every n."""
+    if n <= most:
+        return np.arange(n)
+    return np.sort(np.random.default_rng(0).choice(n, most, replace=False))
 
 
 # How curves differ where colours do not: in print, and for the colour-blind.

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.lib import charts, folder, plots
+from experiments.lib import charts, folder, page, plots
 from experiments.lib.command import Command
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
+from experiments.lib.run_page import write_run_page
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
@@ -124,18 +125,23 @@ class Report:
             n = len(self.references)
             yield f"\n{title} (after the last round, mean over {n} seed{'s' * (n > 1)})"
             yield self._table(way)
-        self._draw(last)
-        summary = self._summary(traffic) | facts
         run = {"setup": 1, "round": self.command.rounds, "finish": 1}
         up, down = (sum(n * getattr(traffic[s], d) for s, n in run.items()) for d in ("up", "down"))
+        self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
+        summary = self._summary(traffic) | facts
         most = f"a run of {self.command.rounds} rounds, all clients"
         yield f"\n{most}: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
-        yield f"written: {self.path}/ (summary.json, rounds.csv, labels.csv, flags.txt, *.png)"
+        files = "summary.json, rounds.csv, labels.csv, flags.txt, *.png"
+        also = "report.html, " if page.is_installed() else ""
+        yield f"written: {self.path}/ ({also}{files})"
 
     def _table(self, way: str) -> str:
+        return self._scores(way).to_string()
+
+    def _scores(self, way: str) -> pd.DataFrame:
         """Returns the method and its references as rows; mean +- deviation over the seeds."""
         names = list(self.references[0])
         groups = self.groups
@@ -158,7 +164,7 @@ class Report:
             lines[name] = cells
         table = pd.DataFrame(lines).T
         table.columns = pd.MultiIndex.from_tuples(table.columns)
-        return table.to_string()
+        return table
 
     def _summary(self, traffic: Mapping[str, Traffic]) -> Row:
         seeds = self.command.job.all_seeds
@@ -192,13 +198,49 @@ class Report:
             "versions": folder.versions(),
         }
 
-    def _draw(self, last: SeedResult) -> None:
+    def _draw(self, last: SeedResult, facts: Row) -> None:
         self._draw_curves()
+        flat = None
         if has_one_width(last.embedding):
             title = f"t-SNE of the representation, {self.title}, seed {last.seed}"
-            draw_embedding(self.path / "embedding.png", last, title)
+            flat = draw_embedding(self.path / "embedding.png", last, title)
         if self.command.hooks.pictures is not None:
             self.command.hooks.pictures(self, last)
+        if page.is_installed():
+            self._write_page(last, facts, flat)
+
+    def _write_page(self, last: SeedResult, facts: Row, flat: np.ndarray | None) -> None:
+        seeds, up = self.command.job.all_seeds, facts["bytes_up"]
+        told = {
+            "clients": self.federation.n_clients,
+            "clusters": facts.get("n_clusters", "found by the method"),
+            "rounds, at most": self.command.rounds,
+            "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
+            "MB of a run, up and down": f"{up / 1e6:.3f} and {facts['bytes_down'] / 1e6:.3f}",
+            "seconds": ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items()),
+            "device": folder.device(),
+            "versions": ", ".join(f"{k} {v}" for k, v in folder.versions().items()),
+        }
+        told["data"] = "; ".join(self.notes)
+        write_run_page(
+            self.path / "report.html",
+            self.title,
+            told,
+            self._arguments(),
+            self.rows,
+            self._scores(self.way) if self.references else None,
+            last,
+            self.way,
+            flat,
+        )
+
+    def _arguments(self) -> list[str]:
+        """Returns the command line of the same job, in another folder."""
+        given = [f"--algorithm={self.command.name}"]
+        for argument in self.command.arguments:
+            if not argument.lstrip("-").startswith(("algorithm", "output_dir", "resume")):
+                given.append(argument)
+        return given
 
     def _draw_curves(self) -> None:
         """Draws scores and losses by round, and references as levels."""
@@ -232,8 +274,8 @@ class Report:
             plots.curves(self.path / "curves.png", scores, losses, levels, title)
 
 
-def draw_embedding(path: Path, result: SeedResult, title: str) -> None:
-    """Draws the t-SNE of all clients' representations, by class and by cluster."""
+def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
+    """Draws the t-SNE of all clients' representations, by class and by cluster; returns it."""
     federation = result.problem.federation
     real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
     assert result.embedding is not None
@@ -253,7 +295,7 @@ def draw_embedding(path: Path, result: SeedResult, title: str) -> None:
     ]
     partial = np.concatenate(kinds).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
-    plots.embedding(path, points, colourings, partial, names, title)
+    return plots.embedding(path, points, colourings, partial, names, title)
 
 
 def flattened(scores: Scores | None) -> dict[str, float]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.lib import plots_sweep
+from experiments.lib import page, plots_sweep
 from experiments.lib.grid import Axis
 from jaxfedmvc.metrics.host import METRICS as SCORES  # these need labels; all at most 1
 
@@ -196,6 +196,71 @@ def draw(folder: Path, summary: pd.DataFrame, axes: Sequence[Axis], metric: str)
         path = folder / "heatmap.png"
         _draw_heat_map(path, summary, varied, metric, over)
     return [path]
+
+
+def figures(
+    summary: pd.DataFrame, names: Sequence[str], metrics: Sequence[str], by: str
+) -> list[page.Figure]:
+    """Returns figures of a page: parallel coordinates of all settings, and a map of two axes.
+
+    Args:
+      summary: As `summarise` returns it.
+      names: Columns of the axes.
+      metrics: Metrics that have numbers.
+      by: The one that settings are coloured by.
+    """
+    known = summary[np.isfinite(summary[f"{by}_mean"])]
+    if known.empty or not names:
+        return []
+    dimensions = [_dimension(name, known[name]) for name in names]
+    dimensions += [
+        {"label": metric, "values": known[f"{metric}_mean"].to_numpy()} for metric in metrics
+    ]
+    line = {"color": known[f"{by}_mean"].to_numpy(), "colorscale": page.GREYS, "showscale": True}
+    trace = {"type": "parcoords", "dimensions": dimensions, "line": line}
+    note = f"a line is a setting, the mean of its seeds, coloured by {by}; drag along an axis"
+    found = [page.Figure("All settings", [trace], {"height": 480, "margin": {"t": 60}}, note=note)]
+    if len(names) == 2:
+        across = known.pivot_table(index=names[0], columns=names[1], values=f"{by}_mean")
+        texts = [[_short(v) if np.isfinite(v) else "" for v in row] for row in across.to_numpy()]
+        heat = {
+            "type": "heatmap",
+            "z": [page.with_gaps(row) for row in across.to_numpy()],
+            "x": [str(v) for v in across.columns],
+            "y": [str(v) for v in across.index],
+            "text": texts,
+            "texttemplate": "%{text}",
+            "colorscale": page.SHADES,
+        }
+        layout = {
+            "xaxis": {"title": {"text": names[1]}, "type": "category"},
+            "yaxis": {"title": {"text": names[0]}, "type": "category"},
+        }
+        found.append(page.Figure(by.upper(), [heat], layout))
+    return found
+
+
+def _dimension(name: str, column: pd.Series) -> dict[str, Any]:
+    """Returns an axis of parallel coordinates: of numbers, or of words in their order."""
+    numbers = pd.to_numeric(column, errors="coerce")
+    if numbers.notna().all() and np.isfinite(numbers).all():
+        values = numbers.to_numpy(float)
+        if values.min() > 0 and values.max() / values.min() >= 100:
+            ticks = sorted(set(values))
+            return {
+                "label": name,
+                "values": np.log10(values),
+                "tickvals": np.log10(ticks),
+                "ticktext": [f"{v:g}" for v in ticks],
+            }
+        return {"label": name, "values": values}
+    codes, words = pd.factorize(column.astype(str))
+    return {
+        "label": name,
+        "values": codes.astype(float),
+        "tickvals": np.arange(len(words), dtype=float),
+        "ticktext": list(words),
+    }
 
 
 def _draw_lines(path: Path, summary: pd.DataFrame, axis: Axis, metric: str, over: str) -> None:

@@ -1,0 +1,157 @@
+"""Runs side by side: `python -m experiments.compare results/a results/b ...`.
+
+Folders are those that `experiments.run` leaves behind. Printed is a table, and written are
+comparison.csv and, where the extra `report` is installed, comparison.html with the scores by round.
+Runs on other data, or of other numbers of seeds, are named below the table and not hidden.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from absl import app, flags
+
+from experiments.lib import page
+from experiments.lib.command import checked
+from jaxfedmvc import checks
+from jaxfedmvc.files import write_text
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("to", ".", "Folder that comparison.csv and comparison.html are written to.")
+
+_METRICS = ("acc", "nmi", "ari", "purity")
+
+
+def read(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Returns the summary and the rounds of a result folder.
+
+    Raises:
+      ValueError: The job is not finished, or its files are damaged.
+      OSError: There is no such folder.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder")
+    if not (folder / "summary.json").exists():
+        raise ValueError(f"{folder}: has no summary.json; the job is not finished")
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        rounds = pd.read_csv(folder / "rounds.csv")
+        summary["seeds"], summary["bytes_per_round"]["up"], rounds["round"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}: is no folder of a run ({error!r})") from error
+    return summary, rounds
+
+
+def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the table shows of a run; deviations are those of samples (ddof = 1)."""
+    line: dict[str, Any] = {"method": summary["algorithm"], "data": summary["dataset"]}
+    for metric in _METRICS:
+        values = summary["metrics"].get(metric, {}).get("per_seed", [])
+        line[metric] = float(np.mean(values)) if values else np.nan
+        line[f"{metric}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
+    made = float(np.mean(summary["rounds_made"]))
+    for way in ("up", "down"):
+        fixed = summary["bytes_setup"][way] + summary["bytes_finish"][way]
+        line[f"mb_{way}"] = (fixed + made * summary["bytes_per_round"][way]) / 1e6
+    seconds = summary["seconds"]
+    return line | {
+        "clients": summary["n_clients"],
+        "seeds": len(summary["seeds"]),
+        "rounds": made,
+        "compile_seconds": seconds["compile"],
+        "seconds_a_run": seconds["run"] / len(summary["seeds"]),
+        "device": summary["device"],
+    }
+
+
+def table(lines: pd.DataFrame) -> str:
+    """Returns the table for the terminal."""
+    shown = lines[["method", "data", "clients", "seeds"]].copy()
+    for metric in _METRICS:
+        shown[metric.upper()] = [
+            _cell(mean, std)
+            for mean, std in zip(lines[metric], lines[f"{metric}_std"], strict=True)
+        ]
+    for name, title in (("mb_up", "MB up"), ("mb_down", "MB down"), ("seconds_a_run", "s a run")):
+        shown[title] = [f"{x:.3g}" for x in lines[name]]
+    return shown.to_string()
+
+
+def _cell(mean: float, std: float) -> str:
+    if np.isnan(mean):
+        return "-"
+    return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
+
+
+def warnings(lines: pd.DataFrame) -> list[str]:
+    """Returns what makes runs hard to compare."""
+    found = []
+    for column, text in (
+        ("data", "the data differ"),
+        ("clients", "the numbers of clients differ"),
+        ("seeds", "the numbers of seeds differ"),
+        ("device", "devices differ: seconds are not comparable"),
+    ):
+        if lines[column].nunique() > 1:
+            found.append(f"{text}: {', '.join(map(str, lines[column].unique()))}")
+    return found
+
+
+def write_page(
+    path: Path, lines: pd.DataFrame, rounds: Mapping[str, pd.DataFrame], notes: Sequence[str]
+) -> None:
+    """Writes the page: the table, bars, and ACC against what had been sent."""
+    bars = page.bars("ACC", dict(zip(lines.index, lines["acc"], strict=True)), "ACC")
+    traces = []
+    for k, (name, frame) in enumerate(rounds.items()):
+        way = "all/pooled/acc" if frame["all/pooled/acc"].notna().all() else "all/per_client/acc"
+        frame = frame.assign(mb=(frame["bytes_up"] + frame["bytes_down"]) / 1e6)
+        frame["sent"] = frame.groupby("seed")["mb"].cumsum()
+        mean = frame.groupby("round")[[way, "sent"]].mean()
+        if mean[way].notna().all():
+            colour = page.COLOURS[k % len(page.COLOURS)]
+            trace = {"mode": "lines+markers", "name": name, "line": {"color": colour}}
+            traces.append(trace | {"x": mean["sent"].to_numpy(), "y": mean[way].to_numpy()})
+    layout = {
+        "xaxis": {"title": {"text": "MB, all clients, both ways"}, "type": "log"},
+        "yaxis": {"title": {"text": "ACC"}},
+    }
+    curves = page.Figure("ACC against what had been sent", traces, layout)
+    facts = {"runs": len(lines)} | {f"note {i + 1}": note for i, note in enumerate(notes)}
+    page.write(path, "Runs side by side", facts, "", {"Runs": lines}, [bars, curves])
+
+
+def main(arguments: list[str]) -> None:
+    """Reads the folders, prints and writes."""
+
+    def run() -> list[str]:
+        folders = [Path(argument) for argument in arguments[1:]]
+        if not folders:
+            raise checks.wrong("arguments", arguments[1:], "one or more result folders")
+        names = [folder.name for folder in folders]
+        if len(set(names)) < len(names):
+            names = [str(folder) for folder in folders]
+        read_all = {name: read(folder) for name, folder in zip(names, folders, strict=True)}
+        lines = pd.DataFrame({name: line_of(s) for name, (s, _) in read_all.items()}).T
+        lines = lines.infer_objects()
+        target = Path(FLAGS.to)
+        target.mkdir(parents=True, exist_ok=True)
+        write_text(target / "comparison.csv", lines.to_csv(index_label="folder"))
+        notes, files = warnings(lines), ["comparison.csv"]
+        if page.is_installed():
+            rounds = {name: frame for name, (_, frame) in read_all.items()}
+            write_page(target / "comparison.html", lines, rounds, notes)
+            files.append("comparison.html")
+        return [table(lines), *notes, f"written: {target}/ ({', '.join(files)})"]
+
+    print("\n".join(checked(run)))
+
+
+if __name__ == "__main__":
+    app.run(main, argv=sys.argv)

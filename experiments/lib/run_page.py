@@ -1,0 +1,131 @@
+"""The page of a run, `report.html`: rounds with bytes, the embedding, confusion, every client."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.lib import charts, page, plots
+from experiments.lib.hooks import SeedResult
+from jaxfedmvc.metrics import host
+
+# Columns of rounds.csv that are drawn, by the titles of their curves.
+_METRICS = ("acc", "nmi", "ari")
+
+
+def write_run_page(
+    path: Path,
+    title: str,
+    facts: Mapping[str, Any],
+    flags: Sequence[str],
+    rounds: Sequence[Mapping[str, Any]],
+    scores: pd.DataFrame | None,
+    last: SeedResult,
+    way: str,
+    flat: np.ndarray | None,
+) -> None:
+    """Writes the page.
+
+    Args:
+      path: Of the file.
+      title: Of the page.
+      facts: Shown first.
+      flags: Of the command that makes the same run.
+      rounds: Rows of rounds.csv.
+      scores: The method beside its references, or None.
+      last: The last seed's run, which is drawn.
+      way: "pooled" or "per_client", how scores are matched.
+      flat: Its representation in the plane [n, 2], or None.
+    """
+    figures = _curves(rounds, way)
+    if flat is not None:
+        figures.append(_map(flat, last))
+    if last.problem.federation.labels is not None:
+        figures += _by_client(last, way)
+    command = shlex.join(["python", "-m", "experiments.run", *flags])
+    tables = {} if scores is None else {"Scores, mean over the seeds": scores}
+    page.write(path, title, facts, command, tables, figures)
+
+
+def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
+    """Returns scores and losses by round, and by what had been sent until then."""
+    seeds = sorted({row["seed"] for row in rounds})
+    runs = [[row for row in rounds if row["seed"] == seed] for seed in seeds]
+    longest = max(map(len, runs), default=0)
+    if longest < 2:
+        return []
+    filled = [run + [run[-1]] * (longest - len(run)) for run in runs]
+
+    def column(name: str) -> np.ndarray:
+        return np.asarray([[row[name] for row in run] for run in filled], float)
+
+    sent = np.cumsum([(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in filled[0]])
+    x = {"rounds": np.asarray([row["round"] for row in filled[0]], float), "MB, both ways": sent}
+    drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
+    drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
+    found = [page.lines("Scores by round", drawn, x, "score")] if drawn else []
+    losses = {
+        name.replace("_", " "): column(name) for name in filled[0][0] if name.startswith("loss")
+    }
+    losses = {name: values for name, values in losses.items() if np.isfinite(values).all()}
+    return [*found, page.lines("Loss by round", losses, x, "loss")] if losses else found
+
+
+def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
+    """Returns the representation in the plane, coloured by cluster and by class."""
+    federation = last.problem.federation
+    real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
+    clusters = np.concatenate([p[m] for p, m in zip(last.labels, real, strict=True)])
+    rows, owners = [], []
+    for cohort, mask in zip(federation.cohorts, real, strict=True):
+        rows.append(last.problem.rows[np.asarray(cohort.sample_ids)[mask]])
+        owners.append(np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)))
+    rows, owners = np.concatenate(rows), np.concatenate(owners)
+    colourings = {"clusters": clusters}
+    told = [
+        f"client {owner}, row {row}, cluster {cluster}"
+        for owner, row, cluster in zip(owners, rows, clusters, strict=True)
+    ]
+    if federation.labels is not None:
+        truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
+        classes = np.concatenate(truth)
+        colourings = {"clusters": charts.coloured_as(classes, clusters), "classes": classes}
+        told = [f"{text}, class {c}" for text, c in zip(told, classes, strict=True)]
+    kept = plots.thinned(len(clusters), len(flat))
+    note = f"t-SNE, seed {last.seed}; colours of clusters are those of the classes they match"
+    if len(kept) < len(clusters):
+        note += f"; {len(kept)} of {len(clusters)} rows"
+    chosen = {name: values[kept] for name, values in colourings.items()}
+    return page.scatter("Representation", flat, chosen, [told[i] for i in kept], note)
+
+
+def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
+    """Returns the confusion of classes and clusters, and the score of each client."""
+    federation = last.problem.federation
+    tables = host.tables(federation, last.labels)
+    clients = np.concatenate([np.asarray(c.client_ids) for c in federation.cohorts])
+    shown = tables.sum(axis=0) if way == "pooled" else tables[np.argmin(clients)]
+    title = "Classes and clusters" + ("" if way == "pooled" else " of the first agent")
+    names = {
+        f"{client}{'' if full else ' (partial)'}": host.table_scores(table)["acc"]
+        for client, table, full in sorted(
+            zip(
+                clients,
+                tables,
+                np.repeat(
+                    [federation.holds_all_views(c) for c in federation.cohorts],
+                    [c.n_clients for c in federation.cohorts],
+                ),
+                strict=True,
+            ),
+            key=lambda entry: entry[0],
+        )
+    }
+    note = "each client with a matching of its own"
+    figures = [page.confusion(title, shown)] if shown.shape[0] * shown.shape[1] <= 2500 else []
+    return [*figures, page.bars("ACC of every client", names, "ACC", note)]

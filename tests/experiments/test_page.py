@@ -1,0 +1,130 @@
+"""Pages: whole, small, safe, and what they show is what the files say."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("plotly", reason="plotly is not installed: the extra report")
+from experiments import compare
+from experiments.lib import page, plots, sweep_report
+from experiments.run import main
+from tests.helpers import binaries
+
+
+def figures_of(path):
+    text = path.read_text(encoding="utf-8")
+    (told,) = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', text)
+    return text, json.loads(told)
+
+
+def test_a_page_is_one_small_file_that_asks_for_nothing_and_escapes_everything(tmp_path):
+    evil = '</script><img src=x onerror="alert(1)">'
+    rng = np.random.default_rng(0)
+    points, numbers = rng.normal(size=(10_000, 2)), rng.integers(0, 10, 10_000)
+    map_ = page.scatter(evil, points, {"clusters": numbers}, [evil] * len(points), evil)
+    table = pd.DataFrame({evil: [0.5]}, index=[evil])
+    page.write(tmp_path / "a.html", evil, {evil: evil}, f"run {evil}", {evil: table}, [map_])
+    text, figures = figures_of(tmp_path / "a.html")
+    assert "<img" not in text and text.count("</script>") == 3
+    assert not re.search(r'(src|href)="?(http|//)', text)
+    assert len(text) < 5e6
+    assert sum(len(t["x"]) for t in figures["figure0"]["data"]) == 10_000
+    page.write(tmp_path / "b.html", evil, {evil: evil}, f"run {evil}", {evil: table}, [map_])
+    assert (tmp_path / "b.html").read_bytes() == (tmp_path / "a.html").read_bytes()
+
+
+def test_curves_are_the_mean_of_the_seeds_with_their_sample_deviation():
+    runs = np.array([[0.2, 0.4], [0.4, 0.8]])
+    figure = page.lines("", {"ACC": runs}, {"rounds": np.arange(2.0), "MB": np.array([1, 3.0])}, "")
+    upper, lower, mean = (trace["y"] for trace in figure.traces)
+    np.testing.assert_allclose(mean, [0.3, 0.6])
+    np.testing.assert_allclose(upper - mean, runs.std(axis=0, ddof=1))
+    np.testing.assert_allclose(mean - lower, runs.std(axis=0, ddof=1))
+    assert [view["traces"][2]["x"].tolist() for view in figure.views.values()] == [[0, 1], [1, 3]]
+
+
+def test_confusion_is_in_the_order_of_the_classes():
+    (trace,) = page.confusion("", np.array([[0, 5, 1], [4, 0, 0]])).traces
+    assert trace["z"] == [[5, 0, 1], [0, 4, 0]]
+    assert trace["x"] == ["cluster 1", "cluster 0", "cluster 2"]
+
+
+def test_numbers_that_are_not_finite_are_gaps():
+    assert page._as_json(np.array([1.0, np.nan, np.inf])) == [1.0, None, None]
+    with pytest.raises(TypeError, match="set is no JSON"):
+        page._as_json({1})
+
+
+def test_axes_of_a_sweep_are_logarithms_numbers_or_words():
+    summary = pd.DataFrame(
+        {"a": [1e-3, 1e-3, 1.0, 1.0], "b": ["x", "y"] * 2, "acc_mean": [0.1, 0.2, 0.3, np.nan]}
+    )
+    every, heat = sweep_report.figures(summary, ["a", "b"], ["acc"], "acc")
+    logs, words, acc = every.traces[0]["dimensions"]
+    np.testing.assert_allclose(logs["values"], [-3, -3, 0])
+    assert logs["ticktext"] == ["0.001", "1"] and words["ticktext"] == ["x", "y"]
+    np.testing.assert_allclose(acc["values"], [0.1, 0.2, 0.3])
+    assert heat.traces[0]["z"] == [[0.1, 0.2], [0.3, None]]
+
+
+def test_the_same_points_are_thinned_out_for_every_picture():
+    np.testing.assert_array_equal(plots.thinned(5, 9), np.arange(5))
+    kept = plots.thinned(100, 10)
+    assert len(kept) == 10 and (np.diff(kept) > 0).all()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two runs of a method that compiles fast, on data with a name that must be escaped."""
+    folder = tmp_path_factory.mktemp("runs")
+    rng = np.random.default_rng(0)
+    labels = np.arange(48) % 3
+    views = {f"view_{v}": np.eye(3, 4)[labels] + 0.1 * rng.normal(size=(48, 4)) for v in range(2)}
+    np.savez(folder / "a<b.npz", labels=labels, **views)
+    given = (f"--dataset={folder / 'a<b.npz'}", "--ratio=1:0", "--n_clients=2", "--noprogress")
+    for name, method in (("one", "lmvsc"), ("two", "local_kmeans")):
+        out = binaries.launch(
+            main, f"--algorithm={method}", *given, "--seeds=2", f"--output_dir={folder / name}"
+        )
+        assert out[0] == 0, out[2]
+    return folder
+
+
+def test_a_run_leaves_a_page(folders):
+    text, figures = figures_of(folders / "one" / "report.html")
+    assert "lmvsc on a&lt;b" in text and "a<b" not in text
+    assert "--algorithm=lmvsc" in text and "--output_dir" not in text
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings[1:] == ["Representation", "Classes and clusters", "ACC of every client"]
+    points = figures["figure0"]
+    assert list(points["views"]) == ["clusters", "classes"]
+    shown = [trace for trace in points["data"] if trace["visible"]]
+    assert sum(len(trace["x"]) for trace in shown) == 48
+    assert sum(map(sum, figures["figure1"]["data"][0]["z"])) == 48
+
+
+def test_runs_side_by_side(folders, capsys):
+    compare.FLAGS(["compare", f"--to={folders / 'both'}"])
+    compare.main(["compare", str(folders / "one"), str(folders / "two")])
+    out = capsys.readouterr().out
+    lines = pd.read_csv(folders / "both" / "comparison.csv", index_col="folder")
+    for name in ("one", "two"):
+        summary = json.loads((folders / name / "summary.json").read_text())
+        values = summary["metrics"]["acc"]["per_seed"]
+        np.testing.assert_allclose(lines["acc"][name], np.mean(values))
+        np.testing.assert_allclose(lines["acc_std"][name], np.std(values, ddof=1))
+    assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
+    assert (folders / "both" / "comparison.html").exists()
+
+
+def test_what_cannot_be_compared_is_said(folders, capsys):
+    compare.FLAGS(["compare", f"--to={folders / 'none'}"])
+    for given, text in (([], "one or more"), ([str(folders)], "has no summary.json")):
+        with pytest.raises(SystemExit):
+            compare.main(["compare", *given])
+        assert text in capsys.readouterr().err
+    lines = pd.DataFrame({"data": ["a", "b"], "clients": 2, "seeds": 1, "device": "cpu"})
+    assert compare.warnings(lines) == ["the data differ: a, b"]
