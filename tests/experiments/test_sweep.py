@@ -100,7 +100,8 @@ def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     assert float(entry["acc_std"]) == pytest.approx(np.std(mine))
     assert re.search(r"best by mean ACC \(needs labels\): beta=\S+, hkc=\w+: ", out)
     assert "first by silhouette (no labels): " in out
-    names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt", "heatmap.png"}
+    names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt"}
+    names |= {"heatmap.png", "report.html"}
     assert {path.name for path in folder.iterdir()} == names
 
 
