@@ -89,7 +89,7 @@ def load(
                 f"views, id, categories, missing: are for tables; {name} has views of its own"
             )
         path = Path(name).expanduser()
-        if path.is_dir():
+        if path.is_dir() and find_record(name) is None:
             dataset, record = _read_clients(path, options.labels), None
         else:
             path = _find(name, data_dir)
@@ -171,7 +171,8 @@ def _own_tables(name: str) -> list[Path]:
     if all(path.suffix.lower() in tables.SUFFIXES for path in paths):
         return paths
     folder = Path(name).expanduser()
-    if folder.is_dir() and any(p.suffix.lower() in tables.SUFFIXES for p in folder.iterdir()):
+    is_own = find_record(name) is None and folder.is_dir()
+    if is_own and any(p.suffix.lower() in tables.SUFFIXES for p in folder.iterdir()):
         return [folder]
     return []
 

@@ -192,7 +192,8 @@ def sparse_embedding(
     )
 
     def instead(index: Array, weight: Array, where: Array) -> tuple[Array, Array]:
-        return tuple(device_embedding(Neighbours(index, weight), n_components, where))
+        vectors, values = device_embedding(Neighbours(index, weight), n_components, where)
+        return vectors, values
 
     vectors, values = on_host(solve, shapes, *neighbours, where, instead=instead)
     return Embedding(_fix_signs(vectors), values)
