@@ -58,8 +58,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
       embedding_: Representations that were clustered, in the same form; None where a method has
         none.
       n_rounds_: Rounds made.
-      bytes_up_, bytes_down_: What all clients sent and were sent, with labels and clusters left
-        out, as no method sends them.
+      bytes_up_, bytes_down_: Of all messages to the server, and from it.
       server_state_: After the last round.
       n_features_in_: Features of all views.
     """

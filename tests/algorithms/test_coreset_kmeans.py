@@ -193,6 +193,7 @@ def test_server_clusters_the_drawn_rows_and_agents_take_their_own_columns(result
         assert labels.dtype == jnp.int32
 
 
+@pytest.mark.slow
 def test_coreset_of_all_rows_with_equal_weights_is_plain_kmeans():
     """Replacing the sensitivities by ones gives equal weights, as one can at the server."""
     views, _ = blobs()

@@ -154,6 +154,7 @@ def test_three_agents_find_the_groups(result):
     assert 5 < result.info["setup"][0]["server"]["n_cells"] <= 5**3
 
 
+@pytest.mark.slow
 def test_one_agent_is_plain_kmeans():
     x = np.concatenate(blobs()[0], axis=1)
     found = run(vertical([x]))

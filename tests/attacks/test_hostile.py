@@ -87,6 +87,7 @@ def test_attackers_may_be_traced():
     assert send(jnp.array([2, -1])) == -2 and send(jnp.array([-1, -1])) == 2
 
 
+@pytest.mark.slow
 def test_phases_are_named():
     method = FederatedAlgorithm(None, (exchange(),), (exchange(), exchange()), (exchange(),), None)
     found = attacked(method, sign_flip(), [0])

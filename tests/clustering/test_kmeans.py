@@ -232,6 +232,7 @@ def test_scale_of_the_weights_scales_the_inertia_alone():
     np.testing.assert_allclose(small.inertia, 1e-6 * large.inertia, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_weight_zero_move_nothing():
     x, where, key = blobs(std=3.0), np.arange(60) % 4 > 0, jax.random.key(0)
     left_out = jit_kmeans(key, x, n_clusters=4, n_init=2, where=where)

@@ -610,6 +610,7 @@ def test_every_round_is_counted_as_if_it_were_the_last():
     assert 0.0 < host.table_scores(np.sum(counted.tables[-1], axis=0))["nmi"] < 1.0
 
 
+@pytest.mark.slow
 def test_who_took_part_is_known_of_every_round():
     anew = result(n_clusters=2, participation=0.5, resample_participants=True).participants
     for r in range(ROUNDS):

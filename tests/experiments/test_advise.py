@@ -56,6 +56,7 @@ def test_what_applies_is_listed_with_the_bytes_of_a_run():
     assert float(lines["e_fkmvc"][4]) == pytest.approx(up / 1e6, rel=0.01)
 
 
+@pytest.mark.slow
 def test_nothing_may_travel():
     code, out, err = binaries.launch(
         main, "--dataset=digits", "--holds=rows", "--at_most=nothing", "--noprogress"

@@ -109,6 +109,7 @@ def test_padding_and_vmap_change_nothing():
         assert (long.counts > 0).sum() > K
 
 
+@pytest.mark.slow
 def test_empty_nodes_are_counted_with_noise_like_others():
     """A table without rows: were empty nodes told apart, no tree would ever grow a leaf."""
     x, _ = blobs()

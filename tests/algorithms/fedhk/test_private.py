@@ -410,6 +410,7 @@ def test_secure_sums_change_nothing_but_rounding():
         np.testing.assert_allclose(secure.models.fit[v], plain.models.fit[v], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sum_with_too_little_noise_is_refused():
     algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0))
 

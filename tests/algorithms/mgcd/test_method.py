@@ -338,6 +338,7 @@ def test_refined_graphs_are_the_formula(mode, distillation):
         assert np.linalg.matrix_rank(mean) == new.left.shape[1] == config.server_hidden + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["literal", "robust"])
 def test_loss_on_all_rows_is_the_full_formula(mode):
     config = dataclasses.replace(BASE, mode=mode)

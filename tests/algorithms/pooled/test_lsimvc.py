@@ -112,6 +112,7 @@ def test_steps_take_the_best_values():
         assert value(common, moved) > value(common, codes)
 
 
+@pytest.mark.slow
 def test_objective_never_rises():
     planted.never_rises(program()(VIEWS, OBSERVED).trace)
 

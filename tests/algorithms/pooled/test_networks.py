@@ -60,6 +60,7 @@ def test_reconstruction_is_the_mean_square_of_what_is_observed():
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_autoencoders_learn_from_the_rows_of_the_mask_alone():
     mask = jnp.array(SEEN.all(axis=1))
 

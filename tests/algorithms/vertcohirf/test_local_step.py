@@ -36,6 +36,7 @@ def test_repetitions_see_other_features_and_fresh_ones_in_every_round():
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_noise_points_are_singletons():
     def half_noise(key, x, where):
         return jnp.array([0, 0, -1, -1, 1, 1])
