@@ -119,7 +119,7 @@ def write_page(
             trace = {"mode": "lines+markers", "name": name, "line": {"color": colour}}
             traces.append(trace | {"x": mean["sent"].to_numpy(), "y": mean[way].to_numpy()})
     layout = {
-        "xaxis": {"title": {"text": "MB, all clients, both ways"}, "type": "log"},
+        "xaxis": {"title": {"text": "MB of the rounds, all clients, both ways"}, "type": "log"},
         "yaxis": {"title": {"text": "ACC"}},
     }
     curves = page.Figure("ACC against what had been sent", traces, layout)

@@ -65,7 +65,10 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
         return np.asarray([[row[name] for row in run] for run in filled], float)
 
     sent = np.cumsum([(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in filled[0]])
-    x = {"rounds": np.asarray([row["round"] for row in filled[0]], float), "MB, both ways": sent}
+    x = {
+        "rounds": np.asarray([row["round"] for row in filled[0]], float),
+        "MB of the rounds, both ways": sent,
+    }
     drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
     drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
     found = [page.lines("Scores by round", drawn, x, "score")] if drawn else []
