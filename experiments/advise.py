@@ -18,18 +18,12 @@ from typing import Any, Literal
 import pandas as pd
 
 from experiments.lib import runner, settings
-from experiments.lib.command import checked, parse
+from experiments.lib.command import SPLITS, checked, parse
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.study import parse_or_exit
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, Reveals, reveals
-
-_SPLITS = {
-    "horizontal": HorizontalSettings,
-    "pooled": HorizontalSettings,
-    "vertical": VerticalSettings,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +82,7 @@ def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dic
         return {}, why
     fields = [
         setting.flag
-        for group in (DataSettings, _SPLITS[method.topology])
+        for group in (DataSettings, SPLITS[method.topology])
         for setting in settings.settings_of(group)
     ]
     lines = [f"--algorithm={name}", "--compilation_cache="]

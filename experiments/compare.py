@@ -29,7 +29,7 @@ _METRICS = ("acc", "nmi", "ari", "purity")
 
 
 def read(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Returns the summary and the rounds of a result folder.
+    """Returns a result folder's line of the table and its rounds.
 
     Raises:
       ValueError: The job is not finished, or its files are damaged.
@@ -41,11 +41,9 @@ def read(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         raise ValueError(f"{folder}: has no summary.json; the job is not finished")
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        rounds = pd.read_csv(folder / "rounds.csv")
-        summary["seeds"], summary["bytes_per_round"]["up"], rounds["round"]
+        return line_of(summary), pd.read_csv(folder / "rounds.csv")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}: is no folder of a run ({error!r})") from error
-    return summary, rounds
 
 
 def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,11 +111,15 @@ def write_page(
         way = "all/pooled/acc" if frame["all/pooled/acc"].notna().all() else "all/per_client/acc"
         frame = frame.assign(mb=(frame["bytes_up"] + frame["bytes_down"]) / 1e6)
         frame["sent"] = frame.groupby("seed")["mb"].cumsum()
-        mean = frame.groupby("round")[[way, "sent"]].mean()
-        if mean[way].notna().all():
+        # A seed that found its end earlier than others stays there.
+        sent, score = (
+            frame.pivot(index="round", columns="seed", values=column).ffill().mean(axis=1)
+            for column in ("sent", way)
+        )
+        if score.notna().all():
             colour = page.COLOURS[k % len(page.COLOURS)]
             trace = {"mode": "lines+markers", "name": name, "line": {"color": colour}}
-            traces.append(trace | {"x": mean["sent"].to_numpy(), "y": mean[way].to_numpy()})
+            traces.append(trace | {"x": sent.to_numpy(), "y": score.to_numpy()})
     layout = {
         "xaxis": {"title": {"text": "MB of the rounds, all clients, both ways"}, "type": "log"},
         "yaxis": {"title": {"text": "ACC"}},
@@ -138,7 +140,7 @@ def main(arguments: list[str]) -> None:
         if len(set(names)) < len(names):
             names = [str(folder) for folder in folders]
         read_all = {name: read(folder) for name, folder in zip(names, folders, strict=True)}
-        lines = pd.DataFrame({name: line_of(s) for name, (s, _) in read_all.items()}).T
+        lines = pd.DataFrame({name: line for name, (line, _) in read_all.items()}).T
         lines = lines.infer_objects()
         target = Path(FLAGS.to)
         target.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,7 @@ from experiments.lib.command import (
     fail,
     parse,
     parse_or_exit,
+    without,
 )
 from experiments.lib.grid import Axis
 from experiments.lib.groups import Group, flags_of, groups_of
@@ -274,8 +275,8 @@ def report(
         facts = {"runs": len(runs), "failed": failed, "seconds": round(ledger.seconds, 1)}
         facts |= {"device": folder.device(), "best": "; ".join(best)}
         title = f"sweep of {command.name} on {command.data.stem}"
-        arguments = ["python", "-m", "experiments.sweep", *command.arguments]
-        text = shlex.join(a for a in arguments if not a.startswith(("--output_dir", "--resume")))
+        arguments = without(command.arguments, {"output_dir", "resume"})
+        text = shlex.join(["python", "-m", "experiments.sweep", *arguments])
         figures = sweep_report.figures(summary, names, shown, by)
         page.write(path / "report.html", title, facts, text, {"Settings": summary}, figures)
         files.append("report.html")

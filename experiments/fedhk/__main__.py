@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from experiments import run
-from experiments.lib.command import checked, value_of
+from experiments.lib.command import checked, value_of, without
 
 METHODS = ("e_fkmvc", "tucker", "parafac2")
 PRIVACIES = ("none", "secagg", "dp")
@@ -46,19 +46,7 @@ def translated(arguments: Sequence[str]) -> list[str]:
         found = ["--algorithm=private_e_fkmvc"]
         if value_of(arguments, "noise", "central") == "central":
             found.append("--secure_aggregation")
-    return found + _without(arguments, {"method", "privacy"})
-
-
-def _without(arguments: Sequence[str], names: set[str]) -> list[str]:
-    """Returns the arguments without these flags, and without the values that follow them."""
-    found, skip = [], False
-    for argument in arguments:
-        name, equals, _ = argument.lstrip("-").partition("=")
-        is_named = argument.startswith("-") and name in names
-        if not is_named and not skip:
-            found.append(argument)
-        skip = is_named and not equals
-    return found
+    return found + without(arguments, {"method", "privacy"})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -130,7 +130,8 @@ FREE_FLAGS = {
 }
 # Flags that flags.txt, which starts the same job elsewhere, leaves out.
 _NOT_WRITTEN = {"output_dir", "resume", "help"}
-_TOPOLOGIES = {
+# Settings of how data of each kind are split.
+SPLITS = {
     "horizontal": HorizontalSettings,
     "pooled": HorizontalSettings,
     "vertical": VerticalSettings,
@@ -216,6 +217,19 @@ def value_of(arguments: Sequence[str], flag: str, default: str | None = None) ->
     return value
 
 
+def without(arguments: Sequence[str], names: set[str]) -> list[str]:
+    """Returns the arguments without these flags, and without the values that follow them."""
+    found, skip = [], False
+    for argument in arguments:
+        name, equals, _ = argument.lstrip("-").partition("=")
+        is_flag = argument.startswith("-")
+        is_named = is_flag and name in names
+        if not is_named and (is_flag or not skip):
+            found.append(argument)
+        skip = is_named and not equals
+    return found
+
+
 def method_of(name: str) -> Method:
     """Returns the entry of a method.
 
@@ -243,10 +257,12 @@ def parse(
     name = value_of(arguments, "algorithm", algorithm) or algorithm
     method = method_of(name)
     hooks = hooks_of(method)
-    groups = [DataSettings, _TOPOLOGIES[method.topology], JobSettings, FolderSettings]
+    groups = [DataSettings, SPLITS[method.topology], JobSettings, FolderSettings]
     further = [*([hooks.settings] if hooks.settings else []), *extra]
     values = define_flags(name, [*groups, *further])
-    asked = DataSettings(value_of(arguments, "dataset"), value_of(arguments, "data_dir"))
+    asked = DataSettings(
+        dataset=value_of(arguments, "dataset"), data_dir=value_of(arguments, "data_dir")
+    )
     try:
         for flag, text in hooks.defaults(asked).items():
             values.set_default(flag, text)

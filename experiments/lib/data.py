@@ -17,32 +17,20 @@ from jaxfedmvc.federation import Federation
 _CATEGORICAL = {"nursery": tuple(range(8))}
 
 
-@dataclasses.dataclass(frozen=True)
-class DataSettings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataSettings(data.TableOptions):
     """Which data, and how they are prepared.
 
     Attributes:
       dataset: A named set (digits, mnist_usps, multimodal, ...); the path of a .npz, .mat, .csv or
         .parquet file; several tables with commas between, joined on --id; or a folder with a file
         for each client.
-      views: Columns of each view of a table, as "blood=hb,wbc; imaging=img_*"; none: one view, or
-        one for each of several tables.
-      labels: Column of the classes, or array of another file; for scoring only.
-      id: Column that tables are joined on, and that names the rows in labels.csv.
-      categories: Columns of words: refused, or a column for each value.
-      missing: Empty cells where the row has other values of the view: refused, the column's median,
-        or the row does not hold the view.
       data_dir: Where sets lie; then $JAXFEDMVC_DATA, then ./data.
       scale: Scaling of features; auto: as is usual for a named set, else minmax.
       n_clusters: K; the number of classes where labels are known.
     """
 
     dataset: str | None = None
-    views: str | None = None
-    labels: str | None = None
-    id: str | None = None
-    categories: Literal["refuse", "onehot"] = "refuse"
-    missing: Literal["refuse", "median", "lack"] = "refuse"
     data_dir: str | None = None
     scale: Literal["auto", "none", "minmax", "standard"] = "auto"
     n_clusters: int | None = None
@@ -55,11 +43,7 @@ class DataSettings:
 
     @property
     def table(self) -> data.TableOptions:
-        """What the columns of tables are.
-
-        Raises:
-          ValueError: `views` is no list of columns.
-        """
+        """What the columns of tables are."""
         names = (field.name for field in dataclasses.fields(data.TableOptions))
         return data.TableOptions(**{name: getattr(self, name) for name in names})
 

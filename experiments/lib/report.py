@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.lib import charts, folder, page, plots
-from experiments.lib.command import Command
+from experiments.lib.command import Command, without
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
@@ -210,18 +210,19 @@ class Report:
             self._write_page(last, facts, flat)
 
     def _write_page(self, last: SeedResult, facts: Row, flat: np.ndarray | None) -> None:
-        seeds, up = self.command.job.all_seeds, facts["bytes_up"]
+        seeds = self.command.job.all_seeds
+        up, down = (f"{facts[f'bytes_{way}'] / 1e6:.3f}" for way in ("up", "down"))
         told = {
             "clients": self.federation.n_clients,
             "clusters": facts.get("n_clusters", "found by the method"),
             "rounds, at most": self.command.rounds,
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
-            "MB of a run, up and down": f"{up / 1e6:.3f} and {facts['bytes_down'] / 1e6:.3f}",
+            "MB of all these rounds, up and down": f"{up} and {down}",
             "seconds": ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items()),
             "device": folder.device(),
             "versions": ", ".join(f"{k} {v}" for k, v in folder.versions().items()),
+            "data": "; ".join(self.notes),
         }
-        told["data"] = "; ".join(self.notes)
         write_run_page(
             self.path / "report.html",
             self.title,
@@ -236,11 +237,8 @@ class Report:
 
     def _arguments(self) -> list[str]:
         """Returns the command line of the same job, in another folder."""
-        given = [f"--algorithm={self.command.name}"]
-        for argument in self.command.arguments:
-            if not argument.lstrip("-").startswith(("algorithm", "output_dir", "resume")):
-                given.append(argument)
-        return given
+        others = without(self.command.arguments, {"algorithm", "output_dir", "resume"})
+        return [f"--algorithm={self.command.name}", *others]
 
     def _draw_curves(self) -> None:
         """Draws scores and losses by round, and references as levels."""

@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     with Progress(study.folder.progress) as progress:
         if 1 in asked.table:
-            problem = load_agents(DataSettings("multimodal_table1"), VerticalSettings(), 0)
+            problem = load_agents(DataSettings(dataset="multimodal_table1"), VerticalSettings(), 0)
             summary["table 1"] = tables.table_1(problem, seeds, progress)
         if asked.figure == 4:
             summary["figure 4"] = figure_4(settings, seeds, load, file, path, progress)
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _load(data_dir: str | None, dataset: str, seed: int, agents: int = 3) -> Problem:
     split = VerticalSettings(agents=agents, overlap=_OVERLAP)
-    return load_agents(DataSettings(STEMS[dataset], data_dir), split, seed)
+    return load_agents(DataSettings(dataset=STEMS[dataset], data_dir=data_dir), split, seed)
 
 
 def report(

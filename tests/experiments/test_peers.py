@@ -77,7 +77,9 @@ def test_means_and_sample_deviations_stand_beside_the_papers(ran):
 
 
 def test_a_sample_of_several_agents_is_scored_once(toy):
-    problem = load_agents(DataSettings(toy), VerticalSettings(hybrid="1:1", hybrid_clients=4), 0)
+    problem = load_agents(
+        DataSettings(dataset=toy), VerticalSettings(hybrid="1:1", hybrid_clients=4), 0
+    )
     held = [np.asarray(cohort.mask)[0] for cohort in problem.federation.cohorts]
     parts = hybrid_partition(0, n_samples=N, n_views=2, n_clients=4, ratio=(1, 1))
     for v in range(2):

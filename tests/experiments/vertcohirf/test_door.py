@@ -155,20 +155,22 @@ def test_a_set_without_labels_needs_no_k(toy, tmp_path):
 
 def test_rows_of_the_set_are_known_after_shuffling(toy):
     split = VerticalSettings(split="features", agents=2)
-    problem = load_agents(DataSettings(str(toy)), split, seed=3)
+    problem = load_agents(DataSettings(dataset=str(toy)), split, seed=3)
     assert sorted(problem.rows) == list(range(30)) and problem.rows.tolist() != list(range(30))
     np.testing.assert_array_equal(problem.labels, problem.rows % 3)
 
 
 def test_split_features_standardises_and_deals_out(toy):
-    problem = load_agents(DataSettings(str(toy)), VerticalSettings(split="features"), seed=0)
+    problem = load_agents(
+        DataSettings(dataset=str(toy)), VerticalSettings(split="features"), seed=0
+    )
     assert [view.shape for view in problem.views] == [(30, 2)] * 3
     pooled = np.concatenate(problem.views, axis=1)
     np.testing.assert_allclose(pooled.std(axis=0), 1, atol=1e-5)
 
 
 def test_scores_of_a_partition():
-    problem = load_agents(DataSettings("multimodal"), VerticalSettings(), seed=0)
+    problem = load_agents(DataSettings(dataset="multimodal"), VerticalSettings(), seed=0)
     truth = problem.labels[None]
     found = host.score(problem.federation, [truth, truth])["all"]["per_client"]
     assert (found["ari"], found["nmi"], found["acc"]) == (1, 1, 1)

@@ -165,7 +165,7 @@ def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
 @pytest.mark.slow
 def test_every_way_to_run_settings_gives_each_agent_its_clusters(toy, monkeypatch):
     """A program for all, one for each, and arrays that shrink between rounds agree."""
-    problem = load_agents(DataSettings(str(toy)), VerticalSettings(agents=2), seed=0)
+    problem = load_agents(DataSettings(dataset=str(toy)), VerticalSettings(agents=2), seed=0)
     hidden, key = problem.federation.without_labels(), jax.random.key(0)
 
     def run(row, *ks):
