@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +27,6 @@ SUFFIXES = (".csv", ".parquet")
 # Columns of these names are no features unless somebody says so.
 _LIKE_LABELS = ("label", "labels", "class", "classes", "target", "truth", "gt", "y")
 _LIKE_IDS = ("id", "ids", "index", "unnamed: 0", "patient_id", "sample_id")
-_CLIENT = "__client__"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +125,21 @@ def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table
     Raises:
       ValueError: Names the column that is wrong.
     """
-    pandas = require_pandas()
-    columns = _columns(frame, options)
+    frame = frame.rename(columns=str)
+    return _dataset(frame, _columns(frame, options), options, name)
+
+
+def _dataset(
+    frame: pd.DataFrame,
+    columns: Mapping[str, Sequence[str]],
+    options: TableOptions,
+    name: str,
+    clients: np.ndarray | None = None,
+) -> Dataset:
+    """Makes a data set of the columns of each view, and of the client of each row if known."""
     notes, views, held = [], [], []
     for view, names in columns.items():
-        encoded, note = _encoded(frame[names], options, view)
+        encoded, note = _encoded(frame[list(names)], options, view)
         values, there = _filled(encoded, options, view)
         views.append(values)
         held.append(there)
@@ -145,7 +153,7 @@ def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table
         raise ValueError(f"{name}: no row has a value of any view")
     labels = None
     if options.labels is not None:
-        labels, note = _classes(frame[options.labels][keep], pandas)
+        labels, note = _classes(frame[options.labels][keep])
         notes.append(note)
     lacking = int((~holds[keep]).any(axis=1).sum())
     if lacking:
@@ -157,7 +165,7 @@ def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table
         labels,
         held=None if holds[keep].all() else holds[keep],
         ids=ids,
-        clients=frame[_CLIENT][keep].to_numpy(np.int64) if _CLIENT in frame else None,
+        clients=None if clients is None else clients[keep],
         notes=tuple(notes),
     )
 
@@ -198,7 +206,7 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
     if options.id is None:
         raise ValueError("id: several tables are joined on a column of ids; name it with id")
     whole: Any = None
-    patterns = []
+    columns: dict[str, list[str]] = {}
     for name, frame in frames.items():
         if options.id not in frame:
             raise ValueError(f"id: {name} has no column {options.id!r}")
@@ -209,8 +217,7 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
         known = [] if whole is None else [c for c in own if c in whole and c != options.labels]
         if known:
             raise ValueError(f"{name}: its column {known[0]!r} is in another table, too")
-        features = [c for c in own if c != options.labels]
-        patterns.append(f"{name}={','.join(map(_literal, features))}")
+        columns[name] = [c for c in own if c != options.labels]
         if whole is None:
             whole = frame
         elif options.labels in own and options.labels in whole:
@@ -222,23 +229,22 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
             whole[options.labels] = whole[options.labels].fillna(again)
         else:
             whole = whole.merge(frame, on=options.id, how="outer")
-    if options.views is None:
-        options = dataclasses.replace(options, views="; ".join(patterns))
-    return from_frame(whole, options, name="-".join(frames))
-
-
-def _literal(column: str) -> str:
-    """Returns the pattern that matches this column alone."""
-    if any(sign in column for sign in ",;="):
-        raise ValueError(f"views: a column is named {column!r}; allowed are names without , ; =")
-    return re.sub(r"([*?[])", r"[\1]", column)
+    if options.views is not None:
+        columns = _columns(whole, options)
+    else:
+        _check_given(whole, options)
+        for features in columns.values():
+            _check_unnamed(features)
+        columns = {name: features for name, features in columns.items() if features}
+    return _dataset(whole, columns, options, "-".join(frames))
 
 
 def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Dataset:
     """Stacks the tables of a folder, a client each."""
     pandas = require_pandas()
-    parts = [_frame(file).assign(**{_CLIENT: c}) for c, file in enumerate(files)]
+    parts = [_frame(file) for file in files]
     whole = pandas.concat(parts, ignore_index=True)
+    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     if options.views is None:
         for file, part in zip(files, parts, strict=True):
             absent = [column for column in whole if column not in part]
@@ -247,7 +253,7 @@ def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Da
                     f"{file}: has no column {absent[0]!r}, which other clients have; say with views"
                     " which columns belong together, so that a client may lack a view"
                 )
-    found = from_frame(whole, options, name=name)
+    found = _dataset(whole, _columns(whole, options), options, name, owners)
     clients = ", ".join(f"{c} {file.name}" for c, file in enumerate(files))
     return found._replace(notes=(f"clients: {clients}", *found.notes))
 
@@ -257,22 +263,10 @@ def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Da
 
 def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]:
     """Returns the columns of each view."""
-    given = {"labels": options.labels, "id": options.id}
-    for option, column in given.items():
-        if column is not None and column not in frame:
-            raise checks.wrong(option, column, f"a column: {_some(frame.columns)}")
-    others = {_CLIENT, *(column for column in given.values() if column is not None)}
+    _check_given(frame, options)
+    others = {options.labels, options.id}
     free = [column for column in frame.columns if column not in others]
-    patterns = options.patterns()
-    if patterns is None:
-        for option, like in (("labels", _LIKE_LABELS), ("id", _LIKE_IDS)):
-            column = next((c for c in free if c.lower() in like), None)
-            if column is not None:
-                raise ValueError(
-                    f"{option}: the column {column!r} looks like {option} and would be a feature;"
-                    f" give {option}={column}, or name the features with views"
-                )
-        patterns = {"0": ["*"]}
+    patterns = options.patterns() or {"0": ["*"]}
     found: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
     for view, wanted in patterns.items():
@@ -284,6 +278,7 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
                     f"views: {pattern!r} of {view} matches no column of {_some(frame.columns)}"
                 )
         mine = [c for c in free if any(fnmatch.fnmatchcase(c, p) for p in wanted)]
+        _check_unnamed([column for column in mine if column not in wanted])
         for column in mine:
             if column in owner:
                 raise ValueError(f"views: the column {column!r} is in {owner[column]} and {view}")
@@ -292,9 +287,27 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
     return found
 
 
+def _check_given(frame: pd.DataFrame, options: TableOptions) -> None:
+    """Checks that the columns of labels and ids are there."""
+    for option, column in (("labels", options.labels), ("id", options.id)):
+        if column is not None and column not in frame:
+            raise checks.wrong(option, column, f"a column: {_some(frame.columns)}")
+
+
+def _check_unnamed(columns: Sequence[str]) -> None:
+    """Checks that no column that nobody has named looks like labels or ids."""
+    for option, like in (("labels", _LIKE_LABELS), ("id", _LIKE_IDS)):
+        column = next((c for c in columns if c.lower() in like), None)
+        if column is not None:
+            raise ValueError(
+                f"{option}: the column {column!r} looks like {option} and would be a feature;"
+                f" give {option}={column}, or name the features with views"
+            )
+
+
 def _some(names: Any, most: int = 12) -> str:
-    """Returns names for an error's text."""
-    known = [str(name) for name in names if name != _CLIENT]
+    """Returns names for a text, and dots for those beyond the first ones."""
+    known = [str(name) for name in names]
     return ", ".join(known[:most]) + (", ..." if len(known) > most else "")
 
 
@@ -360,11 +373,11 @@ def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.nd
     return np.where(held[:, None], values, 0.0).astype(np.float32), held
 
 
-def _classes(column: pd.Series, pandas: Any) -> tuple[np.ndarray, str]:
+def _classes(column: pd.Series) -> tuple[np.ndarray, str]:
     """Returns labels 0..K-1 and what they stand for."""
     if column.isna().any():
         raise ValueError(
             f"labels: the column {column.name!r} has {int(column.isna().sum())} empty cells"
         )
-    codes, names = pandas.factorize(column, sort=True)
+    codes, names = require_pandas().factorize(column, sort=True)
     return codes.astype(np.int32), f"labels: column {column.name}, classes {_some(names)}"

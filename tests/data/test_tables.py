@@ -179,6 +179,27 @@ def test_tables_that_do_not_fit_together(tmp_path):
         read([folder], TableOptions())
 
 
+def test_labels_are_no_features_however_columns_are_chosen(tmp_path):
+    table = TABLE.drop(columns="patient").assign(number=range(4), target=[0, 1, 0, 1])
+    table[["number", "hb", "target"]].to_csv(tmp_path / "a.csv", index=False)
+    table[["number", "wbc"]].to_csv(tmp_path / "b.csv", index=False)
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    text = "labels: the column 'target' looks like labels and would be a feature"
+    with pytest.raises(ValueError, match=text):
+        read(paths, TableOptions(id="number"))
+    with pytest.raises(ValueError, match=text):
+        read(paths, TableOptions("all=*", id="number"))
+    found = read(paths, TableOptions(labels="target", id="number"))
+    assert [view.shape[1] for view in found.views] == [1, 1]
+    # Somebody who names the column means it.
+    assert read(paths, TableOptions("all=h*,target", id="number")).views[0].shape[1] == 2
+
+
+def test_columns_of_a_table_may_be_numbers():
+    found = from_frame(pd.DataFrame(np.ones((3, 2))), TableOptions("a=0; b=1"))
+    assert [view.shape for view in found.views] == [(3, 1), (3, 1)]
+
+
 def test_scaling_counts_the_rows_that_hold_a_view(tmp_path):
     TABLE.to_csv(tmp_path / "table.csv", index=False)
     found = data.load(str(tmp_path / "table.csv"), options=BLOOD)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.lib import command, runner
+from experiments.lib.data import DataSettings
 from experiments.lib.references import has_one_width
 from experiments.run import main
 from jaxfedmvc import Federation, data, engine
@@ -321,6 +322,13 @@ def test_rows_of_a_table_that_lack_a_view_are_hybrid_clients(tmp_path):
     ):
         with pytest.raises(ValueError, match=text):
             runner.prepare(command.parse([f"--algorithm={algorithm}", *given, more]))
+
+
+def test_settings_of_data_are_given_by_name():
+    with pytest.raises(ValueError, match="views: got 'digits'"):
+        DataSettings("digits")  # not by name
+    found = command.parse(["--algorithm=mgcd", "--dataset=digits", "--data_dir=here"]).data
+    assert (found.dataset, found.data_dir, found.views) == ("digits", "here", None)
 
 
 @pytest.mark.parametrize("case", BAD)
