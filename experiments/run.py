@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from experiments.lib import runner
+from experiments.lib import choice
 from experiments.lib.command import parse_or_exit
 
 
@@ -27,7 +27,9 @@ def main(
     """
     logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
     arguments = sys.argv[1:] if arguments is None else arguments
-    runner.run(parse_or_exit(arguments, description or __doc__ or "", algorithm=algorithm))
+    text = description or __doc__ or ""
+    extra = (choice.ChoiceSettings,)
+    choice.run(parse_or_exit(arguments, text, algorithm=algorithm, extra=extra))
 
 
 if __name__ == "__main__":

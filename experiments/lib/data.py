@@ -27,13 +27,14 @@ class DataSettings(data.TableOptions):
         for each client.
       data_dir: Where sets lie; then $JAXFEDMVC_DATA, then ./data.
       scale: Scaling of features; auto: as is usual for a named set, else minmax.
-      n_clusters: K; the number of classes where labels are known.
+      n_clusters: K; none: the number of classes where labels are known; auto: chosen without labels
+        from --clusters_tried.
     """
 
     dataset: str | None = None
     data_dir: str | None = None
     scale: Literal["auto", "none", "minmax", "standard"] = "auto"
-    n_clusters: int | None = None
+    n_clusters: int | Literal["auto"] | None = None
 
     @property
     def stem(self) -> str:
@@ -291,7 +292,13 @@ def is_multimodal(name: str) -> bool:
 
 
 def count_classes(settings: DataSettings, labels: np.ndarray | None) -> int | None:
-    """Returns K: as the flag says, or the number of classes, or None where neither is known."""
+    """Returns K: as the flag says, or the number of classes, or None where neither is known.
+
+    Raises:
+      ValueError: It is to be chosen, which single jobs alone do.
+    """
+    if settings.n_clusters == "auto":
+        raise ValueError("n_clusters: got 'auto'; allowed is a number, but for experiments.run")
     if settings.n_clusters is not None or labels is None:
         return settings.n_clusters
     return len(np.unique(labels))

@@ -40,6 +40,7 @@ class Report:
       rows: Lines of rounds.csv, of all seeds.
       references: For each finished seed `{name: scores}`, the method's own first.
       seconds: "compile" and "run".
+      figures: For the page, before its own.
     """
 
     def __init__(self, command: Command, path: Path, problem: Problem, title: str) -> None:
@@ -49,6 +50,7 @@ class Report:
         self.federation = federation
         self.rows: list[Row] = []
         self.references: list[dict[str, Any]] = []
+        self.figures: list[page.Figure] = []
         self.seconds = {"compile": 0.0, "run": 0.0}
         self.groups = _shown_groups(command, federation)
         # Agents share their samples, so that each is matched by itself.
@@ -233,6 +235,7 @@ class Report:
             last,
             self.way,
             flat,
+            self.figures,
         )
 
     def _arguments(self) -> list[str]:

@@ -28,6 +28,7 @@ def write_run_page(
     last: SeedResult,
     way: str,
     flat: np.ndarray | None,
+    more: Sequence[page.Figure] = (),
 ) -> None:
     """Writes the page.
 
@@ -41,8 +42,9 @@ def write_run_page(
       last: The last seed's run, which is drawn.
       way: "pooled" or "per_client", how scores are matched.
       flat: Its representation in the plane [n, 2], or None.
+      more: Figures that come first.
     """
-    figures = _curves(rounds, way)
+    figures = [*more, *_curves(rounds, way)]
     if flat is not None:
         figures.append(_map(flat, last))
     if last.problem.federation.labels is not None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.lib import folder, plots
 from experiments.lib.command import Command, JobSettings, checked, fail
+from experiments.lib.criterion import Choice
 from experiments.lib.data import Problem, count_classes, load_agents, load_clients
 from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
@@ -184,10 +185,15 @@ def steps_of(
 # --- A job ----------------------------------------------------------------------------------------
 
 
-def run(command: Command) -> Path:
+def run(command: Command, path: Path | None = None, choice: Choice | None = None) -> Path:
     """Runs a command from its data to its result folder; shows progress, resumes, scores.
 
     Bad input ends the program with one line on stderr.
+
+    Args:
+      command: The job.
+      path: Its folder, if it is open already.
+      choice: How its number of clusters was chosen, if it was.
 
     Returns:
       The result folder.
@@ -206,13 +212,14 @@ def run(command: Command) -> Path:
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     stem = command.data.stem
-    path = checked(partial(folder.open_folder, command, f"{command.name}-{stem}"))
+    if path is None:
+        path = checked(partial(folder.open_folder, command, f"{command.name}-{stem}"))
     if (path / "summary.json").exists():
         checkpoint.delete(path / _CHECKPOINT)
         print(f"finished already, nothing is left to do: {path}/")
         return path
     with Progress(command.folder.progress) as progress:
-        runner = _Runner(job, path, devices, progress)
+        runner = _Runner(job, path, devices, progress, choice)
         lines = runner.run_all()
     for line in lines:
         print(line)
@@ -225,11 +232,16 @@ _CHECKPOINT = "checkpoint.npz"
 class _Runner:
     """The state of a job while it runs."""
 
-    def __init__(self, job: Job, path: Path, devices: Any, progress: Progress) -> None:
+    def __init__(
+        self, job: Job, path: Path, devices: Any, progress: Progress, choice: Choice | None
+    ) -> None:
         self.job, self.path, self.devices, self.progress = job, path, devices, progress
+        self.choice = choice
         command = job.command
         stem = command.data.stem
         self.report = Report(command, path, job.problems[0], f"{command.name} on {stem}")
+        if choice is not None:
+            self.report.figures.append(choice.figure())
         self.steps = steps_of(job, devices, progress.done)
         self.last: SeedResult  # of the last seed, which is drawn
         algorithm = self.steps.algorithm
@@ -440,7 +452,9 @@ class _Runner:
 
     def _facts(self) -> dict[str, Any]:
         job, hooks = self.job, self.job.command.hooks
-        facts = {"n_clusters": job.n_clusters}
+        facts: dict[str, Any] = {"n_clusters": job.n_clusters}
+        if self.choice is not None:
+            facts["n_clusters_tried"] = self.choice.tried.to_dict("records")
         if job.command.job.secure_aggregation:
             facts["secure_aggregation"] = {
                 "covered": "where messages are summed, the server sees the sum and no message",

@@ -4,9 +4,9 @@
     config = read(values, FMCSCConfig, n_clusters=10)
 
 The annotation chooses the parser (int, float, bool, str, `Literal`, tuples of these, each also with
-`| None`), the class docstring's "Attributes:" the help. Array types in an annotation are passed
-over: hyper-parameters are numbers on the command line. A field's metadata may give the flag another
-name, `{"flag": "lambda"}`.
+`| None`, and int with a `Literal`), the class docstring's "Attributes:" the help. Array types in an
+annotation are passed over: hyper-parameters are numbers on the command line. A field's metadata may
+give the flag another name, `{"flag": "lambda"}`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import inspect
 import re
 import types
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from absl import flags
@@ -30,7 +31,8 @@ class Setting(NamedTuple):
     Attributes:
       name: Of the field.
       flag: Of the flag.
-      kind: Annotation without `None` and array types: a type, a `Literal`, or `tuple[T, ...]`.
+      kind: Annotation without `None` and array types: a type, a `Literal`, `tuple[T, ...]`, or int
+        with a `Literal` as a pair.
       optional: Whether None is a value.
       default: None where the field has no default.
       help: From the docstring of the class.
@@ -132,6 +134,8 @@ def _kind(hint: Any, where: str) -> tuple[Any, bool]:
     simple += [m for m in members if get_origin(m) in (Literal, tuple)]
     if float in simple and int in simple:
         simple = ["number"]
+    if len(simple) == 2 and simple[0] is int and get_origin(simple[1]) is Literal:
+        simple = [tuple(simple)]
     if len(simple) != 1:
         raise TypeError(f"{where}: no flag can parse the annotation {hint}")
     return simple[0], type(None) in members
@@ -172,6 +176,9 @@ def _parse_function(kind: Any) -> tuple[Any, str]:
     """Returns a function from text to a value, and what it takes, in words."""
     if kind == "number":
         return _number, "a number"
+    if isinstance(kind, tuple):
+        (first, one), (second, other) = map(_parse_function, kind)
+        return partial(_either, first, second), f"{one} or {other}"
     if kind is bool:
         return _boolean, "true or false"
     if kind in (int, float, str):
@@ -193,6 +200,13 @@ def _parse_function(kind: Any) -> tuple[Any, str]:
 def _number(text: str) -> int | float:
     """Whole numbers stay such: a share of 1.0 and a number of 1 mean different things."""
     return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
+
+
+def _either(first: Any, second: Any, text: str) -> Any:
+    try:
+        return first(text)
+    except ValueError:
+        return second(text)
 
 
 def _boolean(text: str) -> bool:

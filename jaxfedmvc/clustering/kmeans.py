@@ -225,23 +225,25 @@ def kmeans_plusplus(
     return lax.fori_loop(0, limit, add, start)[0]
 
 
-def predict(x: ArrayLike, centroids: ArrayLike) -> Array:
+def predict(x: ArrayLike, centroids: ArrayLike, limit: ArrayLike | None = None) -> Array:
     """Nearest centroid of each row, the first of several equally near.
 
     Args:
         x: Data, float32 [n, d].
         centroids: Centroids, float32 [k, d].
+        limit: Number of centroids in use, a scalar integer that may be traced; all k if None.
 
     Returns:
         Labels, int32 [n].
 
     Raises:
-        ValueError: If `x` or `centroids` has the wrong shape.
+        ValueError: If `x`, `centroids` or `limit` has the wrong shape.
     """
     x, _ = check_data(x, None)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
+    used = jnp.arange(len(centroids)) < _check_limit(limit, len(centroids))
     origin = centroids.mean(axis=0, keepdims=True)  # see `lloyd`
-    return _nearest(x - origin, centroids - origin, jnp.ones(len(centroids), bool))
+    return _nearest(x - origin, centroids - origin, used)
 
 
 def _nearest(x: Array, centroids: Array, used: Array) -> Array:

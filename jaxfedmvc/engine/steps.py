@@ -16,6 +16,7 @@ their shapes, their bytes on the wire and what XLA compiles come of the same tra
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -188,6 +189,36 @@ class Steps:
         if self.algorithm.embed is not None:
             embedding = self._over_clients("embed", federation, state)
         return Evaluation(state, labels, embedding)
+
+    def with_numbers(self, hyperparams: PyTree) -> Steps:
+        """Returns the same programs for other hyper-parameters; what is compiled is shared.
+
+        Args:
+          hyperparams: Of the same structure and types.
+        """
+        other = copy.copy(self)
+        other._hyper = jax.tree.map(as_number, hyperparams)
+        return other
+
+    def stages_that_read(self, name: str) -> set[str]:
+        """Returns the stages, of the programs walked, whose results depend on a hyper-parameter.
+
+        Those are `setup`, `round`, `finish`, and `start`, `done`, `assign` and `embed`.
+
+        Args:
+          name: Of the field that holds it.
+        """
+        self._walk()
+        leaves = jax.tree_util.tree_leaves_with_path(self._hyper)
+        places = [i for i, (path, _) in enumerate(leaves) if name in jax.tree_util.keystr(path)]
+        found = set()
+        for flat in self._flat.values():
+            jaxpr = flat.traced.traced.jaxpr.jaxpr
+            numbers = {id(jaxpr.invars[i]) for i in places}
+            read = [v for eqn in jaxpr.eqns for v in eqn.invars]
+            if not numbers.isdisjoint(map(id, [*read, *jaxpr.outvars])):
+                found.add(flat.traced.name.split("/")[0])
+        return found
 
     def is_done(self, state: RunState) -> bool:
         """Whether further rounds would change nothing."""

@@ -91,7 +91,8 @@ def test_a_run_by_steps_is_a_whole_run(name, chunk):
 
 @pytest.mark.slow
 def test_clients_that_are_drawn_anew_are_those_of_a_whole_run():
-    settings = {"participation": (0.5, 1.0, 0.5), "resample_participants": True}
+    # Shares by which all centres differ: a row between two equal ones belongs to either.
+    settings = {"participation": (0.75, 1.0, 0.5), "resample_participants": True}
     _, found, _, _ = stepped("e_fkmvc", 2, **settings)
     expected = whole("e_fkmvc", **settings)
     chex.assert_trees_all_close(found.state.server, expected.state.server, rtol=1e-3, atol=1e-4)
@@ -113,3 +114,28 @@ def test_a_chunk_below_one_is_refused():
     make, hyper = METHODS["e_fkmvc"]
     with pytest.raises(ValueError, match="client_chunk: got 0; allowed is 1 or more"):
         Steps(make, hyper, federation(), client_chunk=0)
+
+
+def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
+    hyper = FMCSCHyperparams(learning_rate=0.01, limit=K)
+    steps = Steps(functools.partial(fmcsc, FMCSC), hyper, federation())
+    assert steps.stages_that_read("limit") == {"finish", "assign"}
+    assert "setup" in steps.stages_that_read("learning_rate")
+    assert "finish" not in steps.stages_that_read("learning_rate")
+    steps.compile()
+    compiled = len(steps._compiled)
+    state, _ = steps.setup(federation(), KEY, steps.start(federation(), KEY))
+    labels = {
+        k: np.concatenate(
+            [
+                x.ravel()
+                for x in steps.with_numbers(hyper.replace(limit=k))
+                .evaluate(federation(), KEY, state, 0)
+                .labels
+            ]
+        )
+        for k in (1, 2, K)
+    }
+    assert len(steps._compiled) == compiled
+    for k, found in labels.items():
+        assert set(found[found >= 0]) == set(range(k))

@@ -53,11 +53,17 @@ def samples_of(
 def distances(
     hyper: FedHKHyperparams, samples: Samples, centres: Centres, weights: Array
 ) -> tuple[dict[int, Array], dict[int, Array], Array]:
-    """Computes phi and KED of held views, and D_ik = sum_h (v_h / max v)^alpha KED_ik^h [n, c]."""
+    """Computes phi and KED of held views, and D_ik = sum_h (v_h / max v)^alpha KED_ik^h [n, c].
+
+    D is infinite for centres beyond the limit, whose memberships then are zero.
+    """
     phis = {v: hk.exponents(x, centres[v], samples.deltas[v]) for v, x in samples.views.items()}
     keds = {v: hk.kernel_distance(phi) for v, phi in phis.items()}
     relevance = jnp.exp(hk.log_relevance(weights, hyper.alpha))
     combined = sum(r * ked for r, ked in zip(relevance, keds.values(), strict=True))
+    if hyper.limit is not None:
+        used = jnp.arange(jnp.shape(combined)[1]) < hyper.limit
+        combined = jnp.where(used[None], combined, jnp.inf)
     return phis, keds, jnp.asarray(combined)
 
 

@@ -115,10 +115,12 @@ def memberships(distances: Array, fuzzifier: ArrayLike) -> Array:
     a share of the row's own largest distance, so that it depends on no other sample.
 
     Args:
-      distances: D_ik = sum_h v_h^alpha KED_ik^h up to a common factor, [n, c].
+      distances: D_ik = sum_h v_h^alpha KED_ik^h up to a common factor, [n, c]; inf for centres that
+        nothing may belong to.
       fuzzifier: m > 1, traced.
     """
-    floor = jnp.maximum(_FLOOR * jnp.max(distances, axis=1, keepdims=True), _TINY)
+    finite = jnp.where(jnp.isposinf(distances), 0.0, distances)
+    floor = jnp.maximum(_FLOOR * jnp.max(finite, axis=1, keepdims=True), _TINY)
     return jax.nn.softmax(-jnp.log(jnp.maximum(distances, floor)) / (fuzzifier - 1), axis=1)
 
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk.client import distances, personalised, samples_of
 from jaxfedmvc.algorithms.fedhk.model import (
@@ -116,6 +117,8 @@ def e_fkmvc(
         `min_cluster_size`.
     """
     hyper = hyper or FedHKHyperparams()
+    if hyper.limit is not None and codec is not None:
+        raise checks.wrong("limit", hyper.limit, "None with compressed centres")
     codec = codec or whole()
     check_hyperparams(hyper)
 
@@ -168,7 +171,7 @@ def e_fkmvc(
         each = transformed(each, guarded(config.min_cluster_size))
     return FederatedAlgorithm(
         init,
-        setup_phases(config, codec),
+        setup_phases(config, codec, hyper.limit),
         (each,),
         (finish_phase(config, hyper, codec),),
         assign,

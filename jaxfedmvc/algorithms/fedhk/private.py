@@ -141,6 +141,8 @@ def e_fkmvc_with_noise(
         a federation that does not fit them, or of fewer samples than clusters.
     """
     hyper = hyper or FedHKHyperparams()
+    if hyper.limit is not None:
+        raise checks.wrong("limit", hyper.limit, "None with noise")
     check_accountable(config)
     _check(privacy)
     base = e_fkmvc(config, hyper)

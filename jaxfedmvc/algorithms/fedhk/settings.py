@@ -84,6 +84,9 @@ class FedHKHyperparams:
       step_size: Step eta of (62) and (63), positive.
       quality: kappa of the clients' weights n_l exp(-kappa J_l / n_l); of use with aggregation
         "average" only.
+      limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
+        the number of clusters; messages keep their size for n_clusters; E-FKMVC's own
+        form alone has it; none: all.
     """
 
     fuzzifier: Array | float = 1.05
@@ -95,6 +98,7 @@ class FedHKHyperparams:
     view_mix: Array | float = 1.0
     step_size: Array | float = 0.01
     quality: Array | float = 0.0
+    limit: Array | int | None = None
 
 
 def check_hyperparams(hyper: FedHKHyperparams) -> None:
@@ -123,6 +127,7 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
             "view_mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
             "step_size": (lambda s: (s > 0) & (s < np.inf), "positive"),
             "quality": (lambda q: (q >= 0) & (q < np.inf), "0 or more"),
+            "limit": (lambda k: k >= 1, "1 or more"),
         },
     )
 

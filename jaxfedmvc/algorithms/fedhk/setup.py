@@ -31,11 +31,13 @@ _LEAST_OF_A_SUMMARY = 2
 _N_INIT = 10
 
 
-def setup_phases(config: FedHKConfig, codec: Codec) -> tuple[Phase, ...]:
-    """Returns the exchanges before the rounds."""
+def setup_phases(
+    config: FedHKConfig, codec: Codec, limit: Array | int | None = None
+) -> tuple[Phase, ...]:
+    """Returns the exchanges before the rounds; of all centres `limit` are in use."""
     ranges = (_ranges(),) if config.hkc == "minmax" else ()
     basis = (_basis(codec),) if codec.shares_basis else ()
-    return (_means(), _variances(), *ranges, _summaries(config, codec), *basis)
+    return (_means(), _variances(), *ranges, _summaries(config, codec, limit), *basis)
 
 
 def _means() -> Phase:
@@ -114,7 +116,7 @@ def _ranges() -> Phase:
     return Phase(lambda state, view_ids: (), client, server)
 
 
-def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
+def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) -> Phase:
     """Finds where to start, by k-means over the clients' own centres weighted by their counts.
 
     Every client with all views clusters its samples, views concatenated and each divided by its
@@ -167,7 +169,10 @@ def _summaries(config: FedHKConfig, codec: Codec) -> Phase:
 
         def start(key: Array) -> Array:
             n_init = max(1, _N_INIT // config.n_restarts)
-            return kmeans(key, rows, config.n_clusters, weights=counts, n_init=n_init).centroids
+            found = kmeans(
+                key, rows, config.n_clusters, weights=counts, n_init=n_init, limit=in_use
+            )
+            return found.centroids
 
         centres = jax.vmap(start)(jax.random.split(key, config.n_restarts))
         widths = [scale.origin.shape[0] for scale in state.scales.values()]

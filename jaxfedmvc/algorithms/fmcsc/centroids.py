@@ -15,23 +15,33 @@ from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fmcsc.client import ClientState
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, features
 from jaxfedmvc.algorithms.fmcsc.server import ServerState, send_model
-from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages.clusters import min_cluster_size
 from jaxfedmvc.messages.transforms import transformed
 
+# Number of clusters in use; None: all.
+Limit = jax.Array | int | None
 
-def phases(config: FMCSCConfig) -> tuple[Phase, ...]:
+
+def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     """Returns the exchanges by which clients come to common centroids."""
+    limit = hyper.limit
     if config.centroids == "leader":
         return (
-            Phase(send_model, partial(_seed_centroids, config), _pass_centroids, who="leader"),
+            Phase(
+                send_model, partial(_seed_centroids, config, limit), _pass_centroids, who="leader"
+            ),
             Phase(_send_result, _receive, _keep, reduce="sum"),
         )
-    lloyd = Phase(_send_centroids, partial(_tally, config), _move_centroids, reduce="sum")
-    own = Phase(send_model, partial(_own_centroids, config), partial(_cluster_centroids, config))
+    lloyd = Phase(_send_centroids, partial(_tally, config, limit), _move_centroids, reduce="sum")
+    own = Phase(
+        send_model,
+        partial(_own_centroids, config, limit),
+        partial(_cluster_centroids, config, limit),
+    )
     if config.min_cluster_size is not None:
         guard = min_cluster_size(config.min_cluster_size)
         own, lloyd = transformed(own, guard), transformed(lloyd, guard)
@@ -43,7 +53,7 @@ def phases(config: FMCSCConfig) -> tuple[Phase, ...]:
 
 
 def assign_rows(
-    config: FMCSCConfig, h: jax.Array, centroids: jax.Array, mask: jax.Array
+    config: FMCSCConfig, limit: Limit, h: jax.Array, centroids: jax.Array, mask: jax.Array
 ) -> jax.Array:
     """Clusters a client's rows of H, eq. (12).
 
@@ -52,6 +62,7 @@ def assign_rows(
 
     Args:
       config: Which centroids they are.
+      limit: Number of centroids in use.
       h: [rows, d].
       centroids: [K, d].
       mask: bool [rows].
@@ -60,19 +71,24 @@ def assign_rows(
       Labels [rows]; -1 for padding.
     """
     if config.centroids == "federated":
-        return jnp.where(mask, predict(h, centroids), -1)
-    return kmeans(None, h, config.n_clusters, where=mask, centroids=centroids).labels
+        return jnp.where(mask, predict(h, centroids, limit), -1)
+    return kmeans(None, h, config.n_clusters, where=mask, centroids=centroids, limit=limit).labels
 
 
 # --- One client's centroids -----------------------------------------------------------------------
 
 
 def _seed_centroids(
-    config: FMCSCConfig, key: jax.Array, sent: Model, state: ClientState, client: Cohort
+    config: FMCSCConfig,
+    limit: Limit,
+    key: jax.Array,
+    sent: Model,
+    state: ClientState,
+    client: Cohort,
 ) -> tuple[ClientState, jax.Array, Info]:
     """Sends the centroids [K, d] of the leader's own rows."""
     h = features(config, sent, client.by_view()).h
-    found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init)
+    found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init, limit=limit)
     return state, found.centroids, {"inertia": found.inertia}
 
 
@@ -107,17 +123,27 @@ def _send_centroids(server: ServerState, view_ids: Kind) -> jax.Array:
 
 
 def _own_centroids(
-    config: FMCSCConfig, key: jax.Array, sent: Model, state: ClientState, client: Cohort
+    config: FMCSCConfig,
+    limit: Limit,
+    key: jax.Array,
+    sent: Model,
+    state: ClientState,
+    client: Cohort,
 ) -> tuple[ClientState, tuple[jax.Array, jax.Array], Info]:
     """Sends the client's own centroids [K, d] and their numbers of rows [K]; keeps H."""
     h = features(config, sent, client.by_view()).h
-    found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init)
+    found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init, limit=limit)
     sizes = jnp.sum(jax.nn.one_hot(found.labels, config.n_clusters), axis=0)  # -1: padding
     return state._replace(h=h), (found.centroids, sizes), {"inertia": found.inertia}
 
 
 def _cluster_centroids(
-    config: FMCSCConfig, key: jax.Array, server: ServerState, messages: tuple, weights: tuple
+    config: FMCSCConfig,
+    limit: Limit,
+    key: jax.Array,
+    server: ServerState,
+    messages: tuple,
+    weights: tuple,
 ) -> tuple[ServerState, dict]:
     """Clusters all clients' centroids by k-means, each counted as often as it has rows."""
     centroids = jnp.concatenate([c.reshape(-1, config.latent_dim) for c, _ in messages])
@@ -125,16 +151,27 @@ def _cluster_centroids(
         [(n * w[:, None]).ravel() for (_, n), w in zip(messages, weights, strict=True)]
     )
     found = kmeans(
-        key, centroids, config.n_clusters, where=sizes > 0, weights=sizes, n_init=config.n_init
+        key,
+        centroids,
+        config.n_clusters,
+        where=sizes > 0,
+        weights=sizes,
+        n_init=config.n_init,
+        limit=limit,
     )
     return server._replace(centroids=found.centroids), {}
 
 
 def _tally(
-    config: FMCSCConfig, key: jax.Array, centroids: jax.Array, state: ClientState, client: Cohort
+    config: FMCSCConfig,
+    limit: Limit,
+    key: jax.Array,
+    centroids: jax.Array,
+    state: ClientState,
+    client: Cohort,
 ) -> tuple[ClientState, tuple[jax.Array, jax.Array], Info]:
     """Sends the sum [K, d] and the number [K] of the rows of H nearest to each centroid."""
-    nearest = jax.nn.one_hot(predict(state.h, centroids), config.n_clusters)
+    nearest = jax.nn.one_hot(predict(state.h, centroids, limit), config.n_clusters)
     nearest *= client.mask[:, None]
     return state, (nearest.T @ state.h, jnp.sum(nearest, axis=0)), {}
 

@@ -55,7 +55,7 @@ def local_fmcsc(
         setup=(Phase(_send, partial(_pretrain, config, hyper), _keep, reduce="sum"),),
         round=(Phase(_send, partial(_train, config, hyper), _keep, reduce="sum"),),
         finish=(),
-        assign=partial(_assign, config),
+        assign=partial(_assign, config, hyper.limit),
         embed=partial(_embed, config),
     )
 
@@ -118,7 +118,12 @@ def _embed(config: FMCSCConfig, server: Nothing, state: LocalState, client: Coho
     return out.h if state.model.view_heads else jnp.concatenate(list(out.z.values()), axis=-1)
 
 
-def _assign(config: FMCSCConfig, server: Nothing, state: LocalState, client: Cohort) -> jax.Array:
-    x = _embed(config, server, state, client)
-    found = kmeans(state.key, x, config.n_clusters, where=client.mask, n_init=config.n_init)
-    return found.labels
+def _assign(
+    config: FMCSCConfig,
+    limit: jax.Array | int | None,
+    server: Nothing,
+    state: LocalState,
+    client: Cohort,
+) -> jax.Array:
+    x, k = _embed(config, server, state, client), config.n_clusters
+    return kmeans(state.key, x, k, where=client.mask, n_init=config.n_init, limit=limit).labels

@@ -48,8 +48,8 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         init=partial(_init, config),
         setup=_setup(config, hyper),
         round=_round(config, hyper),
-        finish=centroids.phases(config),
-        assign=partial(_assign, config),
+        finish=centroids.phases(config, hyper),
+        assign=partial(_assign, config, hyper),
         embed=partial(_embed, config),
     )
 
@@ -152,6 +152,12 @@ def _embed(config: FMCSCConfig, server: ServerState, state: PyTree, client: Coho
     return features(config, server.models[client.view_ids], client.by_view()).h
 
 
-def _assign(config: FMCSCConfig, server: ServerState, state: PyTree, client: Cohort) -> jax.Array:
+def _assign(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    server: ServerState,
+    state: PyTree,
+    client: Cohort,
+) -> jax.Array:
     h = _embed(config, server, state, client)
-    return centroids.assign_rows(config, h, server.centroids, client.mask)
+    return centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)

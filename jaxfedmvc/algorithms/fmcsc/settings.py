@@ -141,6 +141,8 @@ class FMCSCHyperparams:
         something of the data without noise. None: off. A client's whole data changes an upload by
         at most 2 C in L1, so that T uploads are (2 C T / b)-differentially private for clients, not
         counting the centroids.
+      limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
+        the number of clusters; messages keep their size for n_clusters; none: all.
     """
 
     learning_rate: jax.Array | float = 3e-4
@@ -150,6 +152,7 @@ class FMCSCHyperparams:
     mask_rate: jax.Array | float | None = None
     upload_noise: jax.Array | float | None = None
     upload_clip: jax.Array | float | None = None
+    limit: jax.Array | int | None = None
 
 
 def check_hyperparams(hyper: FMCSCHyperparams) -> None:
@@ -162,5 +165,6 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
     checks.numbers(
         hyper,
         {name: (lambda x: x > 0, "above 0") for name in positive}
-        | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")},
+        | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")}
+        | {"limit": (lambda k: k >= 1, "1 or more")},
     )

@@ -122,6 +122,9 @@ def test_memberships_and_view_weights_by_hand():
     row = jnp.array([[1.0, 4.0]])
     np.testing.assert_allclose(hk.memberships(row, 2.0), [[0.8, 0.2]], rtol=1e-6)
     np.testing.assert_allclose(hk.memberships(row, 1.5), [[16 / 17, 1 / 17]], rtol=1e-5)
+    # Nothing belongs to a centre that is not in use, and it changes no other membership.
+    limited = hk.memberships(jnp.append(row, jnp.array([[jnp.inf]]), axis=1), 2.0)
+    np.testing.assert_allclose(limited, [[0.8, 0.2, 0.0]], rtol=1e-6)
     np.testing.assert_allclose(hk.view_weights(row[0], 2.0), [0.8, 0.2], rtol=1e-6)
     np.testing.assert_allclose(hk.view_weights(row[0], 1.5), [16 / 17, 1 / 17], rtol=1e-5)
 

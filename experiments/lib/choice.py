@@ -1,0 +1,347 @@
+"""--n_clusters=auto: runs the method with several numbers of clusters, and chooses without labels.
+
+Each draw leaves a fifth of the rows out, as every client could for itself, and runs the method with
+each number. What is compared is how far draws agree, and the silhouette of their clusters; see
+`jaxfedmvc.metrics.choice`. Methods with a traced `limit` run all numbers in one program, and those
+of whose exchanges only the last ones read it are trained once a draw.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from experiments.lib import criterion, folder, plots, runner
+from experiments.lib.command import Command, checked
+from experiments.lib.criterion import Choice
+from experiments.lib.data import Problem
+from experiments.lib.progress import Progress, require_tqdm
+from experiments.lib.references import has_one_width
+from jaxfedmvc.engine.phases import RunState
+from jaxfedmvc.engine.steps import Evaluation, Steps
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.metrics import choice as criteria
+
+_LEFT_OUT = 0.2
+# Before a client's rows are counted, against those that a draw leaves it.
+_KEY = 2**30 + 1
+_TRAINING = {"start", "setup", "round", "done"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceSettings:
+    """How --n_clusters=auto chooses.
+
+    Attributes:
+      clusters_tried: With --n_clusters=auto, the numbers of clusters to choose from; those that a
+        client has too few rows for are left out.
+      clusters_draws: With --n_clusters=auto, how often a fifth of the rows is left out.
+    """
+
+    clusters_tried: tuple[int, ...] = tuple(range(2, 13))
+    clusters_draws: int = 4
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the setting."""
+        if len(set(self.clusters_tried)) < 2 or min(self.clusters_tried) < 2:
+            raise ValueError(
+                f"clusters_tried: got {','.join(map(str, self.clusters_tried))!r}; allowed are two"
+                " numbers or more, of 2 or more each"
+            )
+        if self.clusters_draws < 2:
+            raise ValueError(
+                f"clusters_draws: got {self.clusters_draws}; allowed is 2 or more, to compare"
+            )
+
+
+def run(command: Command) -> Path:
+    """Runs a job, and before it chooses its number of clusters where it is to be.
+
+    Returns:
+      The result folder.
+    """
+    if command.data.n_clusters != "auto":
+        return runner.run(command)
+    settings = command.extra[-1]
+    folder.use_compilation_cache(command)
+    plan = checked(partial(_planned, command, settings))
+    checked(require_tqdm)
+    checked(plots.require_matplotlib)
+    path = checked(partial(folder.open_folder, command, f"{command.name}-{command.data.stem}"))
+    found = criterion.saved(path)
+    if found is None:
+        with Progress(command.folder.progress) as progress:
+            found = _chosen(plan, progress)
+            for line in found.lines():
+                progress.write(line)
+        found.save(path)
+    return runner.run(_with_clusters(command, found.n_clusters), path, found)
+
+
+def _with_clusters(command: Command, n_clusters: int) -> Command:
+    return command._replace(data=dataclasses.replace(command.data, n_clusters=n_clusters))
+
+
+class _Plan(NamedTuple):
+    """What is run to choose.
+
+    Attributes:
+      job: With the least number of clusters.
+      drawn: Its federation without a fifth of the rows, for each draw.
+      numbers: Of clusters that the method takes.
+      notes: Why it does not take the others.
+    """
+
+    job: runner.Job
+    drawn: list[Federation]
+    numbers: list[int]
+    notes: list[str]
+
+
+def _planned(command: Command, settings: ChoiceSettings) -> _Plan:
+    """Prepares the choice: everything that can be wrong is found here.
+
+    Raises:
+      ValueError: The method finds the number itself, or nothing that clients have in common, or
+        takes fewer than two of the numbers.
+    """
+    fields = {field.name: field for field in dataclasses.fields(command.method.config)}
+    if "n_clusters" not in fields or fields["n_clusters"].default is None:
+        raise ValueError(f"n_clusters: {command.name} finds the number of clusters itself")
+    if command.job.mesh is not None:
+        raise ValueError("mesh: is for a number of clusters that is known; allowed here is none")
+    runner.start_devices(command.job)
+    job = runner.prepare(_with_clusters(command, min(settings.clusters_tried)))
+    algorithm = job.make(job.hyperparams)
+    if not (algorithm.setup or algorithm.round or algorithm.finish):
+        raise ValueError(
+            f"n_clusters: clients of {command.name} exchange nothing, so that their clusters have"
+            " nothing in common to choose by; give a number"
+        )
+    whole = job.federation.without_labels()
+    drawn = [
+        _thinned(whole, np.random.default_rng((command.job.seed, d)))
+        for d in range(settings.clusters_draws)
+    ]
+    refused = {k: _refusal(job, drawn, k) for k in sorted(set(settings.clusters_tried))}
+    numbers = [k for k, reason in refused.items() if reason is None]
+    notes = [f"{k} clusters are not tried: {r}" for k, r in refused.items() if r is not None]
+    if len(numbers) < 2:
+        raise ValueError(
+            "clusters_tried: allowed are two numbers that the method takes when a fifth of the rows"
+            f" is left out; {notes[0]}"
+        )
+    return _Plan(job, drawn, numbers, notes)
+
+
+def _chosen(plan: _Plan, progress: Progress) -> Choice:
+    """Runs the method with each number on each draw, and chooses."""
+    job, drawn, numbers = plan.job, plan.drawn, plan.numbers
+    problem = job.problems[0]
+    vertical = job.command.method.topology == "vertical"
+    for line in plan.notes:
+        progress.write(line)
+    progress.write(
+        f"choosing from {numbers[0]} to {numbers[-1]} clusters, by {len(drawn)} draws without a"
+        " fifth of the rows each"
+    )
+    labels: dict[int, list[np.ndarray]] = {k: [] for k in numbers}
+    silhouettes: dict[int, list[float]] = {k: [] for k in numbers}
+    for run in _runs(job, drawn, numbers, progress):
+        federation, k = drawn[run.draw], run.n_clusters
+        labels[k].append(_by_sample(federation, run.labels, len(problem.rows)))
+        silhouettes[k].append(criteria.silhouette(_parts(problem, federation, run, vertical)))
+    tried = pd.DataFrame({"n_clusters": numbers})
+    values = np.asarray([silhouettes[k] for k in numbers])
+    tried["stability"] = [criteria.stability(labels[k]) for k in numbers]
+    tried["silhouette"], tried["silhouette_std"] = values.mean(axis=1), values.std(axis=1, ddof=1)
+    for d in range(len(drawn)):
+        tried[f"silhouette_{d}"] = values[:, d]
+    chosen = criteria.chosen(numbers, tried["stability"], tried["silhouette"])
+    return Choice(chosen, tried)
+
+
+def _thinned(federation: Federation, generator: np.random.Generator) -> Federation:
+    """Returns a federation without a fifth of its samples; of one sample all rows go, or none."""
+    n = 1 + max(int(np.max(cohort.sample_ids, initial=-1)) for cohort in federation.cohorts)
+    kept = generator.random(n) >= _LEFT_OUT
+
+    def thinned(cohort: Cohort) -> Cohort:
+        ids = np.asarray(cohort.sample_ids)
+        mask = np.asarray(cohort.mask) & kept[ids]
+        order = np.argsort(~mask, axis=1, kind="stable")  # padding comes last
+        mask, ids = (np.take_along_axis(x, order, axis=1) for x in (mask, ids))
+        views = [np.take_along_axis(np.asarray(x), order[..., None], 1) for x in cohort.views]
+        return dataclasses.replace(
+            cohort,
+            views=tuple(jnp.asarray(np.where(mask[..., None], x, 0)) for x in views),
+            mask=jnp.asarray(mask),
+            sample_ids=jnp.asarray(np.where(mask, ids, -1), jnp.int32),
+        )
+
+    return dataclasses.replace(federation, cohorts=tuple(map(thinned, federation.cohorts)))
+
+
+def _maker(job: runner.Job, n_clusters: int) -> Callable[[Any], Any]:
+    federation = job.federation
+    config = job.command.config(n_clusters, federation.n_clients)
+    return runner.maker(job.command, config, federation)
+
+
+def _refusal(job: runner.Job, drawn: Sequence[Federation], n_clusters: int) -> str | None:
+    """Returns why the method does not take this number of clusters; None if it does."""
+    try:
+        algorithm = _maker(job, n_clusters)(job.hyperparams)
+        for federation in drawn:
+            jax.eval_shape(lambda key, f=federation: algorithm.init(key, f), jax.random.key(0))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+# --- The runs -------------------------------------------------------------------------------------
+
+
+class _Run(NamedTuple):
+    """What a run ended with.
+
+    Attributes:
+      draw: Its rows.
+      n_clusters: That it made.
+      labels: For each cohort [clients, rows].
+      embedding: What all numbers of clusters of the draw are found in, or None: one that differs
+        with their number, as spectral ones do, has no silhouettes to compare.
+    """
+
+    draw: int
+    n_clusters: int
+    labels: list[np.ndarray]
+    embedding: list[np.ndarray] | None
+
+
+def _runs(
+    job: runner.Job, drawn: Sequence[Federation], numbers: Sequence[int], progress: Progress
+) -> Iterator[_Run]:
+    """Makes the runs of all draws and numbers."""
+    limited = _limited(job, drawn[0], numbers[-1], progress)
+    if limited is None:
+        for i, k in enumerate(numbers):
+            one = job._replace(make=_maker(job, k))
+            steps = runner.steps_of(one, on_call=progress.done)
+            steps.compile(progress.compiling)
+            for d, federation in enumerate(drawn):
+                _expect(steps, job, progress, (len(numbers) - i) * len(drawn) - d, 1)
+                key = jax.random.key(job.command.job.seed)
+                found = _whole(steps, job, federation, jax.random.fold_in(key, _KEY + d))
+                progress.done("evaluate")
+                yield _Run(d, k, found.labels, None)
+        return
+    steps, with_limit = limited
+    trains_once = not steps.stages_that_read("limit") & _TRAINING
+    for d, federation in enumerate(drawn):
+        key = jax.random.fold_in(jax.random.key(job.command.job.seed), _KEY + d)
+        if trains_once:
+            _expect(steps, job, progress, len(drawn) - d, len(numbers))
+            state, r = _trained(steps, job, federation, key)
+        for i, k in enumerate(numbers):
+            this = steps.with_numbers(with_limit(k))
+            if trains_once:
+                found = this.evaluate(federation, key, state, r)
+            else:
+                _expect(steps, job, progress, (len(drawn) - d) * len(numbers) - i, 1)
+                found = _whole(this, job, federation, key)
+            progress.done("evaluate")
+            yield _Run(d, k, found.labels, found.embedding if trains_once else None)
+
+
+def _limited(
+    job: runner.Job, federation: Federation, most: int, progress: Progress
+) -> tuple[Steps, Callable[[int], Any]] | None:
+    """Returns programs for all numbers of clusters, where the method has a limit that is traced."""
+    names = {field.name for field in dataclasses.fields(job.hyperparams)}
+    if "limit" not in names:
+        return None
+
+    def with_limit(k: int) -> Any:
+        return dataclasses.replace(job.hyperparams, limit=k)
+
+    try:
+        one = job._replace(make=_maker(job, most), hyperparams=with_limit(most))
+        steps = runner.steps_of(one, on_call=progress.done)
+    except ValueError:
+        return None  # forms of the method that do without
+    steps.compile(progress.compiling)
+    return steps, with_limit
+
+
+def _expect(steps: Steps, job: runner.Job, progress: Progress, runs: int, evaluations: int) -> None:
+    """Tells the bar what is left of the choice: so many runs, each evaluated so often."""
+    calls, rounds = steps.calls(), job.command.rounds
+    left = {name: n * runs for name, n in calls["setup"].items()}
+    left |= {name: n * runs * rounds for name, n in calls["round"].items()}
+    left |= {name: n * runs * evaluations for name, n in calls["finish"].items()}
+    progress.expect(left | {"evaluate": runs * evaluations}, steps.efforts())
+
+
+def _trained(
+    steps: Steps, job: runner.Job, federation: Federation, key: jax.Array
+) -> tuple[RunState, int]:
+    """Returns the state after the last round, and which one that was."""
+    state, _ = steps.setup(federation, key, steps.start(federation, key))
+    made = 0
+    while made < job.command.rounds and not (made and steps.is_done(state)):
+        state, _ = steps.one_round(federation, key, state, made)
+        made += 1
+    return state, max(made - 1, 0)
+
+
+def _whole(steps: Steps, job: runner.Job, federation: Federation, key: jax.Array) -> Evaluation:
+    state, r = _trained(steps, job, federation, key)
+    return steps.evaluate(federation, key, state, r)
+
+
+# --- What is compared -----------------------------------------------------------------------------
+
+
+def _by_sample(federation: Federation, labels: Sequence[np.ndarray], n: int) -> np.ndarray:
+    """Returns the cluster of every sample [n]; -1 for those that nobody holds in this draw."""
+    found = np.full(n, -1)
+    for cohort, mine in zip(federation.cohorts, labels, strict=True):
+        mask = np.asarray(cohort.mask)
+        found[np.asarray(cohort.sample_ids)[mask]] = mine[mask]
+    return found
+
+
+def _parts(
+    problem: Problem, federation: Federation, found: _Run, vertical: bool
+) -> list[criteria.Part]:
+    """Returns rows and clusters: rows of H where all numbers share one, else of the views."""
+    if has_one_width(found.embedding):
+        return [
+            criteria.Part({0: h[mask]}, labels[mask])
+            for h, labels, mask in zip(
+                found.embedding, found.labels, _masks(federation), strict=True
+            )
+        ]
+    if vertical and problem.held is None:
+        # One row a sample, with the views of all agents.
+        labels = _by_sample(federation, found.labels, len(problem.rows))
+        return [criteria.Part(dict(enumerate(problem.views)), labels)]
+    return [
+        criteria.Part({v: np.asarray(x)[mask] for v, x in cohort.by_view().items()}, labels[mask])
+        for cohort, labels, mask in zip(
+            federation.cohorts, found.labels, _masks(federation), strict=True
+        )
+    ]
+
+
+def _masks(federation: Federation) -> list[np.ndarray]:
+    return [np.asarray(cohort.mask) for cohort in federation.cohorts]

@@ -1,0 +1,100 @@
+"""What the choice of the number of clusters leaves behind: a table, a picture, part of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from experiments.lib import page, plots
+from jaxfedmvc.files import write_text
+from jaxfedmvc.metrics.choice import LEAST_STABILITY
+
+_TABLE, _PICTURE = "n_clusters.csv", "n_clusters.png"
+
+
+class Choice(NamedTuple):
+    """Criteria of the numbers of clusters that were tried.
+
+    Attributes:
+      n_clusters: The chosen number.
+      tried: A row for each number, with the columns n_clusters, stability, silhouette (the mean of
+        the draws), silhouette_std, and silhouette_0 and so on of each draw.
+    """
+
+    n_clusters: int
+    tried: pd.DataFrame
+
+    def save(self, path: Path) -> None:
+        """Writes n_clusters.png and then n_clusters.csv, which says that the choice is made."""
+        _draw(path / _PICTURE, self)
+        table = self.tried.assign(chosen=self.tried["n_clusters"] == self.n_clusters)
+        write_text(path / _TABLE, table.to_csv(index=False))
+
+    def lines(self) -> Iterator[str]:
+        """Yields the table and the chosen number for the terminal."""
+        yield f"{'clusters':>9s}{'stability':>11s}{'silhouette':>18s}"
+        for row in self.tried.itertuples():
+            mark = "  <- chosen" if row.n_clusters == self.n_clusters else ""
+            silhouette = f"{row.silhouette:.3f} +- {row.silhouette_std:.3f}"
+            yield f"{row.n_clusters:9d}{row.stability:11.3f}{silhouette:>18s}{mark}"
+        if (self.tried["stability"] < LEAST_STABILITY).all():
+            yield (
+                f"no number of clusters is stable (ARI {LEAST_STABILITY} when a fifth of the rows"
+                " is left out): take this one with caution"
+            )
+
+    def figure(self) -> page.Figure:
+        """Returns both criteria for the page."""
+        draws = [
+            name for name in self.tried if name.startswith("silhouette_") and name[11:] != "std"
+        ]
+        values = {
+            "silhouette": self.tried[draws].to_numpy().T,
+            "stability": self.tried[["stability"]].to_numpy().T,
+        }
+        numbers = self.tried["n_clusters"].to_numpy(float)
+        note = f"{self.n_clusters} clusters: {_rule()}; no label is seen"
+        drawn = page.lines("Number of clusters", values, {"clusters": numbers}, "criterion")
+        return drawn._replace(note=note)
+
+
+def _rule() -> str:
+    return (
+        "the best silhouette among numbers whose clusters come back with an ARI of"
+        f" {LEAST_STABILITY} when a fifth of the rows is left out"
+    )
+
+
+def saved(path: Path) -> Choice | None:
+    """Returns the choice that a folder holds, if it was made."""
+    if not (path / _TABLE).exists():
+        return None
+    table = pd.read_csv(path / _TABLE)
+    return Choice(
+        int(table.loc[table["chosen"], "n_clusters"].iloc[0]), table.drop(columns="chosen")
+    )
+
+
+def _draw(path: Path, choice: Choice) -> None:
+    plt = plots.require_matplotlib()
+    figure, axis = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    tried = choice.tried
+    numbers = tried["n_clusters"].to_numpy()
+    mean, spread = tried["silhouette"].to_numpy(), tried["silhouette_std"].to_numpy()
+    (line,) = axis.plot(numbers, mean, marker="o", label="silhouette, with one deviation")
+    axis.fill_between(numbers, mean - spread, mean + spread, color=line.get_color(), alpha=0.2)
+    axis.plot(numbers, tried["stability"], marker="s", label="stability (mean ARI)")
+    axis.axhline(LEAST_STABILITY, linestyle=":", color="0.4", label="least stability")
+    axis.axvline(choice.n_clusters, linestyle="--", color="0.4", label="chosen")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_ylim(min(0.0, float(np.nanmin(mean - spread)) - 0.02), 1.02)
+    axis.set_xlabel("clusters")
+    axis.set_ylabel("criterion")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
+    axis.set_title(f"{choice.n_clusters} clusters chosen, no label seen")
+    plots.save(figure, path)

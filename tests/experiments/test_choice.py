@@ -1,0 +1,107 @@
+"""--n_clusters=auto: the number is found without labels, kept, and what cannot be is refused."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import make_blobs
+
+from experiments.run import main
+from tests.helpers import binaries
+
+K = 4
+FLAGS = (
+    "--n_clusters=auto",
+    "--clusters_tried=2,3,4,5,6",
+    "--clusters_draws=3",
+    "--compilation_cache=",
+    "--noprogress",
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Four blobs in two views, without labels and with wrong ones."""
+    folder = tmp_path_factory.mktemp("data")
+    x, _ = make_blobs(160, 7, centers=K, cluster_std=1.5, random_state=3)
+    views = {"view_0": x[:, :4], "view_1": x[:, 4:]}
+    np.savez(folder / "plain.npz", **views)
+    np.savez(folder / "wrong.npz", **views, labels=np.arange(160) % 7)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("e_fkmvc", "--rounds=10", "--n_clients=4"),
+        pytest.param(("distr_kmeans",), marks=pytest.mark.slow),
+        pytest.param(("lmvsc", "--n_clients=2", "--ratio=1:0"), marks=pytest.mark.slow),
+    ],
+    ids=lambda method: method[0],
+)
+def test_blobs_are_counted_without_labels(method, data, tmp_path):
+    name, *own = method
+    given = (f"--algorithm={name}", *own, *FLAGS, f"--output_dir={tmp_path / 'out'}")
+    code, out, err = binaries.launch(main, *given, f"--dataset={data / 'plain.npz'}")
+    assert code == 0, err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["n_clusters"] == K
+    assert "<- chosen" in out
+    tried = pd.read_csv(tmp_path / "out" / "n_clusters.csv")
+    assert list(tried["n_clusters"]) == [2, 3, 4, 5, 6]
+    assert list(tried.loc[tried["chosen"], "n_clusters"]) == [K]
+    assert (tmp_path / "out" / "n_clusters.png").stat().st_size > 5000
+    assert "Number of clusters" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_networks_are_trained_once_for_all_numbers(data, tmp_path):
+    given = ("--algorithm=fmcsc", "--n_clients=2", "--ratio=1:0", "--hidden=16", "--latent_dim=4")
+    given += ("--pretrain_epochs=5", "--local_epochs=2", "--rounds=1", "--components=A")
+    given += (*FLAGS, f"--dataset={data / 'plain.npz'}", f"--output_dir={tmp_path / 'out'}")
+    code, out, err = binaries.launch(main, *given)
+    assert code == 0, err
+    assert "no number of clusters is stable" in out  # networks that have learnt nothing yet
+    assert len(pd.read_csv(tmp_path / "out" / "n_clusters.csv")) == 5
+
+
+def test_labels_do_not_matter_and_a_choice_that_was_made_is_kept(data, tmp_path):
+    tables = {}
+    common = ("--algorithm=e_fkmvc", "--n_clients=4", "--rounds=3", *FLAGS)
+    for name in ("plain", "wrong"):
+        given = (*common, f"--dataset={data / name}.npz", f"--output_dir={tmp_path / name}")
+        assert binaries.launch(main, *given)[0] == 0
+        tables[name] = (tmp_path / name / "n_clusters.csv").read_text()
+    assert tables["plain"] == tables["wrong"]
+    # A job that was killed after its choice goes on with it, whatever it would choose now.
+    (tmp_path / "wrong" / "summary.json").unlink()
+    edited = pd.read_csv(tmp_path / "wrong" / "n_clusters.csv")
+    edited["chosen"] = edited["n_clusters"] == 3
+    edited.to_csv(tmp_path / "wrong" / "n_clusters.csv", index=False)
+    code, out, _ = binaries.launch(main, *given, "--resume")
+    assert code == 0
+    assert "draws" not in out
+    assert json.loads((tmp_path / "wrong" / "summary.json").read_text())["n_clusters"] == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--algorithm=vertcohirf",), "finds the number of clusters itself"),
+        (("--algorithm=local_kmeans",), "exchange nothing"),
+        (("--algorithm=e_fkmvc", "--clusters_tried=3"), "clusters_tried: got '3'"),
+        (("--algorithm=e_fkmvc", "--clusters_tried=1,3"), "clusters_tried: got '1,3'"),
+        (("--algorithm=e_fkmvc", "--clusters_draws=1"), "clusters_draws: got 1"),
+        (("--algorithm=e_fkmvc", "--n_clusters=some"), "a whole number or auto, or none"),
+        (("--algorithm=e_fkmvc", "--mesh=clients:2"), "mesh: is for a number of clusters"),
+        (("--algorithm=distr_kmeans", "--clusters_tried=4,300"), "300 clusters are not tried"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(flags, told, data, tmp_path):
+    given = ("--n_clusters=auto", f"--dataset={data / 'plain.npz'}", *flags)
+    code, _, err = binaries.launch(main, *given, f"--output_dir={tmp_path / 'out'}")
+    assert code == 2
+    assert told in err
+    assert err.strip().count("\n") == 0
+    assert not (tmp_path / "out").exists()

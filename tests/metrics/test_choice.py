@@ -1,0 +1,97 @@
+"""Criteria of a number of clusters: scikit-learn's, cases by hand, and what is chosen by them."""
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_blobs
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc.metrics import choice
+from jaxfedmvc.metrics.choice import Part
+
+
+def test_stability_is_the_mean_agreement_on_common_rows():
+    rng = np.random.default_rng(0)
+    labelings = [np.where(rng.random(60) < 0.8, rng.integers(0, 4, 60), -1) for _ in range(3)]
+    expected = []
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        both = (labelings[i] >= 0) & (labelings[j] >= 0)
+        expected.append(adjusted_rand_score(labelings[i][both], labelings[j][both]))
+    np.testing.assert_allclose(choice.stability(labelings), np.mean(expected), atol=1e-12)
+
+
+def test_the_numbering_of_clusters_does_not_matter():
+    labels = np.array([0, 0, 1, 1, 2, -1])
+    other = np.array([2, 2, 0, 0, 1, 1])
+    assert choice.stability([labels, other]) == 1.0
+
+
+def test_silhouettes_worked_by_hand():
+    # Centroids 1 and 11: rows at 0, 2, 10, 12 are 1 from their own and 11, 9, 9, 11 from the other.
+    rows = np.array([[0.0], [2.0], [10.0], [12.0]])
+    expected = np.mean([10 / 11, 8 / 9, 8 / 9, 10 / 11])
+    labels = np.array([0, 0, 1, 1])
+    assert np.isclose(choice.silhouette([Part({0: rows}, labels)]), expected)
+    # The same rows held by two clients, one padded with a row that counts nowhere.
+    padded = np.append(rows[1:], [[99.0]], axis=0)
+    parts = [Part({0: rows[:1]}, labels[:1]), Part({0: padded}, np.append(labels[1:], -1))]
+    assert np.isclose(choice.silhouette(parts), expected)
+
+
+def test_rows_count_with_the_views_that_they_have():
+    # In both views the centroids lie 10 apart and rows 1 beside their own, so that a row with one
+    # view has the ratio of a row with both.
+    rows = np.array([[0.0], [2.0], [10.0], [12.0]])
+    labels = np.array([0, 0, 1, 1])
+    both = Part({0: rows, 3: rows[::-1]}, labels)
+    one = Part({3: rows[::-1]}, labels)
+    alone = choice.silhouette([Part({0: rows}, labels)])
+    assert np.isclose(choice.silhouette([both, one]), alone)
+    assert np.isclose(choice.silhouette([Part({0: 1e6 * rows, 3: rows}, labels)]), alone)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [-1, -1, -1], [2, 2, -1]])
+def test_one_cluster_has_no_silhouette(labels):
+    assert np.isnan(choice.silhouette([Part({0: np.eye(3)}, np.array(labels))]))
+
+
+def test_two_equal_rows_in_different_clusters_are_in_between():
+    assert choice.silhouette([Part({0: np.ones((2, 1))}, np.array([0, 1]))]) == 0.0
+
+
+def test_a_cluster_that_nobody_holds_a_view_of_is_far_in_that_view():
+    rows = np.array([[0.0], [1.0], [10.0]])
+    parts = [Part({0: rows[:2]}, np.array([0, 0])), Part({1: rows[2:]}, np.array([1]))]
+    assert choice.silhouette(parts) == 0.0
+
+
+def test_the_best_silhouette_of_the_stable_numbers_is_chosen():
+    stable, silhouettes = np.array([0.9, 0.76, 0.5]), np.array([0.3, 0.4, 0.6])
+    assert choice.chosen([2, 3, 4], stable, silhouettes) == 3
+    assert choice.chosen([2, 3, 4], stable / 2, silhouettes) == 4  # none is: all count
+    assert choice.chosen([2, 3, 4], stable, np.array([0.3, np.nan, 0.6])) == 2
+
+
+@pytest.mark.parametrize("k", [2, 4, 7])
+def test_blobs_are_counted(k):
+    from sklearn.cluster import KMeans
+
+    x, _ = make_blobs(300, 6, centers=k, cluster_std=1.5, random_state=3)
+    rng, numbers = np.random.default_rng(0), range(2, 10)
+    stabilities, silhouettes = [], []
+    for n in numbers:
+        labelings = []
+        for seed in range(3):
+            kept = rng.random(len(x)) < 0.8
+            labels = np.full(len(x), -1)
+            labels[kept] = KMeans(n, n_init=3, random_state=seed).fit_predict(x[kept])
+            labelings.append(labels)
+        stabilities.append(choice.stability(labelings))
+        silhouettes.append(choice.silhouette([Part({0: x}, labelings[0])]))
+    assert choice.chosen(numbers, stabilities, silhouettes) == k
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(ValueError, match="labelings: got 1"):
+        choice.stability([np.zeros(3, int)])
+    with pytest.raises(ValueError, match="silhouettes: no number"):
+        choice.chosen([2], np.array([1.0]), np.array([np.nan]))
