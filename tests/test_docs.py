@@ -11,6 +11,7 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from experiments.fedhk.__main__ import translated
+from experiments.lib.choice import ChoiceSettings
 from experiments.lib.command import parse
 from experiments.lib.runner import prepare
 from experiments.sweep import SweepSettings, settings_of
@@ -155,7 +156,7 @@ def test_shown_commands_are_understood(binary, arguments, monkeypatch):
     arguments = [a for a in arguments if a != "--help"]
     if binary == "fedhk":
         arguments = translated(arguments)
-    extra = (SweepSettings,) if binary == "sweep" else ()
+    extra = (SweepSettings if binary == "sweep" else ChoiceSettings,)
     command = parse(arguments, algorithm=BINARIES[binary], extra=extra)
     command.config(n_clusters=3, n_clients=4)
     command.hyperparams()
