@@ -28,6 +28,11 @@ class Choice(NamedTuple):
     n_clusters: int
     tried: pd.DataFrame
 
+    @property
+    def is_unstable(self) -> bool:
+        """Whether the clusters of no number come back."""
+        return bool((self.tried["stability"] < LEAST_STABILITY).all())
+
     def save(self, path: Path) -> None:
         """Writes n_clusters.png and then n_clusters.csv, which says that the choice is made."""
         _draw(path / _PICTURE, self)
@@ -41,7 +46,7 @@ class Choice(NamedTuple):
             mark = "  <- chosen" if row.n_clusters == self.n_clusters else ""
             silhouette = f"{row.silhouette:.3f} +- {row.silhouette_std:.3f}"
             yield f"{row.n_clusters:9d}{row.stability:11.3f}{silhouette:>18s}{mark}"
-        if (self.tried["stability"] < LEAST_STABILITY).all():
+        if self.is_unstable:
             yield (
                 f"no number of clusters is stable (ARI {LEAST_STABILITY} when a fifth of the rows"
                 " is left out): take this one with caution"
@@ -58,6 +63,8 @@ class Choice(NamedTuple):
         }
         numbers = self.tried["n_clusters"].to_numpy(float)
         note = f"{self.n_clusters} clusters: {_rule()}; no label is seen"
+        if self.is_unstable:
+            note += ". Here no number is stable, so that all of them count"
         drawn = page.lines("Number of clusters", values, {"clusters": numbers}, "criterion")
         return drawn._replace(note=note)
 

@@ -13,6 +13,7 @@ from experiments.lib import plots
 from experiments.lib.data import DataSettings, Problem, is_multimodal
 from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.report import Report
+from experiments.vertcohirf import tree
 from jaxfedmvc.algorithms.vertcohirf.communication import communication
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
 from jaxfedmvc.algorithms.vertcohirf.method import VertCoHiRFState
@@ -90,7 +91,9 @@ def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]
 
 def _pictures(report: Report, result: SeedResult) -> None:
     title = f"cluster fusion hierarchy, {report.title}, seed {result.seed}"
-    plots.hierarchy(report.path / "hierarchy.png", hierarchy_of(result.server), title)
+    found = hierarchy_of(result.server)
+    plots.hierarchy(report.path / "hierarchy.png", found, title)
+    report.figures.append(tree.figure(found, result.problem.labels))
 
 
 HOOKS = Hooks(
