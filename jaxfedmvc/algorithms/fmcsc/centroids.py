@@ -7,6 +7,7 @@ by a k-means of the rows of all (federated).
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,10 @@ from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, features
 from jaxfedmvc.algorithms.fmcsc.server import ServerState, send_model
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
-from jaxfedmvc.clustering import kmeans, predict
+from jaxfedmvc.clustering import kmeans, kmeans_plusplus, predict
 from jaxfedmvc.federation import Cohort
-from jaxfedmvc.messages.clusters import min_cluster_size
-from jaxfedmvc.messages.transforms import transformed
+from jaxfedmvc.messages.clusters import large_only, min_cluster_size
+from jaxfedmvc.messages.transforms import Transform, transformed
 
 # Number of clusters in use; None: all.
 Limit = jax.Array | int | None
@@ -36,15 +37,15 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
             ),
             Phase(_send_result, _receive, _keep, reduce="sum"),
         )
-    lloyd = Phase(_send_centroids, partial(_tally, config, limit), _move_centroids, reduce="sum")
+    lloyd = Phase(_send_starts, partial(_tally, config, limit), _move_centroids, reduce="sum")
     own = Phase(
         send_model,
         partial(_own_centroids, config, limit),
         partial(_cluster_centroids, config, limit),
     )
     if config.min_cluster_size is not None:
-        guard = min_cluster_size(config.min_cluster_size)
-        own, lloyd = transformed(own, guard), transformed(lloyd, guard)
+        own = transformed(own, min_cluster_size(config.min_cluster_size))
+        lloyd = transformed(lloyd, _guarded(config.min_cluster_size))
     return (
         own,
         *(lloyd,) * config.centroid_rounds,
@@ -145,21 +146,28 @@ def _cluster_centroids(
     messages: tuple,
     weights: tuple,
 ) -> tuple[ServerState, dict]:
-    """Clusters all clients' centroids by k-means, each counted as often as it has rows."""
+    """Clusters all clients' centroids by k-means, each counted as often as it has rows.
+
+    For several starts it draws the seeds of each from them by k-means++.
+    """
     centroids = jnp.concatenate([c.reshape(-1, config.latent_dim) for c, _ in messages])
     sizes = jnp.concatenate(
         [(n * w[:, None]).ravel() for (_, n), w in zip(messages, weights, strict=True)]
     )
-    found = kmeans(
-        key,
-        centroids,
-        config.n_clusters,
-        where=sizes > 0,
-        weights=sizes,
-        n_init=config.n_init,
-        limit=limit,
-    )
-    return server._replace(centroids=found.centroids), {}
+    k = config.n_clusters
+    known: dict[str, Any] = {"weights": sizes, "limit": limit}
+    if config.centroid_starts == 1:
+        found = kmeans(key, centroids, k, where=sizes > 0, n_init=config.n_init, **known)
+        return server._replace(centroids=found.centroids), {}
+    # Seeds and no more: k-means of the clients' centroids would bring many of them to one place.
+    keys = jax.random.split(key, config.centroid_starts)
+    seeds = jax.vmap(lambda key: kmeans_plusplus(key, centroids, k, sizes > 0, **known))(keys)
+    return server._replace(starts=seeds), {}
+
+
+def _send_starts(server: ServerState, view_ids: Kind) -> jax.Array:
+    """Sends the centroids of all starts [starts, K, d], or of the one [K, d]."""
+    return server.centroids if isinstance(server.starts, tuple) else server.starts
 
 
 def _tally(
@@ -169,17 +177,44 @@ def _tally(
     centroids: jax.Array,
     state: ClientState,
     client: Cohort,
-) -> tuple[ClientState, tuple[jax.Array, jax.Array], Info]:
-    """Sends the sum [K, d] and the number [K] of the rows of H nearest to each centroid."""
-    nearest = jax.nn.one_hot(predict(state.h, centroids, limit), config.n_clusters)
-    nearest *= client.mask[:, None]
-    return state, (nearest.T @ state.h, jnp.sum(nearest, axis=0)), {}
+) -> tuple[ClientState, tuple[jax.Array, ...], Info]:
+    """Sends the sum [K, d] and the number [K] of the rows of H nearest to each centroid.
+
+    Of several starts, [starts, K, d] and [starts, K], and the sums of squared distances [starts].
+    """
+
+    def one_start(centroids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        labels = predict(state.h, centroids, limit)
+        nearest = jax.nn.one_hot(labels, config.n_clusters) * client.mask[:, None]
+        squares = jnp.sum(jnp.square(state.h - centroids[labels]), axis=1)
+        total = jnp.sum(jnp.where(client.mask, squares, 0.0))
+        return nearest.T @ state.h, jnp.sum(nearest, axis=0), total
+
+    if config.centroid_starts == 1:
+        return state, one_start(centroids)[:2], {}
+    return state, jax.vmap(one_start)(centroids), {}
+
+
+def _guarded(least: int) -> Transform:
+    """Returns what keeps sums and numbers of clusters of few rows back; distances are of all."""
+
+    def transform(key: jax.Array, message: tuple, sent: PyTree) -> tuple:
+        sums, sizes, *squares = message
+        return *large_only(sums, sizes, least), *squares
+
+    return transform
 
 
 def _move_centroids(
     key: jax.Array, server: ServerState, messages: tuple, counts: tuple
 ) -> tuple[ServerState, dict]:
     """Moves centroids to the means of all clients' rows; one without rows stays where it is."""
-    sums, sizes = (sum(parts) for parts in zip(*messages, strict=True))
-    means = sums / jnp.maximum(sizes, 1.0)[:, None]
-    return server._replace(centroids=jnp.where(sizes[:, None] > 0, means, server.centroids)), {}
+    sums, sizes, *squares = (sum(parts) for parts in zip(*messages, strict=True))
+    old = _send_starts(server, ())
+    means = sums / jnp.maximum(sizes, 1.0)[..., None]
+    new = jnp.where(sizes[..., None] > 0, means, old)
+    if not squares:
+        return server._replace(centroids=new), {}
+    # The distances are those before the step; a step lowers each start's sum.
+    best = jnp.argmin(squares[0])
+    return server._replace(starts=new, centroids=new[best]), {"inertia": squares[0]}

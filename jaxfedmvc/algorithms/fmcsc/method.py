@@ -72,7 +72,9 @@ def _init(
         h = jnp.zeros((*cohort.mask.shape, config.latent_dim))
         return ClientState(model, h if config.centroids == "federated" else ())
 
-    server = ServerState(models, jnp.zeros((config.n_clusters, config.latent_dim)))
+    centroids = jnp.zeros((config.n_clusters, config.latent_dim))
+    starts = jnp.zeros((config.centroid_starts, *centroids.shape))
+    server = ServerState(models, centroids, starts if config.centroid_starts > 1 else ())
     return server, tuple(clients(cohort) for cohort in federation.cohorts)
 
 

@@ -20,10 +20,12 @@ class ServerState(NamedTuple):
       models: The global models by kind: f_g for all views, f_g^v for view v alone, and one for
         every other subset that a client holds.
       centroids: The common centroids [K, d]; zeros before the last exchanges.
+      starts: Those of all starts of federated k-means, [starts, K, d]; () where there is one.
     """
 
     models: dict[Kind, Model]
     centroids: jax.Array
+    starts: jax.Array | tuple[()] = ()
 
 
 # --- What is sent ---------------------------------------------------------------------------------

@@ -55,6 +55,10 @@ class FMCSCConfig:
         send the sum and the number of their rows of H in each cluster; rows belong to the nearest
         of the common centroids.
       centroid_rounds: Lloyd's steps of federated k-means.
+      centroid_starts: Starts of federated k-means, side by side: k-means++ draws the seeds of each
+        from the clients' centroids, and they multiply the bytes of Lloyd's steps. Clients also send
+        the sum of squared distances to each start's centroids; the start of the least total counts.
+        1: the best k-means of the clients' centroids, by these alone.
       min_cluster_size: Least number of a client's rows in a cluster for which federated k-means is
         sent their sum or centroid; of smaller clusters nothing is sent. None: off. A leader's
         centroids travel without numbers of rows and cannot have it.
@@ -78,6 +82,7 @@ class FMCSCConfig:
     target: Literal["own", "global"] = "own"
     centroids: Literal["leader", "federated"] = "leader"
     centroid_rounds: int = 10
+    centroid_starts: int = 1
     min_cluster_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -87,7 +92,8 @@ class FMCSCConfig:
           ValueError: Names the field, its value and what is allowed.
         """
         checks.at_least(self, 1, "n_clusters", "latent_dim", "head_hidden", "batch_size")
-        checks.at_least(self, 1, "n_bins", "n_init", "centroid_rounds", "min_cluster_size")
+        checks.at_least(self, 1, "n_bins", "n_init", "centroid_rounds", "centroid_starts")
+        checks.at_least(self, 1, "min_cluster_size")
         checks.at_least(
             self, 0, "pretrain_epochs", "local_epochs", "distill_epochs", "leader_epochs"
         )
@@ -104,6 +110,8 @@ class FMCSCConfig:
                 " is used",
             )
 
+        if self.centroid_starts > 1 and self.centroids == "leader":
+            raise checks.wrong("centroid_starts", self.centroid_starts, "1 with centroids='leader'")
         if self.min_cluster_size is not None and self.centroids == "leader":
             raise checks.wrong(
                 "min_cluster_size",

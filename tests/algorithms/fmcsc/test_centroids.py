@@ -1,5 +1,6 @@
 """Common centroids, a leader's and federated ones, and what clients make of them."""
 
+import dataclasses
 import functools
 
 import chex
@@ -10,6 +11,9 @@ import pytest
 from sklearn.cluster import KMeans
 
 from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams
+from jaxfedmvc.algorithms.fmcsc.centroids import phases as centroids_of
+from jaxfedmvc.algorithms.fmcsc.server import ServerState
 from jaxfedmvc.federation import Cohort
 from tests.algorithms.fmcsc.by_numpy import np_features
 from tests.algorithms.fmcsc.tiny import (
@@ -181,3 +185,44 @@ def test_views_without_a_model_are_refused(finished):
     for function in (build().assign, build().embed):
         with pytest.raises(ValueError, match=r"holds views \(0, 1\); there are global models"):
             function(finished.server, (), client)
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_of_several_starts_the_one_of_least_inertia_counts(limit):
+    """Each start makes Lloyd's steps on all rows; sums, sizes and inertias are all that travels."""
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(size=(n, CONFIG.latent_dim)).astype(np.float32) for n in (9, 14)]
+    config = dataclasses.replace(
+        CONFIG, centroids="federated", centroid_rounds=2, centroid_starts=5
+    )
+    own, first, _, last = centroids_of(config, FMCSCHyperparams(limit=limit))
+    k = K if limit is None else limit
+    server = ServerState({}, jnp.zeros((K, 3)), jnp.zeros((5, K, CONFIG.latent_dim)))
+    found = [KMeans(K, n_init=1, random_state=0).fit(x) for x in rows]
+    message = [
+        jnp.stack([jnp.asarray(f.cluster_centers_, jnp.float32) for f in found]),
+        jnp.stack([jnp.bincount(f.labels_, length=K).astype(jnp.float32) for f in found]),
+    ]
+    server, _ = own.server(KEY, server, (tuple(message),), (jnp.ones(2),))
+    starts = np.asarray(server.starts)[:, :k]
+    for _ in range(2):
+        replies = []
+        for x in rows:
+            padded = jnp.concatenate([x, jnp.full((2, CONFIG.latent_dim), 50.0)])
+            client = Cohort((), jnp.arange(len(padded)) < len(x), None, None, ())
+            replies.append(first.client(KEY, server.starts, NOTHING._replace(h=padded), client)[1])
+        server, info = first.server(KEY, server, (jax.tree.map(jnp.add, *replies),), (2,))
+        everything = np.concatenate(rows)
+        squares = ((everything[None, :, None] - starts[:, None]) ** 2).sum(-1)
+        np.testing.assert_allclose(info["inertia"], squares.min(-1).sum(-1), rtol=1e-4)
+        nearest = squares.argmin(-1)
+        starts = np.stack(
+            [
+                [everything[n == j].mean(0) if (n == j).any() else c[j] for j in range(k)]
+                for n, c in zip(nearest, starts, strict=True)
+            ]
+        )
+    np.testing.assert_allclose(np.asarray(server.starts)[:, :k], starts, rtol=1e-4, atol=1e-5)
+    best = np.argmin(np.asarray(info["inertia"]))
+    np.testing.assert_array_equal(server.centroids, np.asarray(server.starts)[best])
+    assert last.broadcast(server, FULL).shape == (K, CONFIG.latent_dim)

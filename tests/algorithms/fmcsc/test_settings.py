@@ -31,6 +31,8 @@ from tests.algorithms.fmcsc.tiny import CONFIG
         {"centroid_rounds": 0},
         {"min_cluster_size": 0, "centroids": "federated"},
         {"min_cluster_size": 2},
+        {"centroid_starts": 2},
+        {"centroid_starts": 0, "centroids": "federated"},
         {"partial_models": "none"},
         {"partial_rounds": True, "partial_models": "branch"},
     ],
