@@ -81,6 +81,8 @@ class VerticalSettings:
       max_overlap: Most copied features, as a share of an agent's own.
       overlap_order: In which order features are offered for copying; ascending fills the cap with
         low ids.
+      importance: Weights of agents, as VertiBench splits features: one number for all agents, such
+        as 0.5, or one for each; small ones are unequal. none: groups of equal size.
       categorical: Columns that are categories; none: those known of the set.
       hybrid: Rows that an agent holds: those of the clients with its view, in a division by
         --ratio as horizontal methods get it, such as 1:1; none: all rows.
@@ -93,6 +95,7 @@ class VerticalSettings:
     overlap: float = 0.0
     max_overlap: float = 0.3
     overlap_order: Literal["random", "ascending"] = "random"
+    importance: tuple[float, ...] | None = None
     categorical: tuple[int, ...] | None = None
     hybrid: str | None = None
     hybrid_clients: int = HorizontalSettings.n_clients
@@ -221,6 +224,8 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
     if dataset.clients is not None:
         raise ValueError(f"dataset: {name} has a file for each client; agents hold the same rows")
     if split.split == "views" or (split.split == "auto" and len(dataset.views) > 1):
+        if split.importance is not None:
+            raise ValueError("importance: is for features that are split, not for views")
         views = list(dataset.views)
         held = None if dataset.held is None else dataset.held.T
         if held is not None and split.hybrid is not None:
@@ -238,18 +243,36 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
         categorical = _CATEGORICAL.get(Path(name).stem.lower())
     pooled = np.concatenate(dataset.views, axis=1)
     x, rows = vertical.prepare(pooled, np.arange(n), categorical=categorical, seed=seed)
-    columns = vertical.split_features(
-        seed,
-        x.shape[1],
-        split.agents,
-        order=split.feature_order,
-        overlap=split.overlap,
-        max_overlap=split.max_overlap,
-        overlap_order=split.overlap_order,
-    )
+    columns = _columns(split, seed, x.shape[1])
     labels = None if dataset.labels is None else dataset.labels[rows]
     found = _agents([x[:, chosen] for chosen in columns], labels, ids[rows])
     return found._replace(notes=dataset.notes)
+
+
+def _columns(split: VerticalSettings, seed: int, n_features: int) -> tuple[np.ndarray, ...]:
+    """Returns each agent's features, for data of one view."""
+    if split.importance is None:
+        return vertical.split_features(
+            seed,
+            n_features,
+            split.agents,
+            order=split.feature_order,
+            overlap=split.overlap,
+            max_overlap=split.max_overlap,
+            overlap_order=split.overlap_order,
+        )
+    if split.overlap:
+        raise ValueError(f"overlap: got {split.overlap} with --importance; allowed is 0")
+    weights = split.importance
+    if not weights or min(weights) <= 0:
+        raise ValueError(f"importance: got {weights}; allowed are numbers above 0")
+    if len(weights) not in (1, split.agents):
+        raise ValueError(
+            f"importance: got {len(weights)} weights for {split.agents} agents; allowed is one for"
+            " all, or one for each"
+        )
+    weights = weights * split.agents if len(weights) == 1 else weights
+    return vertical.split_by_importance(seed, n_features, weights)
 
 
 def _held(split: VerticalSettings, seed: int, n_samples: int, n_views: int) -> np.ndarray:

@@ -5,7 +5,13 @@ from jaxfedmvc.data.datasets import load, names
 from jaxfedmvc.data.partition import Part, hybrid_partition, parse_ratio, partition_as_held
 from jaxfedmvc.data.synthetic import blobs, multimodal, simplex
 from jaxfedmvc.data.tables import TableOptions, from_frame
-from jaxfedmvc.data.vertical import align_agents, prepare, split_features, vertical_partition
+from jaxfedmvc.data.vertical import (
+    align_agents,
+    prepare,
+    split_by_importance,
+    split_features,
+    vertical_partition,
+)
 
 __all__ = [
     "Dataset",
@@ -23,6 +29,7 @@ __all__ = [
     "partition_as_held",
     "prepare",
     "simplex",
+    "split_by_importance",
     "split_features",
     "vertical_partition",
 ]

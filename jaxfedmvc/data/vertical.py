@@ -137,6 +137,51 @@ def split_features(
     return tuple(agents)
 
 
+def split_by_importance(
+    seed: int, n_features: int, weights: Sequence[float]
+) -> tuple[np.ndarray, ...]:
+    """Deals features out to agents of unequal importance, as VertiBench does.
+
+    Every agent gets one feature, drawn uniformly. Each other feature goes to agent i with
+    probability r_i, where r is one draw from the Dirichlet distribution of the weights: agent i
+    expects a share w_i / sum(w), and small weights give few agents nearly all features. Source: Wu
+    et al., "VertiBench: advancing feature distribution diversity in vertical federated learning
+    benchmarks", ICLR 2024, section 4.1, and for the first features its code.
+
+    Args:
+      seed: seeds all randomness.
+      n_features: number of features.
+      weights: of the agents, positive, [n_agents] with n_agents at most `n_features`.
+
+    Returns:
+      For each agent its features, int64: the first one drawn, then the others in ascending order.
+
+    Raises:
+      ValueError: an argument is out of range; the text names it.
+    """
+    _check_count("seed", seed, 0)
+    _check_count("n_features", n_features, 1)
+    alpha = np.asarray(weights, float)
+    if alpha.ndim != 1 or not 1 <= len(alpha) <= n_features:
+        raise ValueError(
+            f"weights: got {np.shape(weights)} for {n_features} features; allowed are 1 to"
+            f" {n_features} numbers, one for each agent"
+        )
+    if not (np.isfinite(alpha) & (alpha > 0)).all():
+        raise ValueError(f"weights: got {alpha.tolist()}; allowed are finite numbers above 0")
+    rng = np.random.default_rng(seed)
+    first = rng.choice(n_features, len(alpha), replace=False)
+    # Very small weights underflow where gamma variates are normalised; as logarithms they do not:
+    # a variate of shape a is one of shape a + 1 times u^(1 / a).
+    logs = np.log(rng.gamma(alpha + 1)) + np.log(rng.random(len(alpha))) / alpha
+    shares = np.exp(logs - logs.max())
+    agent = rng.choice(len(alpha), n_features, p=shares / shares.sum())
+    agent[first] = -1
+    return tuple(
+        np.concatenate([first[i : i + 1], np.flatnonzero(agent == i)]) for i in range(len(alpha))
+    )
+
+
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

@@ -59,9 +59,11 @@ def stability(labelings: Sequence[np.ndarray]) -> float:
 def silhouette(parts: Sequence[Part]) -> float:
     """Computes the mean over rows of (b - a) / max(a, b), rows with some views included.
 
-    a is the distance to the centroid of the row's cluster and b that to the nearest other one:
-    a^2 = sum_v |x_v - c_v|^2 / s_v over the views that the row has, with s_v the variance of view
-    v over all rows that have it. A centroid's view is the mean of the cluster's rows that have it.
+    a is the distance to the centroid of the other rows of the row's cluster, and b that to the
+    nearest centroid of another cluster: a^2 = sum_v |x_v - c_v|^2 / s_v over the views that the row
+    has, with s_v the variance of view v over all rows that have it. A centroid's view is the mean
+    of the cluster's rows that have it. A row that is alone in its cluster has 0, so that clusters
+    of one row, or two, are no way to a good mean.
 
     Returns:
       From -1 to 1; NaN with fewer than two clusters.
@@ -86,6 +88,8 @@ def silhouette(parts: Sequence[Part]) -> float:
         spread = np.mean(np.sum(centred[labels >= 0] ** 2, axis=1))
         norms = np.sum(centroids**2, axis=1)[None] - 2 * centred @ centroids.T
         distances = np.maximum(norms + np.sum(centred**2, axis=1)[:, None], 0) / (spread or 1.0)
+        # Without the row itself its centroid lies n / (n - 1) as far away.
+        distances *= np.where(member > 0, (counts.T / np.maximum(counts.T - 1, 1)) ** 2, 1.0)
         # Nobody who has the view is in the cluster: nothing is near it.
         distances[:, counts[:, 0] == 0] = np.inf
         start = 0
@@ -93,11 +97,13 @@ def silhouette(parts: Sequence[Part]) -> float:
             if v in part.views:
                 total += distances[start : start + len(part.labels)]
                 start += len(part.labels)
-    values = [_row_silhouettes(np.sqrt(d), p.labels) for d, p in zip(squares, parts, strict=True)]
+    values = [
+        _row_silhouettes(np.sqrt(d), p.labels, sizes) for d, p in zip(squares, parts, strict=True)
+    ]
     return float(np.mean(np.concatenate(values)))
 
 
-def _row_silhouettes(distances: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _row_silhouettes(distances: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Computes those of the rows that are in a cluster, from distances [rows, clusters]."""
     distances, labels = distances[labels >= 0], labels[labels >= 0]
     rows = np.arange(len(labels))
@@ -106,7 +112,7 @@ def _row_silhouettes(distances: np.ndarray, labels: np.ndarray) -> np.ndarray:
     others[rows, labels] = np.inf
     nearest = others.min(axis=1)
     larger = np.maximum(own, nearest)
-    known = np.isfinite(nearest) & (larger > 0)
+    known = np.isfinite(nearest) & (larger > 0) & (sizes[labels] > 1)
     return np.where(known, (nearest - own) / np.where(known, larger, 1.0), 0.0)
 
 

@@ -1,11 +1,19 @@
 """Tables are prepared, split over agents and aligned by id, all as can be worked out by hand."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxfedmvc.data import align_agents, prepare, split_features, vertical_partition
+from jaxfedmvc.data import (
+    align_agents,
+    prepare,
+    split_by_importance,
+    split_features,
+    vertical_partition,
+)
 from jaxfedmvc.federation import Federation
 
 # Preparation
@@ -165,6 +173,57 @@ def test_split_refuses(args, kwargs, message):
 
 
 # Federations
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 40),
+    st.lists(st.floats(1e-4, 100.0), min_size=1, max_size=6),
+)
+def test_by_importance_every_feature_has_one_owner_and_every_agent_one_feature(seed, n, weights):
+    weights = weights[:n]
+    agents = split_by_importance(seed, n, weights)
+    assert len(agents) == len(weights) and min(map(len, agents)) >= 1
+    np.testing.assert_array_equal(np.sort(np.concatenate(agents)), np.arange(n))
+    again = split_by_importance(seed, n, weights)
+    assert all(np.array_equal(a, b) for a, b in zip(agents, again, strict=True))
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.2, 0.6, 1.2), (30.0, 10.0)])
+def test_shares_have_the_moments_of_the_dirichlet_distribution(weights):
+    """Mean a_i / A and variance m (1 - m) / (A + 1), within four standard errors of 600 draws."""
+    n, draws = 3000, 600
+    shares = np.array(
+        [[len(own) / n for own in split_by_importance(s, n, weights)] for s in range(draws)]
+    )
+    mean = np.array(weights) / sum(weights)
+    variance = mean * (1 - mean) / (1 + sum(weights))
+    assert (np.abs(shares.mean(axis=0) - mean) < 4 * np.sqrt(variance / draws)).all()
+    spread = shares.var(axis=0, ddof=1)
+    fourth = ((shares - shares.mean(axis=0)) ** 4).mean(axis=0)
+    error = np.sqrt((fourth - spread**2) / draws)
+    # Features drawn by these shares add a binomial's variance, mean / n at most.
+    assert (np.abs(spread - variance) < 4 * error + mean / n).all()
+
+
+def test_tiny_weights_give_one_agent_all_but_the_first_features():
+    sizes = [sorted(map(len, split_by_importance(s, 50, [1e-4] * 4))) for s in range(20)]
+    assert sizes.count([1, 1, 1, 47]) >= 18
+
+
+@pytest.mark.parametrize(
+    ("n", "weights", "told"),
+    [
+        (2, (1.0, 1.0, 1.0), "weights: got (3,) for 2 features"),
+        (5, (), "weights: got (0,)"),
+        (5, (1.0, 0.0), "weights: got"),
+        (5, (1.0, float("nan")), "weights: got"),
+    ],
+)
+def test_importances_that_are_none_are_refused(n, weights, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        split_by_importance(0, n, weights)
 
 
 def test_vertical_partition_makes_a_federation():

@@ -26,9 +26,10 @@ def test_the_numbering_of_clusters_does_not_matter():
 
 
 def test_silhouettes_worked_by_hand():
-    # Centroids 1 and 11: rows at 0, 2, 10, 12 are 1 from their own and 11, 9, 9, 11 from the other.
+    # Centroids 1 and 11: rows at 0, 2, 10, 12 are 2 from the other row of their cluster, which is
+    # its centroid without them, and 11, 9, 9, 11 from the other centroid.
     rows = np.array([[0.0], [2.0], [10.0], [12.0]])
-    expected = np.mean([10 / 11, 8 / 9, 8 / 9, 10 / 11])
+    expected = np.mean([9 / 11, 7 / 9, 7 / 9, 9 / 11])
     labels = np.array([0, 0, 1, 1])
     assert np.isclose(choice.silhouette([Part({0: rows}, labels)]), expected)
     # The same rows held by two clients, one padded with a row that counts nowhere.
@@ -38,15 +39,15 @@ def test_silhouettes_worked_by_hand():
 
 
 def test_rows_count_with_the_views_that_they_have():
-    # In both views the centroids lie 10 apart and rows 1 beside their own, so that a row with one
-    # view has the ratio of a row with both.
     rows = np.array([[0.0], [2.0], [10.0], [12.0]])
     labels = np.array([0, 0, 1, 1])
-    both = Part({0: rows, 3: rows[::-1]}, labels)
-    one = Part({3: rows[::-1]}, labels)
     alone = choice.silhouette([Part({0: rows}, labels)])
-    assert np.isclose(choice.silhouette([both, one]), alone)
     assert np.isclose(choice.silhouette([Part({0: 1e6 * rows, 3: rows}, labels)]), alone)
+    # View 3 has four rows a cluster, 4/3 from the mean of the other three and 11 or 9 from the
+    # other centroid; view 0 two, 2 from the other row. Distances add up as squares.
+    both, one = Part({0: rows, 3: rows[::-1]}, labels), Part({3: rows[::-1]}, labels)
+    ratios = [4 / 3 / np.array([11, 9]), np.hypot(2, 4 / 3) / np.hypot([11, 9], [11, 9])]
+    assert np.isclose(choice.silhouette([both, one]), 1 - np.mean(ratios))
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [-1, -1, -1], [2, 2, -1]])
@@ -56,6 +57,12 @@ def test_one_cluster_has_no_silhouette(labels):
 
 def test_two_equal_rows_in_different_clusters_are_in_between():
     assert choice.silhouette([Part({0: np.ones((2, 1))}, np.array([0, 1]))]) == 0.0
+
+
+def test_single_rows_are_no_way_to_a_good_mean():
+    rows = np.array([[0.0], [0.0], [5.0], [9.0]])
+    assert choice.silhouette([Part({0: rows}, np.arange(4))]) == 0.0
+    assert np.isclose(choice.silhouette([Part({0: rows}, np.array([0, 0, 1, 2]))]), 0.5)
 
 
 def test_a_cluster_that_nobody_holds_a_view_of_is_far_in_that_view():
