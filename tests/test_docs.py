@@ -115,6 +115,7 @@ def test_a_batch_of_tensors_is_decomposed_at_once(capsys):
     assert "(64, 6, 12, 3)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_estimators_of_the_page_find_the_groups(capsys):
     names = run_blocks(DOCS / "how-to" / "estimator.md", lambda code: "lsimvc" not in code)
     assert (

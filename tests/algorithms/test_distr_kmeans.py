@@ -180,6 +180,7 @@ def test_padding_and_the_order_of_cohorts_change_nothing(result):
         np.testing.assert_array_equal(labels[0], np.append(result.labels[0], np.full(9, -1)))
 
 
+@pytest.mark.slow
 def test_same_key_gives_same_bits(result):
     again = run(vertical(blobs()[0]))
     np.testing.assert_array_equal(again.labels, result.labels)

@@ -306,6 +306,7 @@ def test_rows_that_an_agent_lacks_are_never_read(result):
         )
 
 
+@pytest.mark.slow
 def test_agents_are_sent_targets_of_rows_that_they_hold_and_follow(result):
     phase = fcuif(FCUIFConfig(K, **SMALL)).round[0]
     state = result.state.server

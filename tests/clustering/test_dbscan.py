@@ -73,8 +73,8 @@ NAMES = [
     "all noise",
     "all core",
     "one cluster",
-    "line",
-    "many features",
+    pytest.param("line", marks=pytest.mark.slow),
+    pytest.param("many features", marks=pytest.mark.slow),
     "one row",
 ]
 

@@ -34,7 +34,10 @@ def load(name):
     return x[:500].astype(np.float32), len(np.unique(y))
 
 
-@pytest.mark.parametrize("name", ["iris", "wine", "digits", "blobs"])
+@pytest.mark.parametrize(
+    "name",
+    ["digits", "blobs", *(pytest.param(n, marks=pytest.mark.slow) for n in ("iris", "wine"))],
+)
 def test_inertia_matches_sklearn(name):
     x, k = load(name)
     ours = jit_kmeans(jax.random.key(0), x, n_clusters=k)

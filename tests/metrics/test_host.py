@@ -10,7 +10,9 @@ from jaxfedmvc.metrics import federation as on_device
 from jaxfedmvc.metrics import host
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, 4, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))]
+)
 def test_scores_of_a_table_are_scikit_learns(seed):
     rng = np.random.default_rng(seed)
     labels, predicted = rng.integers(0, 4, 90), rng.integers(0, 3 + seed, 90)

@@ -25,7 +25,7 @@ def fitted(anchors_per_cluster):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("anchors_per_cluster", [1, 2])
+@pytest.mark.parametrize("anchors_per_cluster", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_numpy_fits_the_librarys_anchor_graph(dtype, anchors_per_cluster):
     views = [view.astype(dtype) for view in VIEWS]
     m = K * anchors_per_cluster
