@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxfedmvc.federation import Federation
 
@@ -64,7 +64,7 @@ def check_mesh(mesh: Mesh, federation: Federation) -> None:
             )
 
 
-def sharding(mesh: Mesh, *axes: str | None) -> NamedSharding:
+def sharding(mesh: Mesh | AbstractMesh, *axes: str | None) -> NamedSharding:
     """Arrays whose leading axes lie along these axes of the mesh; none: a copy everywhere."""
     return NamedSharding(mesh, PartitionSpec(*axes))
 
