@@ -19,6 +19,7 @@ import numpy as np
 from absl import app, flags, logging
 from jax.extend import core
 
+from experiments.lib.runner import matmul_precision
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, fmcsc
 from jaxfedmvc.federation import Federation
@@ -110,9 +111,9 @@ def main(_: list[str]) -> None:
         f"{jax.devices()[0].device_kind}; coarser products {'emulated' if emulated else 'native'}"
     )
     result = {}
-    jax_names = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
     for name, bits in MANTISSAS.items():
-        jax.config.update("jax_default_matmul_precision", jax_names[name])
+        precision = matmul_precision(name, jax.default_backend())
+        jax.config.update("jax_default_matmul_precision", precision)
         changed = partial(rounded, mantissa_bits=bits) if emulated and bits < 23 else lambda f: f
         program = jax.jit(changed(table))
         found = []

@@ -33,6 +33,7 @@ from experiments import fmcsc
 from experiments.lib.batches import Program, planned_batch, row_of
 from experiments.lib.command import parse
 from experiments.lib.groups import Group, groups_of
+from experiments.lib.runner import matmul_precision
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("size", "digits", ["digits", "paper", "table1"], "What is run.")
@@ -167,8 +168,8 @@ def table1() -> dict[str, Any]:
 def main(_: list[str]) -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
-    names = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
-    jax.config.update("jax_default_matmul_precision", names[FLAGS.precision])
+    name = matmul_precision(FLAGS.precision, jax.default_backend())
+    jax.config.update("jax_default_matmul_precision", name)
     if FLAGS.alone:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         group = sized_group()

@@ -30,6 +30,8 @@ from jaxfedmvc.metrics import host
 # Key of the pairwise masks of secure aggregation; a deployment takes new secrets for every run.
 _SECRETS = 2**30
 _PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+# On GPUs JAX's names of coarse precisions all mean TF32; those of algorithms mean what they say.
+_GPU_PRECISIONS = _PRECISIONS | {"tf32": "TF32_TF32_F32", "bfloat16": "BF16_BF16_F32"}
 
 
 class Job(NamedTuple):
@@ -141,21 +143,26 @@ def participation_shares(federation: Federation, job: JobSettings) -> list[float
     return [float(share) for share in np.maximum(counts, 1) / sizes]
 
 
+def matmul_precision(precision: str, backend: str) -> str:
+    """Returns JAX's name of a precision of products, for the devices of a backend."""
+    return (_GPU_PRECISIONS if backend == "gpu" else _PRECISIONS)[precision]
+
+
 def start_devices(job: JobSettings) -> Any:
     """Sets the precision of products and lays devices out; returns the mesh or None.
 
     Raises:
       ValueError: The mesh does not fit the devices.
     """
-    jax.config.update("jax_default_matmul_precision", _PRECISIONS[job.precision])
-    if job.mesh is None:
-        return None
-    sizes = mesh.parse_mesh(job.mesh)
+    sizes = {} if job.mesh is None else mesh.parse_mesh(job.mesh)
     n_devices = int(np.prod(list(sizes.values())))
     if n_devices > 1:
-        # A CPU counts as one device unless told otherwise; without effect on accelerators.
+        # A CPU counts as one device unless told otherwise, before anybody asks what there is;
+        # without effect on accelerators.
         jax.config.update("jax_num_cpu_devices", n_devices)
-    return mesh.make_mesh(sizes)
+    name = matmul_precision(job.precision, jax.default_backend())
+    jax.config.update("jax_default_matmul_precision", name)
+    return None if job.mesh is None else mesh.make_mesh(sizes)
 
 
 def client_chunk(job: JobSettings, devices: Any) -> int | None:

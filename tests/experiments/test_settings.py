@@ -5,11 +5,12 @@ import math
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import pytest
 from absl import flags
 from flax import struct
 
-from experiments.lib import settings
+from experiments.lib import runner, settings
 from experiments.lib.command import FolderSettings, JobSettings, define_flags, parse
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.hooks import hooks_of
@@ -298,3 +299,16 @@ def test_defaults_of_a_method_come_back_from_their_own_flag_lines(name):
 def test_an_unknown_flag_is_an_error_with_a_guess():
     with pytest.raises(ValueError, match="tau_n: is no flag of fmcsc; did you mean --tau_m"):
         parse(["--tau_n=0.5"], algorithm="fmcsc")
+
+
+def test_names_of_precisions_mean_what_they_say_on_every_device():
+    assert [runner.matmul_precision(p, "cpu") for p in ("float32", "tf32", "bfloat16")] == [
+        "float32",
+        "tensorfloat32",
+        "bfloat16",
+    ]
+    # Known to JAX, too, and lowered as such for CUDA.
+    for precision, text in (("tf32", "tf32"), ("bfloat16", "bf16")):
+        with jax.default_matmul_precision(runner.matmul_precision(precision, "gpu")):
+            product = jax.jit(lambda x: x @ x).trace(jnp.ones((4, 4)))
+        assert text in product.lower(lowering_platforms=("cuda",)).as_text()

@@ -1,0 +1,151 @@
+"""What a compiled program does, read off its text, against XLA's account and by hand."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from benchmarks import roofline
+from benchmarks.roofline import Work, added, chip_of, work_of
+
+ADAM = optax.adam(1e-3)
+PARAMS = [jnp.ones((64, 128)), jnp.ones((128, 32)), jnp.ones((32, 64))]
+X = jnp.ones((256, 64))
+
+
+def step(params, state, x):
+    def loss(params):
+        h = x
+        for weights in params[:-1]:
+            h = jax.nn.relu(h @ weights)
+        return jnp.mean((h @ params[-1] - x) ** 2)
+
+    updates, state = ADAM.update(jax.grad(loss)(params), state)
+    return optax.apply_updates(params, updates), state
+
+
+def scanned(params, state, x):
+    return jax.lax.scan(lambda c, _: (step(*c, x), None), (params, state), None, length=7)[0]
+
+
+def unrolled(params, state, x):
+    for _ in range(7):
+        params, state = step(params, state, x)
+    return params, state
+
+
+def compiled(function):
+    return jax.jit(function).lower(PARAMS, ADAM.init(PARAMS), X).compile()
+
+
+def test_without_loops_it_is_xlas_account():
+    program = compiled(unrolled)
+    work, account = work_of(program.as_text()), program.cost_analysis()
+    assert work.flops == pytest.approx(account["flops"], rel=0.02)
+    assert work.bytes == pytest.approx(account["bytes accessed"], rel=0.05)
+    assert work.guessed == 0
+
+
+def test_a_loop_is_as_much_work_as_its_passes_one_by_one():
+    program, one_by_one = compiled(scanned), work_of(compiled(unrolled).as_text())
+    work = work_of(program.as_text())
+    assert program.cost_analysis()["flops"] < one_by_one.flops / 6  # XLA counts the body once
+    assert work.flops == pytest.approx(one_by_one.flops, rel=0.05)
+    assert work.bytes == pytest.approx(one_by_one.bytes, rel=0.15)
+    assert work.guessed == 0
+
+
+def test_rows_that_a_loop_stacks_are_no_more_than_what_is_written():
+    def stacked(x):
+        return jax.lax.scan(lambda c, _: (c + 1, c * 2), x, None, length=1000)[1]
+
+    x = jnp.zeros(1000)
+    work = work_of(jax.jit(stacked).lower(x).compile().as_text())
+    # A pass reads and writes a few rows of 4 kB, and not the 4 MB of all.
+    assert 8e6 < work.bytes < 40e6
+
+
+def test_loops_that_data_end_are_guessed():
+    def program(x):
+        return jax.lax.while_loop(lambda s: jnp.sum(s) > 1e-3, lambda s: s @ X.T @ X, x)
+
+    text = jax.jit(program).lower(jnp.ones((64, 64))).compile().as_text()
+    few, many = work_of(text, 10), work_of(text, 20)
+    assert few.guessed == many.guessed == 1
+    assert many.flops == pytest.approx(2 * few.flops, rel=0.05)
+    assert few.flops == pytest.approx(10 * 2 * 2 * 64 * 64 * 256, rel=0.05)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_branches_the_larger_counts(turned):
+    def branch(n):
+        return lambda x: jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=n)[0]
+
+    few, many = branch(3), branch(30)
+    first, second = (many, few) if turned else (few, many)
+
+    def program(x):
+        return jax.lax.cond(jnp.sum(x) > 0, first, second, x)
+
+    text = jax.jit(program).lower(jnp.ones((32, 32))).compile().as_text()
+    assert "conditional(" in text
+    assert work_of(text).flops == pytest.approx(30 * 2 * 32**3, rel=0.02)
+
+
+# As a GPU's compiler writes it: a product of its library, and one that it fused itself.
+GPU = """HloModule jit_f, is_scheduled=true
+
+%gemm_computation (p0: f32[128,64], p1: f32[64,32]) -> f32[128,32] {
+  %p0 = f32[128,64]{1,0} parameter(0)
+  %p1 = f32[64,32]{1,0} parameter(1)
+  ROOT %dot.1 = f32[128,32]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (a: f32[128,64], b: f32[64,32]) -> f32[128,32] {
+  %a = f32[128,64]{1,0} parameter(0)
+  %b = f32[64,32]{1,0} parameter(1)
+  %custom-call.1 = (f32[128,32]{1,0}, s8[4096]{0}) custom-call(%a, %b), \
+custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"alpha_real":1,\
+"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],\
+"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]},"epilogue":"DEFAULT"}}
+  %get-tuple-element.1 = f32[128,32]{1,0} get-tuple-element(%custom-call.1), index=0
+  ROOT %fusion.1 = f32[128,32]{1,0} fusion(%a, %b), kind=kCustom, calls=%gemm_computation
+}
+"""
+
+
+def test_products_of_a_gpus_library_are_counted():
+    work, product = work_of(GPU), 2 * 128 * 64 * 32
+    arrays = 4 * (128 * 64 + 64 * 32 + 128 * 32)
+    assert work == Work(2 * product, 2 * arrays + 4096, 2)
+
+
+def test_the_binding_limit():
+    work = Work(flops=6.0, bytes=4.0, kernels=10)
+    assert work.least_seconds(peak=1.0, bandwidth=1.0, launch=0.1) == (6.0, "compute")
+    assert work.least_seconds(peak=10.0, bandwidth=1.0, launch=0.1) == (4.0, "memory")
+    assert work.least_seconds(peak=10.0, bandwidth=10.0, launch=0.1) == (1.0, "launches")
+    assert added([work, work.times(2)]) == work.times(3)
+    assert added([]) == Work()
+
+
+def test_bad_input_names_itself():
+    with pytest.raises(ValueError, match="text: got no ENTRY"):
+        work_of("")
+    for text in ("H200", "H200:1:2:3", "H200:1:2:3:x", "H200:1:2:3:0"):
+        with pytest.raises(ValueError, match=f"chips: got '{text}'; allowed is name"):
+            chip_of(text)
+    assert chip_of("H100:67:495:989:3.35").bandwidth == pytest.approx(3.35e12)
+
+
+@pytest.mark.parametrize(
+    "name", ["local_kmeans", pytest.param("coreset_kmeans", marks=pytest.mark.slow)]
+)
+def test_a_method_is_predicted(name):
+    chips = [chip_of("A:1:2:3:1"), chip_of("B:2:4:6:2")]
+    row = roofline.predicted(name, chips, 1e-6, samples=48, dim=6, clients=4, clusters=3)
+    assert row["flops"] > row["flops_once"] > 0
+    assert row["bytes"] > 0 and row["kernels"] > 0 and row["cuda_lines"] > 0
+    assert row["A float32 s"] >= row["B tf32 s"] > 0
+    assert {row[f"{c} float32 limit"] for c in "AB"} <= {"compute", "memory", "launches"}
+    assert row["host_calls"] == 0
