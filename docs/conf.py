@@ -32,6 +32,8 @@ exclude_patterns = ["_build", "jupyter_execute", "reference/generated/modules.rs
 
 html_theme = "furo"
 html_title = "jaxfedmvc"
+html_static_path = ["_static"]
+html_css_files = ["notebooks.css"]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
