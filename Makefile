@@ -47,7 +47,7 @@ bench: $(READY)
 	$(VENV)/bin/python -m benchmarks.fmcsc $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(LOWEST) docs/_build docs/jupyter_execute docs/reference/generated .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LOWEST) docs/_build docs/reference/generated .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps are written last: an installation that broke off is made again.
 INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt

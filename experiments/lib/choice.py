@@ -31,8 +31,9 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics import choice as criteria
 
 _LEFT_OUT = 0.2
-# Before a client's rows are counted, against those that a draw leaves it.
-_KEY = 2**30 + 1
+# Folded into the seed's key with the number of a draw, so that no draw shares a run's key.
+_DRAWS = 2**30 + 1
+# Stages whose results all numbers of clusters share where none of these reads the limit.
 _TRAINING = {"start", "setup", "round", "done"}
 
 
@@ -239,15 +240,14 @@ def _runs(
             steps.compile(progress.compiling)
             for d, federation in enumerate(drawn):
                 _expect(steps, job, progress, (len(numbers) - i) * len(drawn) - d, 1)
-                key = jax.random.key(job.command.job.seed)
-                found = _whole(steps, job, federation, jax.random.fold_in(key, _KEY + d))
+                found = _whole(steps, job, federation, _key(job, d))
                 progress.done("evaluate")
                 yield _Run(d, k, found.labels, None)
         return
     steps, with_limit = limited
     trains_once = not steps.stages_that_read("limit") & _TRAINING
     for d, federation in enumerate(drawn):
-        key = jax.random.fold_in(jax.random.key(job.command.job.seed), _KEY + d)
+        key = _key(job, d)
         if trains_once:
             _expect(steps, job, progress, len(drawn) - d, len(numbers))
             state, r = _trained(steps, job, federation, key)
@@ -260,6 +260,10 @@ def _runs(
                 found = _whole(this, job, federation, key)
             progress.done("evaluate")
             yield _Run(d, k, found.labels, found.embedding if trains_once else None)
+
+
+def _key(job: runner.Job, draw: int) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(job.command.job.seed), _DRAWS + draw)
 
 
 def _limited(

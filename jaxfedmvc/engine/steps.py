@@ -210,15 +210,16 @@ class Steps:
         """
         self._walk()
         leaves = jax.tree_util.tree_leaves_with_path(self._hyper)
-        places = [i for i, (path, _) in enumerate(leaves) if name in jax.tree_util.keystr(path)]
-        found = set()
+        names = [jax.tree_util.keystr(path[-1:], simple=True) for path, _ in leaves]
+        places = [i for i, found in enumerate(names) if found == name]
+        stages = set()
         for flat in self._flat.values():
             jaxpr = flat.traced.traced.jaxpr.jaxpr
             numbers = {id(jaxpr.invars[i]) for i in places}
             read = [v for eqn in jaxpr.eqns for v in eqn.invars]
             if not numbers.isdisjoint(map(id, [*read, *jaxpr.outvars])):
-                found.add(flat.traced.name.split("/")[0])
-        return found
+                stages.add(flat.traced.name.split("/")[0])
+        return stages
 
     def is_done(self, state: RunState) -> bool:
         """Whether further rounds would change nothing."""
