@@ -28,7 +28,7 @@ extensions = [
     "docstrings",
     "settings_table",
 ]
-exclude_patterns = ["_build", "reference/generated/modules.rst"]
+exclude_patterns = ["_build", "jupyter_execute", "reference/generated/modules.rst"]
 
 html_theme = "furo"
 html_title = "jaxfedmvc"
