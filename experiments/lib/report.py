@@ -357,18 +357,18 @@ def _mean_cell(values: Sequence[float], spread: bool) -> str:
     if np.isnan(values).any():
         return "-"
     text = f"{np.mean(values):.3f}"
-    return f"{text} +- {np.std(values):.3f}" if spread and len(values) > 1 else text
+    return f"{text} +- {np.std(values, ddof=1):.3f}" if spread and len(values) > 1 else text
 
 
 def _statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Returns mean, standard deviation (over seeds, population form) and every seed's value."""
+    """Returns mean, sample deviation (None of one seed) and every seed's value."""
     result = {}
     for name in scores[0] if scores else ():
         values = [float(s[name]) for s in scores]
         if not any(math.isnan(v) for v in values):
             result[name] = {
                 "mean": float(np.mean(values)),
-                "std": float(np.std(values)),
+                "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
                 "per_seed": values,
             }
     return result
