@@ -308,7 +308,10 @@ def markdown(summary: pd.DataFrame) -> str:
     """Returns the part "methods" as a table with a column for each set."""
     part = summary[summary["part"] == "methods"]
     means, deviations = part["pooled/ari/mean"], part["pooled/ari/std"]
-    text = [f"{m:.3f}" + ("" if np.isnan(d) else f" +- {d:.3f}") for m, d in zip(means, deviations, strict=True)]
+    text = [
+        f"{m:.3f}" + ("" if np.isnan(d) else f" +- {d:.3f}")
+        for m, d in zip(means, deviations, strict=True)
+    ]
     table = part.assign(text=text).pivot_table(
         "text", ["method", "clients"], "set", aggfunc="first", sort=False, fill_value="-"
     )

@@ -152,7 +152,11 @@ def table_1(problem: Problem, seeds: Sequence[int], progress: Progress) -> dict[
             tables = host.tables(federation, run(federation.without_labels(), jax.random.key(seed)))
             found.append([host.table_scores(table)["ari"] for table in tables])
             progress.done(name)
-        mean, std, theirs = np.mean(found, axis=0), pd.DataFrame(found).std(), paper.loc[name].tolist()
+        mean, std, theirs = (
+            np.mean(found, axis=0),
+            pd.DataFrame(found).std(),
+            paper.loc[name].tolist(),
+        )
         cells = "".join(f"{_spread(m, s):>16s}" for m, s in zip(mean, std, strict=True))
         progress.write(f"{name:28s}{cells}{f'{theirs[0]:.3f}, {theirs[1]:.3f}':>18s}")
         result[name] = {"mean": mean.tolist(), "std": std.tolist(), "paper": theirs}

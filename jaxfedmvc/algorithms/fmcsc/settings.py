@@ -10,6 +10,8 @@ from flax import struct
 
 from jaxfedmvc import checks
 
+SquaredError = Literal["mean", "sum"]
+
 
 @dataclass(frozen=True)
 class FMCSCConfig:
@@ -28,6 +30,9 @@ class FMCSCConfig:
       batch_size: Rows in one step of training.
       contrast: Form of the feature contrast, eq. (5). "paper": as printed. "ntxent": that of the
         published code.
+      squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": over rows and features, as
+        in the published code, so that the contrast's share does not depend on their numbers.
+        "sum": as printed.
       components: Letters of the components that are on. A: consensus pre-training; without it every
         client pre-trains from a start of its own. B: multi-view clients optimise the partial global
         models, eq. (6). C: model contrast, eq. (7), on models that partial clients keep; without it
@@ -73,6 +78,7 @@ class FMCSCConfig:
     distill_epochs: int = 50
     batch_size: int = 256
     contrast: Literal["paper", "ntxent"] = "paper"
+    squared_error: SquaredError = "mean"
     components: str = "ABCD"
     n_bins: int = 10
     n_init: int = 100
