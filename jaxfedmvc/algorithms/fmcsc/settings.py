@@ -30,9 +30,9 @@ class FMCSCConfig:
       batch_size: Rows in one step of training.
       contrast: Form of the feature contrast, eq. (5). "paper": as printed. "ntxent": that of the
         published code.
-      squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": over rows and features, as
-        in the published code, so that the contrast's share does not depend on their numbers.
-        "sum": as printed.
+      squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": over its rows and
+        features, as in the published code, so that the contrast's share depends on neither. "sum":
+        as printed.
       components: Letters of the components that are on. A: consensus pre-training; without it every
         client pre-trains from a start of its own. B: multi-view clients optimise the partial global
         models, eq. (6). C: model contrast, eq. (7), on models that partial clients keep; without it
