@@ -121,6 +121,25 @@ def maker(
     return lambda hyperparams: hide(make(hyperparams))
 
 
+def check_masked_sums(job: JobSettings, info: Sequence[Any]) -> None:
+    """Ends the program where a masked sum could not be read; does nothing without masks.
+
+    Args:
+      job: Of the run.
+      info: What each exchange of a stage returned.
+    """
+    if not job.secure_aggregation:
+        return
+    checked(partial(check_sums, info))
+    if clipped := sum(int(np.sum(getattr(c, "clipped", 0))) for p in info for c in p["clients"]):
+        fail(
+            ValueError(
+                f"fraction_bits: got {job.masked_bits}, and {clipped} values of messages lie"
+                " beyond 2^(31 - bits) / clients; allowed are fewer bits"
+            )
+        )
+
+
 def participation_shares(federation: Federation, job: JobSettings) -> list[float]:
     """Returns one share for each cohort; at least one client of each takes part.
 
@@ -294,7 +313,7 @@ class _Runner:
         if state is None:
             state = steps.start(federation, key)
             state, info = steps.setup(federation, key, state)
-            self._check_sums(info)
+            check_masked_sums(self.job.command.job, info)
             count_seconds()
             if command.rounds:
                 self._save(seed, 0, state)
@@ -304,7 +323,7 @@ class _Runner:
             self._add_round(seed, 0, problem, info, found, state)
         while made < command.rounds and not (made and steps.is_done(state)):
             state, info = steps.one_round(federation, key, state, made)
-            self._check_sums(info)
+            check_masked_sums(self.job.command.job, info)
             made += 1
             found = None if self.compacts else self._evaluate(federation, key, state, made - 1)
             self._add_round(seed, made, problem, info, found, state)
@@ -428,21 +447,6 @@ class _Runner:
         if self.devices is None:
             return hidden
         return mesh.put(hidden, mesh.sharding(self.devices, "clients"))
-
-    def _check_sums(self, info: Sequence[Any]) -> None:
-        job = self.job.command.job
-        if not job.secure_aggregation:
-            return
-        checked(partial(check_sums, info))
-        if clipped := sum(
-            int(np.sum(getattr(c, "clipped", 0))) for p in info for c in p["clients"]
-        ):
-            fail(
-                ValueError(
-                    f"fraction_bits: got {job.masked_bits}, and {clipped} values of messages lie"
-                    " beyond 2^(31 - bits) / clients; allowed are fewer bits"
-                )
-            )
 
     def _expect(self, seed: int, made: int, state: RunState | None) -> None:
         """Tells the progress bar what is left, of this seed and those after it."""

@@ -108,6 +108,14 @@ class FMCSCConfig:
             raise checks.wrong("hidden", self.hidden, "widths of 1 or more")
         if not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")
+        if self.leader_epochs and "A" not in self.components:
+            raise checks.wrong(
+                "leader_epochs", self.leader_epochs, "0 without component A, whose leader trains"
+            )
+        if self.partial_models == "branch" and "B" not in self.components:
+            raise checks.wrong(
+                "partial_models", "branch", "'distilled' without component B, which they replace"
+            )
         if self.partial_models == "branch" and self.partial_rounds:
             raise checks.wrong(
                 "partial_rounds",
@@ -115,7 +123,6 @@ class FMCSCConfig:
                 "False with partial_models='branch', where nothing that partial clients could send"
                 " is used",
             )
-
         if self.centroid_starts > 1 and self.centroids == "leader":
             raise checks.wrong("centroid_starts", self.centroid_starts, "1 with centroids='leader'")
         if self.min_cluster_size is not None and self.centroids == "leader":
@@ -132,8 +139,8 @@ class FMCSCConfig:
 
     @property
     def takes_branches(self) -> bool:
-        """Whether branches of f_g are the models for single views; without B nothing is."""
-        return "B" in self.components and self.partial_models == "branch"
+        """Whether branches of f_g are the models for single views."""
+        return self.partial_models == "branch"
 
 
 @struct.dataclass
