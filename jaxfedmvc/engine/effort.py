@@ -14,7 +14,7 @@ _CUBIC = {"cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "qr",
 
 
 def operations(jaxpr: Any) -> float:
-    """Counts the operations of a program: multiply-adds of products and factorisations, one an entry else.
+    """Counts operations: multiply-adds of products and factorisations, one an entry of all else.
 
     Args:
       jaxpr: Such as `jax.jit(f).trace(x).jaxpr`.
