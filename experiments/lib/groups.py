@@ -85,6 +85,8 @@ def _group(
 def _of_clients(command: Command) -> Group:
     """Returns a group without settings; the device holds the samples of all seeds once."""
     job = command.job
+    if command.job.until_stable is not None:
+        raise ValueError("until_stable: is for single jobs; runs of a sweep make all their rounds")
     if command.split.scale_by == "client":
         raise ValueError(
             "scale_by: got 'client' for a sweep, whose seeds share data; allowed is all"

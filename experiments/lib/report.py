@@ -74,7 +74,10 @@ class Report:
             "| " + " ".join(_cell(row[f"{g}/{self.way}/{m}"]) for m in METRICS) for g in self.groups
         )
         up, down = row["bytes_up"] / 1e6, row["bytes_down"] / 1e6
-        own = "".join(f"{row[name]:>{_width(name)}.5g}" for name in self._own_columns(row))
+        own = "".join(
+            f"{'-' if row[name] is None else format(row[name], '.5g'):>{_width(name)}s}"
+            for name in self._own_columns(row)
+        )
         return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:7.3f} {down:7.3f}{own}"
 
     def add_round(self, row: Row) -> None:
@@ -83,7 +86,7 @@ class Report:
         folder.append_rows(self.path / "rounds.csv", [row])
 
     def _own_columns(self, row: Row) -> list[str]:
-        return [name for name in self.command.hooks.shown if name in row]
+        return [name for name in (*self.command.hooks.shown, "agreement") if name in row]
 
     # --- A seed -----------------------------------------------------------------------------------
 
@@ -127,11 +130,12 @@ class Report:
             n = len(self.references)
             yield f"\n{title} (after the last round, mean over {n} seed{'s' * (n > 1)})"
             yield self._table(way)
-        run = {"setup": 1, "round": self.command.rounds, "finish": 1}
+        summary = self._summary(traffic) | facts
+        made = max(summary["rounds_made"])
+        run = {"setup": 1, "round": made, "finish": 1}
         up, down = (sum(n * getattr(traffic[s], d) for s, n in run.items()) for d in ("up", "down"))
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
-        summary = self._summary(traffic) | facts
-        most = f"a run of {self.command.rounds} rounds, all clients"
+        most = f"a run of {made} rounds, all clients"
         yield f"\n{most}: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
