@@ -56,7 +56,7 @@ def stability(labelings: Sequence[np.ndarray]) -> float:
     return float(np.mean(scores))
 
 
-def agreement(labels: np.ndarray, others: Sequence[np.ndarray]) -> float:
+def agreement(labels: np.ndarray, others: Sequence[np.ndarray] | np.ndarray) -> float:
     """Computes the mean ARI of a clustering with each of several others of the same rows.
 
     Of several clusterings the one that agrees best with an ensemble of others stands for it (Strehl

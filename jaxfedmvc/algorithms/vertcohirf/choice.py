@@ -38,6 +38,8 @@ LOCAL_CLUSTERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 RELAXED_AGENTS = (None, 0.8)
 # No consensus is below it, so that none is dropped: the strict consensus by the relaxed program.
 _STRICT = -1.0
+# Samples for each local cluster: with fewer, agents' clusters are chance.
+_LEAST_SAMPLES = 10
 # Of a trial's arrays: smaller ones save less time than their programs take to compile.
 _LEAST_CAPACITY = 256
 
@@ -80,16 +82,18 @@ def agreements(tried: Sequence[Trial]) -> np.ndarray:
 def check(
     config: VertCoHiRFConfig, federation: Federation, tried: Sequence[int] = LOCAL_CLUSTERS
 ) -> list[int]:
-    """Returns the numbers that can be tried, in ascending order.
+    """Returns the numbers of clusters that are tried, in ascending order.
+
+    Those that leave ten samples for each cluster, and 2 in any case.
 
     Raises:
-      ValueError: None is below the number of samples, or no base clusterer is told one.
+      ValueError: There is none, or no base clusterer is told one.
     """
     n = int(np.asarray(federation.cohorts[0].mask)[0].sum())
-    numbers = [c for c in sorted(set(tried)) if 1 <= c < n]
+    most = max(n // _LEAST_SAMPLES, 2)
+    numbers = [c for c in sorted(set(tried)) if 1 <= c <= most]
     if not numbers:
-        allowed = f"some number below that of the samples, {n}"
-        raise checks.wrong("tried", tuple(tried), allowed)
+        raise checks.wrong("tried", tuple(tried), f"a number from 1 to {most} for {n} samples")
     if config.bases().names() == {"dbscan"}:
         raise checks.wrong("base", "dbscan", "a clusterer that is told its number of clusters")
     return numbers
@@ -117,7 +121,7 @@ def trials(
       federation: The data.
       key: Of all runs.
       rounds: Most rounds of a run.
-      tried: Numbers of clusters; those that are not below the number of samples are left out.
+      tried: Numbers of clusters, of which `check` leaves some out for few samples.
       on_program: As in `Steps.compile`.
       on_start: Called with the number of trials once the first programs are compiled.
 
@@ -153,7 +157,8 @@ def _one_run(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the clusters [n] of all samples, and what the agents sent first [agents, n]."""
     state = steps.start(federation, key)
-    sent, made = [], 0
+    sent: list[np.ndarray] = []
+    made = 0
     while made < rounds and not (made and steps.is_done(state)):
         state, info = steps.one_round(federation, key, state, made)
         state = steps.compacted(state)
