@@ -26,7 +26,7 @@ import pandas as pd
 from sklearn.metrics import adjusted_rand_score
 
 from experiments.lib import folder
-from experiments.lib.command import JobSettings, checked
+from experiments.lib.command import JobSettings, checked, without
 from experiments.lib.data import DataSettings, VerticalSettings, load_agents
 from experiments.lib.peers import commit
 from experiments.lib.progress import Progress
@@ -73,6 +73,15 @@ class UnsupervisedSettings:
             raise ValueError(f"max_rows: got {self.max_rows}; allowed is 3 or more")
 
 
+# Flags that change no row.
+_NOT_RECORDED = {
+    "compilation_cache",
+    "data_dir",
+    "noprogress",
+    "output_dir",
+    "progress",
+    "runs_file",
+}
 _FLAGS = {
     UnsupervisedSettings: None,
     JobSettings: ("seed", "seeds"),
@@ -91,8 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         checked(partial(_agents, name, data_dir, seeds[0], settings.max_rows))
     path = checked(partial(study.open, "vertcohirf-unsupervised"))
     file = Path(settings.runs_file or path / "runs.csv")
-    command = " ".join(sys.argv[1:] if arguments is None else arguments)
-    done = set(_read(file)[["set", "seed"]].itertuples(index=False, name=None))
+    given = without(sys.argv[1:] if arguments is None else arguments, _NOT_RECORDED)
+    command = " ".join(given)
+    done = set(read(file)[["set", "seed"]].itertuples(index=False, name=None))
     todo = [(name, s) for name in settings.sets for s in seeds if (name, s) not in done]
     with Progress(study.folder.progress) as progress:
         for i, (name, seed) in enumerate(todo):
@@ -108,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f" {row['local_best']:.3f}, chosen {row['ari']:.3f} ({row['clusters']} clusters),"
                 f" label-tuned {row['tuned_ari']:.3f}, {row['seconds']:.0f} s"
             )
-    runs = _read(file)
+    runs = read(file)
     table = summary(runs[runs["set"].isin(settings.sets) & runs["seed"].isin(seeds)])
     print("\n" + shown(table))
     write_summary(path, {"seeds": seeds, "table": table.reset_index().to_dict("records")})
@@ -181,7 +191,8 @@ def _spread(mean: float, std: float) -> str:
     return f"{mean:.3f}" if np.isnan(std) else f"{mean:.3f} +- {std:.3f}"
 
 
-def _read(path: Path) -> pd.DataFrame:
+def read(path: Path) -> pd.DataFrame:
+    """Reads runs.csv; no rows if it is absent."""
     return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
 
 

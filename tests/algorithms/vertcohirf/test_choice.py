@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
@@ -111,11 +112,28 @@ def test_groups_are_found_where_the_strict_consensus_shatters():
 
 
 @pytest.mark.slow
+def test_agents_of_unequal_quality_do_not_shatter():
+    rng, n, k = np.random.default_rng(0), 210, 5
+    truth, views = rng.integers(0, k, n), []
+    for separation in (1.75, 1.1, 0.85, 0.55, 0.2):
+        centres = separation * rng.normal(size=(k, 8))
+        views.append((centres[truth] + rng.normal(size=(n, 8))).astype(np.float32))
+    agents, key = federation(views), jax.random.key(0)
+    strict = ONCE(vertcohirf(VertCoHiRFConfig(k)), agents, key, 100).labels[0][0]
+    assert len(np.unique(strict)) > 100
+    tried = list(choice.trials(CONFIG, HYPER, agents, key, rounds=100))
+    best = tried[int(np.argmax(choice.agreements(tried)))]
+    alone = [KMeans(k, n_init=10, random_state=0).fit_predict(view) for view in views]
+    scores = [adjusted_rand_score(truth, labels) for labels in (best.labels, strict, *alone)]
+    assert scores[0] > np.mean(scores[2:]) + 0.3 and scores[1] < 0.1
+
+
+@pytest.mark.slow
 def test_a_run_with_what_was_chosen_finds_the_clusters_of_the_trial():
     views, _ = groups()
     agents = federation([view.astype(np.float32) for view in views])
     key = jax.random.key(2)
-    for found in choice.trials(CONFIG, HYPER, agents, key, rounds=20, tried=(2, 4)):
+    for found in choice.trials(CONFIG, HYPER, agents, key, rounds=20, tried=(3,)):
         config = VertCoHiRFConfig(local_clusters=found.local_clusters, repetitions=1)
         hyper = VertCoHiRFHyperparams(relaxed_agents=found.relaxed_agents)
         result = ONCE(vertcohirf(config, hyper), agents, key, 20)
