@@ -124,8 +124,8 @@ def main(_: list[str]) -> None:
         result[name] = found
         paired = np.subtract(found, result["float32"])
         print(
-            f"{name:10s} ACC {np.mean(found):.3f} +- {np.std(found):.3f}, against float32 by seed"
-            f" {np.mean(paired):+.3f} +- {np.std(paired):.3f}"
+            f"{name:10s} ACC {np.mean(found):.3f} +- {np.std(found, ddof=1):.3f}, against float32"
+            f" by seed {np.mean(paired):+.3f} +- {np.std(paired, ddof=1):.3f}"
         )
     if out is not None:
         json.dump({"emulated": emulated, "acc": result}, out, indent=1)

@@ -294,12 +294,12 @@ def pooled_runs(
 
 
 def summarised(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns mean and deviation over seeds (population form) of every cell, a line each."""
+    """Returns mean and deviation over seeds (sample form) of every cell, a line each."""
     of_cell = runs.groupby(_CELL, sort=False)
     table = {"seeds": of_cell.size()}
     for name in _SCORES:
         table[f"{name}/mean"] = of_cell[name].mean()
-        table[f"{name}/std"] = of_cell[name].std(ddof=0)
+        table[f"{name}/std"] = of_cell[name].std()
     table |= {name: of_cell[name].mean() for name in ("rounds", "kilobytes")}
     return pd.DataFrame(table).reset_index()
 
@@ -308,7 +308,10 @@ def markdown(summary: pd.DataFrame) -> str:
     """Returns the part "methods" as a table with a column for each set."""
     part = summary[summary["part"] == "methods"]
     means, deviations = part["pooled/ari/mean"], part["pooled/ari/std"]
-    text = [f"{m:.3f} +- {d:.3f}" for m, d in zip(means, deviations, strict=True)]
+    text = [
+        f"{m:.3f}" + ("" if np.isnan(d) else f" +- {d:.3f}")
+        for m, d in zip(means, deviations, strict=True)
+    ]
     table = part.assign(text=text).pivot_table(
         "text", ["method", "clients"], "set", aggfunc="first", sort=False, fill_value="-"
     )

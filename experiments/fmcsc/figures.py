@@ -116,7 +116,7 @@ def figure_6(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
         series = panels.setdefault(f"{SETS.get(dataset, dataset)}: {kind} clients", {})
         by_round = mine.groupby("round")
         for name in ("total", "reconstruction", "contrast"):
-            means, stds = by_round[name].mean(), by_round[name].std(ddof=0)
+            means, stds = by_round[name].mean(), by_round[name].std()
             series[f"{preset}: {name}"] = list(zip(means.index, means, stds, strict=True))
     title = "losses after local training"
     charts.lines(folder / "figure6.png", panels, "round", "loss", title, log_y=True)
@@ -197,7 +197,7 @@ def draw_temperatures(folder: Path, runs: pd.DataFrame) -> None:
     scores = runs.assign(tau_m=taus[0], tau_p=taus[1], acc=runs["acc"].astype(float))
     for (dataset, name), mine in scores.groupby(["set", "row"], sort=False):
         cells = mine.groupby(["tau_m", "tau_p"], sort=False)["acc"]
-        means, stds = (x.unstack(sort=False) for x in (cells.mean(), cells.std(ddof=0)))
+        means, stds = (x.unstack(sort=False) for x in (cells.mean(), cells.std()))
         path = folder / f"figure2_{dataset}_{name}.png"
         seeds = mine["seed"].nunique()
         label = f"ACC, mean over {seeds} seeds" if seeds > 1 else "ACC"

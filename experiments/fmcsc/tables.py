@@ -74,9 +74,9 @@ def by_round(runs: pd.DataFrame, name: str, after: int) -> np.ndarray:
 
 
 def statistics(scores: Mapping[str, np.ndarray]) -> Line:
-    """Returns mean and population deviation of each score; one seed has no spread."""
+    """Returns mean and sample deviation of each score; one seed has no spread."""
     means = {name: np.mean(values) for name, values in scores.items()}
-    stds = {name: np.std(v) if len(v) > 1 else np.nan for name, v in scores.items()}
+    stds = {name: np.std(v, ddof=1) if len(v) > 1 else np.nan for name, v in scores.items()}
     return means | {f"{name}_std": std for name, std in stds.items()}
 
 
@@ -287,7 +287,7 @@ def draw_bytes(path: Path, runs: pd.DataFrame, title: str) -> None:
         series = panels.setdefault(SETS.get(dataset, dataset), {})
         for group, kind in KINDS.items():
             series[name + kind] = [
-                (by_round(mine, "bytes", after)[0] / 1e9, acc.mean(), acc.std())
+                (by_round(mine, "bytes", after)[0] / 1e9, acc.mean(), pd.Series(acc).std())
                 for after in range(1, int(mine["rounds_made"].iloc[0]) + 1)
                 for acc in [by_round(mine, f"{group}/pooled/acc", after)]
             ]

@@ -317,10 +317,12 @@ def _trained(
     steps: Steps, job: runner.Job, federation: Federation, key: jax.Array
 ) -> tuple[RunState, int]:
     """Returns the state after the last round, and which one that was."""
-    state, _ = steps.setup(federation, key, steps.start(federation, key))
+    state, info = steps.setup(federation, key, steps.start(federation, key))
+    runner.check_masked_sums(job.command.job, info)
     made = 0
     while made < job.command.rounds and not (made and steps.is_done(state)):
-        state, _ = steps.one_round(federation, key, state, made)
+        state, info = steps.one_round(federation, key, state, made)
+        runner.check_masked_sums(job.command.job, info)
         made += 1
     return state, max(made - 1, 0)
 

@@ -27,6 +27,9 @@ class JobSettings:
 
     Attributes:
       rounds: Most communication rounds; none: as is usual for the method.
+      until_stable: A seed ends when the clusters of three rounds running agree with those of the
+        round before: an adjusted Rand index of at least this, such as 0.95. Each round then pays
+        for the exchanges that give clusters, too. none: all rounds are made.
       seed: First seed.
       seeds: Number of seeds: of the partition and of the run.
       participation: Share of the clients that take part; or two: of those with all views, and of
@@ -46,6 +49,7 @@ class JobSettings:
     """
 
     rounds: int | None = None
+    until_stable: float | None = None
     seed: int = 0
     seeds: int = 1
     participation: tuple[float, ...] = (1.0,)
@@ -62,6 +66,10 @@ class JobSettings:
         """Raises ValueError that names the setting."""
         if self.rounds is not None and self.rounds < 0:
             raise ValueError(f"rounds: got {self.rounds}; allowed is 0 or more")
+        if self.until_stable is not None and not 0 < self.until_stable <= 1:
+            raise ValueError(
+                f"until_stable: got {self.until_stable}; allowed is a Rand index above 0, up to 1"
+            )
         if self.seed < 0 or self.seeds < 1 or self.seed + self.seeds > 2**31:
             raise ValueError(
                 f"seed, seeds: got {self.seed} and {self.seeds}; allowed are a first seed of 0 or"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -59,6 +59,8 @@ class HorizontalSettings:
       partial_views: Views that a partial client holds.
       samples_per_client: Samples of each client; none deals out all.
       dirichlet: Label skew beta; none deals out at random.
+      scale_by: Whose rows say what --scale, minmax or standard, scales by: those of all clients,
+        who have agreed on ranges, or each client's own.
     """
 
     n_clients: int = 12
@@ -66,6 +68,7 @@ class HorizontalSettings:
     partial_views: int = 1
     samples_per_client: int | None = None
     dirichlet: float | None = None
+    scale_by: Literal["all", "client"] = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,10 +193,19 @@ def load_clients(
       ValueError, OSError: Says what is wrong with the settings or the data.
     """
     dataset, divisions = partitioned(settings, split, seeds)
+    own = split.scale_by == "client"
+    if own and settings.scale not in ("minmax", "standard"):
+        raise ValueError(
+            f"scale_by: got 'client' with --scale={settings.scale}; allowed are minmax, standard"
+        )
     rows = np.arange(len(dataset.views[0])) if dataset.ids is None else dataset.ids
     return [
         Problem(
-            Federation.from_arrays(dataset.views, dataset.labels, partition=parts),
+            Federation.from_arrays(
+                _scaled_apart(dataset.views, parts, settings.scale) if own else dataset.views,
+                dataset.labels,
+                partition=parts,
+            ),
             list(dataset.views),
             dataset.labels,
             rows,
@@ -202,6 +214,19 @@ def load_clients(
         )
         for parts in divisions
     ]
+
+
+def _scaled_apart(
+    views: Sequence[np.ndarray], parts: Sequence[data.Part], scale: str
+) -> list[np.ndarray]:
+    """Returns the views with each client's rows scaled by what these rows alone have."""
+    found = [view.copy() for view in views]
+    for part in parts:
+        for ids in part.sample_ids:
+            mine = ids[ids >= 0]
+            for v in part.view_ids:
+                found[v][mine] = data.scaled(views[v][mine], scale)
+    return found
 
 
 def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> Problem:

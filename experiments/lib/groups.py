@@ -85,6 +85,12 @@ def _group(
 def _of_clients(command: Command) -> Group:
     """Returns a group without settings; the device holds the samples of all seeds once."""
     job = command.job
+    if command.job.until_stable is not None:
+        raise ValueError("until_stable: is for single jobs; runs of a sweep make all their rounds")
+    if command.split.scale_by == "client":
+        raise ValueError(
+            "scale_by: got 'client' for a sweep, whose seeds share data; allowed is all"
+        )
     dataset, parts = partitioned(command.data, command.split, job.all_seeds, _load)
     federation = outline(dataset.views, parts[0])
     n_clusters = count_classes(command.data, dataset.labels)

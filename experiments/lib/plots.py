@@ -67,9 +67,12 @@ def curves(
 
     def draw(axis: Any, name: str, runs: np.ndarray) -> None:
         rounds = np.arange(1, runs.shape[1] + 1)
-        mean, spread = runs.mean(axis=0), runs.std(axis=0)
+        mean = runs.mean(axis=0)
         (line,) = axis.plot(rounds, mean, marker="o", label=name)
-        axis.fill_between(rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2)
+        if len(runs) > 1:
+            spread = runs.std(axis=0, ddof=1)
+            colour = line.get_color()
+            axis.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.2)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
 

@@ -61,7 +61,8 @@ def heat_map(
     pattern = ".3f" if 0.1 <= np.nanmax(np.abs(values), initial=0.0) < 100 else ".3g"
     texts = np.vectorize(lambda x: format(x, pattern), otypes=[object])(values)
     if np.nanmax(spread, initial=0.0) > 0:
-        texts += np.vectorize(lambda x: f"\n± {x:{pattern}}", otypes=[object])(spread)
+        added = [f"\n± {x:{pattern}}" if math.isfinite(x) else "" for x in spread.flat]
+        texts += np.asarray(added, object).reshape(spread.shape)
     seaborn.heatmap(
         means.astype(float),
         annot=texts,

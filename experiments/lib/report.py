@@ -74,7 +74,10 @@ class Report:
             "| " + " ".join(_cell(row[f"{g}/{self.way}/{m}"]) for m in METRICS) for g in self.groups
         )
         up, down = row["bytes_up"] / 1e6, row["bytes_down"] / 1e6
-        own = "".join(f"{row[name]:>{_width(name)}.5g}" for name in self._own_columns(row))
+        own = "".join(
+            f"{'-' if row[name] is None else format(row[name], '.5g'):>{_width(name)}s}"
+            for name in self._own_columns(row)
+        )
         return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:7.3f} {down:7.3f}{own}"
 
     def add_round(self, row: Row) -> None:
@@ -83,7 +86,7 @@ class Report:
         folder.append_rows(self.path / "rounds.csv", [row])
 
     def _own_columns(self, row: Row) -> list[str]:
-        return [name for name in self.command.hooks.shown if name in row]
+        return [name for name in (*self.command.hooks.shown, "agreement") if name in row]
 
     # --- A seed -----------------------------------------------------------------------------------
 
@@ -127,11 +130,12 @@ class Report:
             n = len(self.references)
             yield f"\n{title} (after the last round, mean over {n} seed{'s' * (n > 1)})"
             yield self._table(way)
-        run = {"setup": 1, "round": self.command.rounds, "finish": 1}
+        summary = self._summary(traffic) | facts
+        made = max(summary["rounds_made"])
+        run = {"setup": 1, "round": made, "finish": 1}
         up, down = (sum(n * getattr(traffic[s], d) for s, n in run.items()) for d in ("up", "down"))
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
-        summary = self._summary(traffic) | facts
-        most = f"a run of {self.command.rounds} rounds, all clients"
+        most = f"a run of {made} rounds, all clients"
         yield f"\n{most}: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -357,18 +361,18 @@ def _mean_cell(values: Sequence[float], spread: bool) -> str:
     if np.isnan(values).any():
         return "-"
     text = f"{np.mean(values):.3f}"
-    return f"{text} +- {np.std(values):.3f}" if spread and len(values) > 1 else text
+    return f"{text} +- {np.std(values, ddof=1):.3f}" if spread and len(values) > 1 else text
 
 
 def _statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Returns mean, standard deviation (over seeds, population form) and every seed's value."""
+    """Returns mean, sample deviation (None of one seed) and every seed's value."""
     result = {}
     for name in scores[0] if scores else ():
         values = [float(s[name]) for s in scores]
         if not any(math.isnan(v) for v in values):
             result[name] = {
                 "mean": float(np.mean(values)),
-                "std": float(np.std(values)),
+                "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
                 "per_seed": values,
             }
     return result

@@ -22,10 +22,12 @@ from experiments.lib.references import internal_scores, references
 from experiments.lib.report import Report, flattened, losses_of
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine import RunState, checkpoint, mesh
+from jaxfedmvc.engine.phases import Traffic
 from jaxfedmvc.engine.steps import Evaluation, Steps
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import check_sums, secure_aggregation
 from jaxfedmvc.metrics import host
+from jaxfedmvc.metrics.choice import stability
 
 # Key of the pairwise masks of secure aggregation; a deployment takes new secrets for every run.
 _SECRETS = 2**30
@@ -86,6 +88,8 @@ def prepare(command: Command) -> Job:
         hidden = problem.federation.without_labels()
         jax.eval_shape(lambda key, f=hidden: algorithm.init(key, f), jax.random.key(0))
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
+    if command.job.until_stable is not None and (algorithm.done or not algorithm.round):
+        raise ValueError(f"until_stable: {command.name} finds its end itself; allowed is none")
     if command.hooks.check is not None:
         command.hooks.check(job)
     return job
@@ -119,6 +123,25 @@ def maker(
         in_clear=job.in_clear,
     )
     return lambda hyperparams: hide(make(hyperparams))
+
+
+def check_masked_sums(job: JobSettings, info: Sequence[Any]) -> None:
+    """Ends the program where a masked sum could not be read; does nothing without masks.
+
+    Args:
+      job: Of the run.
+      info: What each exchange of a stage returned.
+    """
+    if not job.secure_aggregation:
+        return
+    checked(partial(check_sums, info))
+    if clipped := sum(int(np.sum(getattr(c, "clipped", 0))) for p in info for c in p["clients"]):
+        fail(
+            ValueError(
+                f"fraction_bits: got {job.masked_bits}, and {clipped} values of messages lie"
+                " beyond 2^(31 - bits) / clients; allowed are fewer bits"
+            )
+        )
 
 
 def participation_shares(federation: Federation, job: JobSettings) -> list[float]:
@@ -234,6 +257,8 @@ def run(command: Command, path: Path | None = None, choice: Found | None = None)
 
 
 _CHECKPOINT = "checkpoint.npz"
+# Rounds that must agree with those before them for a seed to end (--until_stable).
+_STABLE = 3
 
 
 class _Runner:
@@ -274,7 +299,7 @@ class _Runner:
                 self._expect(seed_now + 1, 0, None)
         self.report.seconds["compile"] += self.steps.seconds
         facts = self._facts()
-        lines = list(self.report.finish(self.last, self.steps.traffic(), facts))
+        lines = list(self.report.finish(self.last, self._traffic(), facts))
         checkpoint.delete(self.store)
         return lines
 
@@ -294,7 +319,7 @@ class _Runner:
         if state is None:
             state = steps.start(federation, key)
             state, info = steps.setup(federation, key, state)
-            self._check_sums(info)
+            check_masked_sums(self.job.command.job, info)
             count_seconds()
             if command.rounds:
                 self._save(seed, 0, state)
@@ -302,12 +327,17 @@ class _Runner:
         if command.rounds == 0:
             found = self._evaluate(federation, key, state, 0)
             self._add_round(seed, 0, problem, info, found, state)
+        elif made and command.job.until_stable is not None:
+            found = self._evaluate(federation, key, state, made - 1)
         while made < command.rounds and not (made and steps.is_done(state)):
+            if self._is_stable(seed):
+                break
+            earlier = found
             state, info = steps.one_round(federation, key, state, made)
-            self._check_sums(info)
+            check_masked_sums(self.job.command.job, info)
             made += 1
             found = None if self.compacts else self._evaluate(federation, key, state, made - 1)
-            self._add_round(seed, made, problem, info, found, state)
+            self._add_round(seed, made, problem, info, found, state, earlier)
             if self.compacts:
                 state = steps.compacted(state)
             count_seconds()
@@ -328,16 +358,42 @@ class _Runner:
             labels = hooks.labels(self.job.command.extra[0], found.state.server, labels)
         return found._replace(labels=labels)
 
+    def _is_stable(self, seed: int) -> bool:
+        """Whether a seed's last rounds left the clusters as they were."""
+        least = self.job.command.job.until_stable
+        last = [row.get("agreement") for row in self.report.rows if row["seed"] == seed][-_STABLE:]
+        return least is not None and len(last) == _STABLE and all((a or 0) >= least for a in last)
+
+    def _traffic(self) -> dict[str, Traffic]:
+        """Returns the bytes of the stages; where every round ends with clusters, as its own."""
+        found = dict(self.steps.traffic())
+        if self.job.command.job.until_stable is not None:
+            # Each client's numbers of rows by old and new cluster.
+            tables = 4 * (self.job.n_clusters or 1) ** 2 * self.job.federation.n_clients
+            up, down = (a + b for a, b in zip(found["round"], found["finish"], strict=True))
+            found |= {"round": Traffic(up + tables, down), "finish": Traffic(0, 0)}
+        return found
+
     def _add_round(
-        self, seed: int, made: int, problem: Problem, info: Any, found: Any, state: RunState
+        self,
+        seed: int,
+        made: int,
+        problem: Problem,
+        info: Any,
+        found: Any,
+        state: RunState,
+        earlier: Any = None,
     ) -> None:
         federation = problem.federation
         scores = None
         if found is not None and federation.labels is not None:
             scores = host.score(federation, found.labels, state.participants)
-        traffic = self.steps.traffic()["round" if made else "setup"]
+        traffic = self._traffic()["round" if made else "setup"]
         row = {"seed": seed, "round": made} | losses_of(info, federation) | flattened(scores)
         row |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
+        if self.job.command.job.until_stable is not None:
+            both = [_flat(x.labels) for x in (earlier, found) if x is not None]
+            row["agreement"] = stability(both) if len(both) == 2 else None
         if self.job.command.hooks.columns is not None and made:
             row |= self.job.command.hooks.columns(info, problem)
         self._show(row)
@@ -429,21 +485,6 @@ class _Runner:
             return hidden
         return mesh.put(hidden, mesh.sharding(self.devices, "clients"))
 
-    def _check_sums(self, info: Sequence[Any]) -> None:
-        job = self.job.command.job
-        if not job.secure_aggregation:
-            return
-        checked(partial(check_sums, info))
-        if clipped := sum(
-            int(np.sum(getattr(c, "clipped", 0))) for p in info for c in p["clients"]
-        ):
-            fail(
-                ValueError(
-                    f"fraction_bits: got {job.masked_bits}, and {clipped} values of messages lie"
-                    " beyond 2^(31 - bits) / clients; allowed are fewer bits"
-                )
-            )
-
     def _expect(self, seed: int, made: int, state: RunState | None) -> None:
         """Tells the progress bar what is left, of this seed and those after it."""
         job = self.job.command.job
@@ -475,3 +516,8 @@ class _Runner:
         if hooks.facts is not None:
             facts |= hooks.facts(job)
         return facts
+
+
+def _flat(labels: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the clusters of all clients' rows, padding included, one after another."""
+    return np.concatenate([np.ravel(mine) for mine in labels])

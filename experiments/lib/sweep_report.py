@@ -34,8 +34,8 @@ def summarise(
 
     Returns:
       For each setting its axes, "n_ok" and "n_failed", and of every metric "<metric>_mean" and
-      "<metric>_std" (population form) over the finite values of the runs that are ok; NaN where
-      there are none.
+      "<metric>_std" (sample form, NaN of one) over the finite values of the runs that are ok;
+      NaN where there are none.
     """
     runs = pd.DataFrame(runs)
     ok = runs["status"] == "ok"
@@ -46,7 +46,7 @@ def summarise(
     columns["n_failed"] = (~ok).groupby(keys, sort=False).sum()
     for metric in metrics:
         group = values[metric].groupby(keys, sort=False)
-        columns |= {f"{metric}_mean": group.mean(), f"{metric}_std": group.std(ddof=0)}
+        columns |= {f"{metric}_mean": group.mean(), f"{metric}_std": group.std()}
     return pd.DataFrame(columns).reset_index(drop=not names)
 
 
@@ -322,7 +322,9 @@ def _mean(entry: pd.Series, metric: str) -> str:
 def _spread(entry: pd.Series, metric: str) -> str:
     """Writes mean and deviation, without the zero before the point that nearly all scores have."""
     mean, std = entry[f"{metric}_mean"], entry[f"{metric}_std"]
-    return f"{_short(mean)} +- {_short(std)}" if math.isfinite(mean) else "-"
+    if not math.isfinite(mean):
+        return "-"
+    return f"{_short(mean)} +- {_short(std)}" if math.isfinite(std) else _short(mean)
 
 
 def _short(value: float) -> str:

@@ -68,7 +68,7 @@ def summarise(runs: pd.DataFrame, paper: pd.DataFrame | None = None) -> pd.DataF
       set, row, seeds and for each score mean and deviation over seeds.
     """
     groups = runs[runs["acc"].notna()].groupby(["set", "row"], sort=False)[list(METRICS)]
-    means = groups.mean().join(groups.std(ddof=0).add_suffix("_std"))
+    means = groups.mean().join(groups.std().add_suffix("_std"))
     means.insert(0, "seeds", groups.size())
     measured = means.reset_index()
     place = {name: i for i, name in enumerate(measured["set"].unique())}
@@ -132,7 +132,7 @@ def by_round(runs: pd.DataFrame, name: str, column: str) -> charts.Line:
     """Returns round, mean and deviation over seeds; a run that ended earlier stays where it was."""
     wide = runs[runs["row"] == name].pivot(index="round", columns="seed", values=column)
     wide = wide.reindex(range(1, int(runs["round"].max()) + 1)).ffill()
-    return list(zip(wide.index, wide.mean(axis=1), wide.std(axis=1, ddof=0), strict=True))
+    return list(zip(wide.index, wide.mean(axis=1), wide.std(axis=1), strict=True))
 
 
 def draw_figure_4(path: Path, runs: pd.DataFrame) -> None:

@@ -95,7 +95,7 @@ def table(dataset: str, metric: str, trials: pd.DataFrame) -> pd.DataFrame:
                 for (name, seed), values in best.items()
             }
         )
-        columns[f"{how}_mean"], columns[f"{how}_std"] = means.mean(), means.std(ddof=0)
+        columns[f"{how}_mean"], columns[f"{how}_std"] = means.mean(), means.std()
         columns[f"{how}_diff"] = gains.groupby(level=0).mean()
         columns.setdefault("seeds", means.size())
     found = pd.DataFrame(columns)
@@ -118,7 +118,9 @@ def text(found: pd.DataFrame) -> str:
 
 
 def _spread(mean: float, std: float) -> str:
-    return "-" if np.isnan(mean) else f"{mean:.3f} +- {std:.3f}"
+    if np.isnan(mean):
+        return "-"
+    return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
 
 
 def table_1(problem: Problem, seeds: Sequence[int], progress: Progress) -> dict[str, Any]:
@@ -150,7 +152,11 @@ def table_1(problem: Problem, seeds: Sequence[int], progress: Progress) -> dict[
             tables = host.tables(federation, run(federation.without_labels(), jax.random.key(seed)))
             found.append([host.table_scores(table)["ari"] for table in tables])
             progress.done(name)
-        mean, std, theirs = np.mean(found, axis=0), np.std(found, axis=0), paper.loc[name].tolist()
+        mean, std, theirs = (
+            np.mean(found, axis=0),
+            pd.DataFrame(found).std(),
+            paper.loc[name].tolist(),
+        )
         cells = "".join(f"{_spread(m, s):>16s}" for m, s in zip(mean, std, strict=True))
         progress.write(f"{name:28s}{cells}{f'{theirs[0]:.3f}, {theirs[1]:.3f}':>18s}")
         result[name] = {"mean": mean.tolist(), "std": std.tolist(), "paper": theirs}

@@ -1,7 +1,7 @@
 """Multi-view data sets and their division over the clients of a federation."""
 
 from jaxfedmvc.data.dataset import Dataset, check_arrays
-from jaxfedmvc.data.datasets import load, names
+from jaxfedmvc.data.datasets import load, names, scaled
 from jaxfedmvc.data.partition import Part, hybrid_partition, parse_ratio, partition_as_held
 from jaxfedmvc.data.synthetic import blobs, multimodal, simplex
 from jaxfedmvc.data.tables import TableOptions, from_frame
@@ -28,6 +28,7 @@ __all__ = [
     "parse_ratio",
     "partition_as_held",
     "prepare",
+    "scaled",
     "simplex",
     "split_by_importance",
     "split_features",

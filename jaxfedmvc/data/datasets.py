@@ -101,7 +101,7 @@ def load(
         scale = usual
     held = dataset.held
     views = [
-        _scaled(view, scale, None if held is None else held[:, v])
+        scaled(view, scale, None if held is None else held[:, v])
         for v, view in enumerate(dataset.views)
     ]
     notes = (*dataset.notes, f"features: {_SCALED[scale]}")
@@ -141,11 +141,20 @@ def _gradient_histograms(images: np.ndarray) -> np.ndarray:
     return histograms / np.maximum(norms, np.finfo(float).tiny)
 
 
-def _scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.ndarray:
-    """Scales a view [n, D]; float64 inside, so that wide ranges lose nothing before the cast."""
+def scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.ndarray:
+    """Scales every feature of a view by what its rows have; a constant one becomes zero.
+
+    Args:
+      view: [n, D]. Computed in float64, so that wide ranges lose nothing before the cast.
+      scale: As in `load`, or "bytes": divided by 255 where there are numbers above 1.
+      held: bool [n], the rows that count; others are zeros. None: all.
+
+    Returns:
+      float32 [n, D].
+    """
     if held is not None:
         found = np.zeros(view.shape, np.float32)
-        found[held] = _scaled(view[held], scale)
+        found[held] = scaled(view[held], scale)
         return found
     x = view.astype(np.float64)
     if scale == "bytes" and x.max() > 1:  # some copies come already divided

@@ -9,10 +9,12 @@ import jax.extend
 
 # Passes of loops whose end depends on the data: k-means and power iterations take about as many.
 _PASSES = 20
+# Factorisations of [.., m, n]: of the order of m n min(m, n).
+_CUBIC = {"cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "qr", "svd"}
 
 
 def operations(jaxpr: Any) -> float:
-    """Counts the operations of a program: multiply-adds of products, one an entry of all else.
+    """Counts operations: multiply-adds of products and factorisations, one an entry of all else.
 
     Args:
       jaxpr: Such as `jax.jit(f).trace(x).jaxpr`.
@@ -24,6 +26,9 @@ def _of_equation(equation: Any) -> float:
     inner = list(map(operations, jax.extend.core.jaxprs_in_params(equation.params)))
     if not inner:
         entries = sum(math.prod(getattr(out.aval, "shape", ())) for out in equation.outvars)
+        if equation.primitive.name in _CUBIC:
+            shape = equation.invars[0].aval.shape
+            return math.prod(shape) * min(shape[-2:])
         if equation.primitive.name != "dot_general":
             return entries
         (contracted, _), _ = equation.params["dimension_numbers"]

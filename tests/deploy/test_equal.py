@@ -12,19 +12,13 @@ from tests.algorithms import test_common as common
 from tests.deploy import local
 from tests.helpers import programs
 
-# Stacks in a vertical federation, and peers; of sums, `test_masks` compares E-FKMVC's.
-IN_CI = ("mgcd", "vertcohirf")
 # Arrays shrink between rounds; or states hold keys, so that the simulation is one program, whose
 # sums are rounded elsewhere.
 LABELS_ALONE = ("vertcohirf", "dpfmps", "dpfmps_p2est", "local_kmeans")
 
 
-def methods():
-    for name in sorted(METHODS):
-        yield pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", list(methods()))
+@pytest.mark.slow  # three of them in `test_processes`, which is not
+@pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_deployed_run_is_the_simulation(name, tmp_path):
     lab = common.Lab(name)
     federation = lab.federation

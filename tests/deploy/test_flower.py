@@ -1,6 +1,5 @@
-"""Real processes over Flower: the simulation's labels, certificates, faults, hostile apps."""
+"""Real processes over Flower: certificates, faults, hostile apps."""
 
-import json
 import shutil
 import subprocess
 import time
@@ -11,61 +10,15 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import deploy
-from jaxfedmvc.deploy import Job
 from jaxfedmvc.engine.streaming import run_streaming
 from tests.algorithms import test_common as common
 from tests.deploy import local
-from tests.deploy.test_equal import ordered, simulate
+from tests.deploy.test_equal import ordered
+from tests.deploy.test_processes import labels_of, start_nodes, write_job
 
 pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
 pytestmark = pytest.mark.slow
 from experiments import deploy_demo as demo  # noqa: E402
-
-KINDS = {"e_fkmvc": "horizontal", "mgcd": "vertical", "vertcohirf": "vertical"}
-
-
-def write_job(folder, job):
-    told = {k: v for k, v in job.to_json().items() if v is not None}
-    settings = told.pop("settings")
-    lines = [f"{k} = {json.dumps(v)}" for k, v in told.items()]
-    lines += ["[settings]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
-    path = folder / f"{job.name}.toml"
-    path.write_text("\n".join(lines) + "\n")
-    assert Job.from_toml(path) == job
-    return path
-
-
-def start_nodes(here, folder, federation, methods, **options):
-    paths = local.write_nodes(folder, federation, methods, **options)
-    for client, path in paths.items():
-        here.start_node(f"node{client}", path)
-    return paths
-
-
-def labels_of(folder, client, job):
-    file = folder / f"state{client}" / job / "labels.csv"
-    return np.loadtxt(file, delimiter=",", skiprows=1, dtype=int, ndmin=2)[:, 1]
-
-
-@pytest.mark.parametrize("kind", ["horizontal", "vertical"])
-def test_processes_find_the_simulations_clusters(kind, tmp_path):
-    """Four nodes with sums, then three with stacks and as peers."""
-    clients = None if kind == "vertical" else (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7}))
-    federation = common.federation(kind, common.parts(kind, clients))
-    methods = [name for name, k in KINDS.items() if k == kind]
-    with demo.network(tmp_path / "net", secure=False) as here:
-        start_nodes(here, tmp_path, federation, methods)
-        for name in methods:
-            job = local.job_of(name, federation.n_clients, name)
-            here.submit(write_job(tmp_path, job), tmp_path / "results")
-    host = jax.tree.map(np.asarray, ordered(federation))
-    for name in methods:
-        algorithm = local.job_of(name, federation.n_clients).make(federation.n_clients)
-        simulated = simulate(algorithm, host)
-        for cohort, labels in zip(host.cohorts, simulated.labels, strict=True):
-            for k, client in enumerate(cohort.client_ids.tolist()):
-                expected = np.asarray(labels)[k][cohort.mask[k]]
-                np.testing.assert_array_equal(labels_of(tmp_path, client, name), expected)
 
 
 def test_only_registered_nodes_with_the_right_certificate_connect(tmp_path):

@@ -44,6 +44,8 @@ def test_operations_of_loops_and_products():
 
     traced = jax.jit(program).trace(jnp.zeros((4, 4)))
     assert operations(traced.jaxpr) == 5 * 64 + 16
+    values = jax.jit(lambda x: jnp.linalg.svd(x, compute_uv=False)).trace(jnp.zeros((2, 6, 3)))
+    assert operations(values.jaxpr) == 2 * 6 * 3 * 3
 
 
 def test_draws_are_counted_inside_loops():

@@ -7,6 +7,7 @@ import sys
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import run
@@ -207,3 +208,42 @@ def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
             binaries.launch(run.main, *arguments, again, *resume)
     assert binaries.launch(run.main, *arguments, again, "--resume")[0] == 0
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+
+
+def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkeypatch):
+    """Broken off after its second round, it goes on to the same end."""
+    arguments = (
+        "--algorithm=private_e_fkmvc",
+        *HORIZONTAL,
+        f"--dataset={digits}",
+        "--n_clusters=3",
+        "--noprogress",
+        "--rounds=12",
+        "--until_stable=0.9",
+        "--noise_multiplier=0.001",
+    )
+    whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
+    assert binaries.launch(run.main, *arguments, whole)[0] == 0
+    save, n_saves = checkpoint.save, []
+
+    def save_and_break(*saved):
+        save(*saved)
+        n_saves.append(saved)
+        if len(n_saves) == 3:
+            raise Broken
+
+    monkeypatch.setattr(checkpoint, "save", save_and_break)
+    with pytest.raises(Broken):
+        binaries.launch(run.main, *arguments, again)
+    assert binaries.launch(run.main, *arguments, again, "--resume")[0] == 0
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+    rounds = pd.read_csv(tmp_path / "whole" / "rounds.csv")
+    stays = rounds["agreement"] >= 0.9
+    assert 4 <= len(rounds) < 12 and stays[-3:].all() and not stays[-4:].all()
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["rounds_made"] == [len(rounds)] and summary["bytes_finish"] == {
+        "up": 0,
+        "down": 0,
+    }
+    code, _, error = binaries.launch(run.main, "--algorithm=mgcd", "--until_stable=0.9", whole)
+    assert code and "until_stable: mgcd finds its end itself" in error

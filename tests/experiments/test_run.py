@@ -105,7 +105,7 @@ def test_summary(job):
         assert len(values) == 2
         assert all((-1 if name == "ari" else 0) <= value <= 1 for value in values)
         assert statistics["mean"] == pytest.approx(np.mean(values))
-        assert statistics["std"] == pytest.approx(np.std(values))
+        assert statistics["std"] == pytest.approx(np.std(values, ddof=1))
     assert set(summary["seconds"]) == {"compile", "run"} and min(summary["seconds"].values()) > 0
     assert "cpu" in summary["device"] and summary["versions"]["jax"] == jax.__version__
     assert {"no collaboration", "pooled k-means", "e_fkmvc"} <= set(summary["groups"])

@@ -6,13 +6,19 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from absl import flags
 from flax import struct
 
 from experiments.lib import runner, settings
 from experiments.lib.command import FolderSettings, JobSettings, define_flags, parse
-from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
+from experiments.lib.data import (
+    DataSettings,
+    HorizontalSettings,
+    VerticalSettings,
+    load_clients,
+)
 from experiments.lib.hooks import hooks_of
 from jaxfedmvc.algorithms import METHODS
 
@@ -312,3 +318,17 @@ def test_names_of_precisions_mean_what_they_say_on_every_device():
         with jax.default_matmul_precision(runner.matmul_precision(precision, "gpu")):
             product = jax.jit(lambda x: x @ x).trace(jnp.ones((4, 4)))
         assert text in product.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_clients_may_scale_by_their_own_rows_alone():
+    given = DataSettings(dataset="digits", scale="minmax")
+    (problem,) = load_clients(given, HorizontalSettings(scale_by="client"), [0])
+    for cohort in problem.federation.cohorts:
+        for x in map(np.asarray, cohort.views):
+            for rows, mask in zip(x, np.asarray(cohort.mask), strict=True):
+                low, high = rows[mask].min(axis=0), rows[mask].max(axis=0)
+                assert (low == 0).all() and set(high) <= {0.0, 1.0} and 1.0 in high
+    pooled = load_clients(given, HorizontalSettings(), [0])[0].federation.cohorts[0].views[0]
+    assert not np.array_equal(pooled, problem.federation.cohorts[0].views[0])
+    with pytest.raises(ValueError, match="scale_by: got 'client' with --scale=auto"):
+        load_clients(DataSettings(dataset="digits"), HorizontalSettings(scale_by="client"), [0])

@@ -49,8 +49,9 @@ def test_summary_is_mean_and_deviation_over_what_ran_and_is_finite():
     assert list(summary)[:6] == ["x", "y", "n_ok", "n_failed", "acc_mean", "acc_std"]
     first, second = summary.to_dict("records")
     assert (first["x"], first["y"], first["n_ok"], first["n_failed"]) == ("1", "3", 2, 1)
-    assert first["acc_mean"] == pytest.approx(0.3) and first["acc_std"] == pytest.approx(0.1)
-    assert first["loss_mean"] == 1.0 and first["loss_std"] == 0.0
+    assert first["acc_mean"] == pytest.approx(0.3)
+    assert first["acc_std"] == pytest.approx(math.sqrt(0.02))  # of samples
+    assert first["loss_mean"] == 1.0 and math.isnan(first["loss_std"])  # of one run
     assert (second["y"], second["n_ok"], second["n_failed"]) == ("2", 2, 0)
     assert math.isnan(second["loss_mean"]) and math.isnan(second["loss_std"])
     assert math.isnan(first["nmi_mean"])  # not a column of the runs
@@ -63,8 +64,8 @@ def test_one_setting_without_axes_is_summarised():
     rows = [run({}, seed, acc=acc) for seed, acc in enumerate((0.2, 0.4))]
     summary = sweep_report.summarise(rows, [], ["acc"])
     assert list(summary) == ["n_ok", "n_failed", "acc_mean", "acc_std"] and len(summary) == 1
-    assert sweep_report.best_lines(summary, []) == ["mean ACC of the one setting: .300 +- .100"]
-    assert sweep_report.table(summary, [], ["acc"])[1].split() == ["1", ".300", "+-", ".100", "-"]
+    assert sweep_report.best_lines(summary, []) == ["mean ACC of the one setting: .300 +- .141"]
+    assert sweep_report.table(summary, [], ["acc"])[1].split() == ["1", ".300", "+-", ".141", "-"]
 
 
 def test_ranking_puts_nan_last_and_keeps_ties_in_order():
@@ -82,9 +83,9 @@ def test_table_is_sorted_and_tells_what_it_leaves_out():
     lines = sweep_report.table(summary, ["x"], ["acc", "loss"])
     assert [line.split() for line in lines] == [
         ["x", "ACC", "loss", "failed"],
-        ["1", "c", "1.000", "+-", ".000", "0.1235", "-"],
-        ["2", "a", ".500", "+-", ".000", "10", "-"],
-        ["3", "d", "-.020", "+-", ".000", "3", "-"],
+        ["1", "c", "1.000", "0.1235", "-"],
+        ["2", "a", ".500", "10", "-"],
+        ["3", "d", "-.020", "3", "-"],
         ["4", "b", "-", "-", "1", "of", "1"],
     ]
     assert len({len(line) for line in lines}) == 1
@@ -106,12 +107,12 @@ def test_best_lines_tell_what_choosing_without_labels_is_worth():
     # By hand: ranks of ACC 4, 2, 3, 1 and of loss 3, 1, 2, 4, so rho = 1 - 6 * 12 / 60 = -.2; ranks
     # of ACC 2, 3, 1 and of silhouette 3, 1, 2, so rho = 1 - 6 * 6 / 24 = -.5.
     assert sweep_report.best_lines(summary, ["x", "y"]) == [
-        "best by mean ACC (needs labels): x=a, y=1: .931 +- .004",
-        "first by silhouette (no labels): x=b, y=1: silhouette 0.5, ACC .800 +- .000, rank 3 of 4"
+        "best by mean ACC (needs labels): x=a, y=1: .931 +- .006",
+        "first by silhouette (no labels): x=b, y=1: silhouette 0.5, ACC .800, rank 3 of 4"
         " by ACC (1 of 2 runs failed); not measured in 1 of 4 settings",
         "    Spearman's correlation with mean ACC: -.500 over 3 settings (1 would rank as ACC"
         " does)",
-        "first by loss (no labels): x=b, y=1: loss 1, ACC .800 +- .000, rank 3 of 4 by ACC"
+        "first by loss (no labels): x=b, y=1: loss 1, ACC .800, rank 3 of 4 by ACC"
         " (1 of 2 runs failed)",
         "    Spearman's correlation with mean ACC: -.200 over 4 settings (-1 would rank as ACC"
         " does)",
@@ -196,7 +197,7 @@ def test_heat_map_has_the_two_longest_axes_and_the_rest_at_its_best(tmp_path, fi
     expected = np.array([[0.61 + 0.1 * tau + lr for tau in range(3)] for lr in lrs])
     expected[0, 0] = expected[2, 1] = NAN
     np.testing.assert_allclose(axis.collections[0].get_array().filled(NAN), expected)
-    texts = [[f"{value:.3f}\n± 0.010" for value in row] for row in expected]
+    texts = [[f"{value:.3f}\n± 0.014" for value in row] for row in expected]
     texts[0][0], texts[2][1] = "not run", "failed"
     assert cells(axis) == texts
     frames = [patch.get_xy() for patch in axis.patches if not patch.get_fill()]
@@ -231,7 +232,7 @@ def test_lines_of_ratios_are_drawn_in_logarithms_with_all_scores(tmp_path, figur
     np.testing.assert_allclose(acc.lines[0].get_ydata(), [0.02, 0.11, NAN])
     np.testing.assert_allclose(nmi.lines[0].get_ydata(), [0.01, 0.1, NAN])
     segment = acc.lines[2][0].get_segments()[1]
-    np.testing.assert_allclose(segment, [[0.1, 0.10], [0.1, 0.12]])
+    np.testing.assert_allclose(segment, [[0.1, 0.11 - 0.0002**0.5], [0.1, 0.11 + 0.0002**0.5]])
     assert [(t.get_text(), t.xy[0]) for t in axis.texts] == [("failed", 1.0)]
 
 

@@ -158,7 +158,9 @@ def train_multi_view(
         contrasts = view_contrasts(config, hyper.tau_m, out, mask)
         info |= {
             "loss": last(history),
-            "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
+            "reconstruction": reconstruction_loss(
+                out.reconstruction, views, mask, config.squared_error
+            ),
             "contrast": sum(contrasts, start=jnp.zeros(())),
             "weight": bits[full],
         }
@@ -198,7 +200,9 @@ def train_partial_view(
     bits = partial_view_weight(config, out, h_global, mask)
     info = {
         "loss": last(history),
-        "reconstruction": reconstruction_loss(out.reconstruction, views, mask),
+        "reconstruction": reconstruction_loss(
+            out.reconstruction, views, mask, config.squared_error
+        ),
         "contrast": partial_contrast(hyper.tau_p, out, h_global, mask) * has_contrast,
         "weight": bits,
     }

@@ -10,17 +10,28 @@ import numpy as np
 
 from jaxfedmvc import losses
 from jaxfedmvc.algorithms.fmcsc.networks import Features, Kind, Model, Views, features
-from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, SquaredError
 
 # --- Losses, eq. (1) to (8) -----------------------------------------------------------------------
 
 
-def reconstruction_loss(
-    reconstruction: Mapping[int, jax.Array], views: Views, mask: jax.Array
+def squared_error(
+    x: jax.Array, target: jax.Array, mask: jax.Array, form: SquaredError = "mean"
 ) -> jax.Array:
-    """Computes eq. (1) and (2): the sum over views of the mean squared error."""
+    """Computes |x - target|^2 over real rows, [rows, d] -> scalar: a mean, or the printed sum."""
+    error = losses.mean_squared_error(x, target, mask)
+    return error if form == "mean" else error * jnp.sum(mask) * x.shape[-1]
+
+
+def reconstruction_loss(
+    reconstruction: Mapping[int, jax.Array],
+    views: Views,
+    mask: jax.Array,
+    form: SquaredError = "mean",
+) -> jax.Array:
+    """Computes eq. (1) and (2): the squared error, added up over views."""
     return sum(
-        (losses.mean_squared_error(r, views[v], mask) for v, r in reconstruction.items()),
+        (squared_error(r, views[v], mask, form) for v, r in reconstruction.items()),
         start=jnp.zeros(()),
     )
 
@@ -60,7 +71,7 @@ def multi_view_loss(
       seen: The model's input, where it is not the views themselves.
     """
     out = features(config, model, views if seen is None else seen)
-    reconstruction = reconstruction_loss(out.reconstruction, views, mask)
+    reconstruction = reconstruction_loss(out.reconstruction, views, mask, config.squared_error)
     return sum(view_contrasts(config, tau_m, out, mask), start=reconstruction)
 
 
@@ -75,7 +86,7 @@ def partial_view_loss(
     """Computes eq. (8) on a partial client: eq. (2) plus eq. (7)."""
     out = features(config, model, views)
     contrast = partial_contrast(tau_p, out, h_global, mask)
-    return reconstruction_loss(out.reconstruction, views, mask) + contrast
+    return reconstruction_loss(out.reconstruction, views, mask, config.squared_error) + contrast
 
 
 def distillation_loss(
@@ -94,8 +105,8 @@ def distillation_loss(
     total = jnp.zeros(())
     for model in models.values():
         out = features(config, model, views if seen is None else seen)
-        total += losses.mean_squared_error(out.h, h_joint, mask)
-        total += reconstruction_loss(out.reconstruction, views, mask)
+        total += squared_error(out.h, h_joint, mask, config.squared_error)
+        total += reconstruction_loss(out.reconstruction, views, mask, config.squared_error)
     return total
 
 

@@ -10,6 +10,8 @@ from flax import struct
 
 from jaxfedmvc import checks
 
+SquaredError = Literal["mean", "sum"]
+
 
 @dataclass(frozen=True)
 class FMCSCConfig:
@@ -28,6 +30,9 @@ class FMCSCConfig:
       batch_size: Rows in one step of training.
       contrast: Form of the feature contrast, eq. (5). "paper": as printed. "ntxent": that of the
         published code.
+      squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": over its rows and
+        features, as in the published code, so that the contrast's share depends on neither. "sum":
+        as printed.
       components: Letters of the components that are on. A: consensus pre-training; without it every
         client pre-trains from a start of its own. B: multi-view clients optimise the partial global
         models, eq. (6). C: model contrast, eq. (7), on models that partial clients keep; without it
@@ -73,6 +78,7 @@ class FMCSCConfig:
     distill_epochs: int = 50
     batch_size: int = 256
     contrast: Literal["paper", "ntxent"] = "paper"
+    squared_error: SquaredError = "mean"
     components: str = "ABCD"
     n_bins: int = 10
     n_init: int = 100
@@ -102,6 +108,14 @@ class FMCSCConfig:
             raise checks.wrong("hidden", self.hidden, "widths of 1 or more")
         if not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")
+        if self.leader_epochs and "A" not in self.components:
+            raise checks.wrong(
+                "leader_epochs", self.leader_epochs, "0 without component A, whose leader trains"
+            )
+        if self.partial_models == "branch" and "B" not in self.components:
+            raise checks.wrong(
+                "partial_models", "branch", "'distilled' without component B, which they replace"
+            )
         if self.partial_models == "branch" and self.partial_rounds:
             raise checks.wrong(
                 "partial_rounds",
@@ -109,7 +123,6 @@ class FMCSCConfig:
                 "False with partial_models='branch', where nothing that partial clients could send"
                 " is used",
             )
-
         if self.centroid_starts > 1 and self.centroids == "leader":
             raise checks.wrong("centroid_starts", self.centroid_starts, "1 with centroids='leader'")
         if self.min_cluster_size is not None and self.centroids == "leader":
@@ -126,8 +139,8 @@ class FMCSCConfig:
 
     @property
     def takes_branches(self) -> bool:
-        """Whether branches of f_g are the models for single views; without B nothing is."""
-        return "B" in self.components and self.partial_models == "branch"
+        """Whether branches of f_g are the models for single views."""
+        return self.partial_models == "branch"
 
 
 @struct.dataclass

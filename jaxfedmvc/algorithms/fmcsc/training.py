@@ -44,7 +44,7 @@ def fit_autoencoders(
 
     def loss(autoencoders: dict[int, Autoencoder], views: Views, mask: jax.Array) -> jax.Array:
         out = features(config, model._replace(autoencoders=autoencoders), views)
-        return reconstruction_loss(out.reconstruction, views, mask)
+        return reconstruction_loss(out.reconstruction, views, mask, config.squared_error)
 
     trained, history = _fit(
         config, hyper, key, model.autoencoders, loss, client.by_view(), client.mask, epochs

@@ -36,6 +36,10 @@ def test_reconstruction_is_the_mean_square_of_real_rows_summed_over_views(sample
     out = features(CONFIG, models[FULL], views)
     expected = np_reconstruction(np_features(models[FULL], real), real)
     assert reconstruction_loss(out.reconstruction, views, mask) == pytest.approx(expected, rel=1e-5)
+    decoded = np_features(models[FULL], real)["reconstruction"]
+    printed = sum(float(np.sum((decoded[v] - x) ** 2)) for v, x in real.items())
+    found = reconstruction_loss(out.reconstruction, views, mask, "sum")
+    assert found == pytest.approx(printed, rel=1e-5)
 
 
 @pytest.mark.parametrize("contrast", ["paper", "ntxent"])
@@ -75,6 +79,14 @@ def test_distillation_loss_sums_over_models(sample):
         expected += np.mean((out["h"] - target[mask]) ** 2) + np_reconstruction(out, real)
     received = {kind: models[kind] for kind in (PAIR, "other pair")}
     found = distillation_loss(CONFIG, received, views, target, mask)
+    assert found == pytest.approx(expected, rel=1e-5)
+    printed = dataclasses.replace(CONFIG, squared_error="sum")
+    expected = 0.0
+    for name in (PAIR, "other pair"):
+        out = np_features(models[name], real)
+        expected += np.sum((out["h"] - target[mask]) ** 2)
+        expected += sum(np.sum((out["reconstruction"][v] - real[v]) ** 2) for v in PAIR)
+    found = distillation_loss(printed, received, views, target, mask)
     assert found == pytest.approx(expected, rel=1e-5)
 
 

@@ -35,6 +35,8 @@ from tests.algorithms.fmcsc.tiny import CONFIG
         {"centroid_starts": 0, "centroids": "federated"},
         {"partial_models": "none"},
         {"partial_rounds": True, "partial_models": "branch"},
+        {"partial_models": "branch", "partial_rounds": False, "components": "AD"},
+        {"leader_epochs": 1, "components": "BCD"},
     ],
 )
 def test_a_bad_configuration_is_named(change):

@@ -1,0 +1,119 @@
+"""A job over Flower, in processes of their own, finds what the simulation finds."""
+
+import json
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.data.vertical import vertical_partition
+from jaxfedmvc.deploy import Job
+from jaxfedmvc.federation import Federation
+from tests.algorithms import test_common as common
+from tests.deploy import local
+from tests.deploy.test_equal import LABELS_ALONE, ordered, simulate
+from tests.helpers import programs
+
+pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+from experiments import deploy_demo as demo
+
+# As many rows as VertCoHiRF's smallest arrays hold: its programs are compiled for one size.
+N = 16
+SMALL = {"e_fkmvc": {"n_restarts": 1}}  # the others as in the common tests
+
+
+def write_job(folder, job):
+    told = {k: v for k, v in job.to_json().items() if v is not None}
+    settings = told.pop("settings")
+    lines = [f"{k} = {json.dumps(v)}" for k, v in told.items()]
+    lines += ["[settings]", *(f"{k} = {json.dumps(v)}" for k, v in settings.items())]
+    path = folder / f"{job.name}.toml"
+    path.write_text("\n".join(lines) + "\n")
+    assert Job.from_toml(path) == job
+    return path
+
+
+def start_nodes(here, folder, federation, methods, **options):
+    paths = local.write_nodes(folder, federation, methods, **options)
+    for client, path in paths.items():
+        here.start_node(f"node{client}", path)
+    return paths
+
+
+def labels_of(folder, client, job):
+    file = folder / f"state{client}" / job / "labels.csv"
+    return np.loadtxt(file, delimiter=",", skiprows=1, dtype=int, ndmin=2)[:, 1]
+
+
+def hospitals():
+    """Four clients, of whom one lacks a view."""
+    clients = (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7}))
+    return common.federation("horizontal", common.parts("horizontal", clients))
+
+
+def agents():
+    """Four agents with a view each of the same samples."""
+    rng = np.random.default_rng(0)
+    truth = np.arange(N) % common.K
+    views = [
+        2 * rng.normal(size=(common.K, d))[truth] + rng.normal(size=(N, d)) for d in (4, 3, 5, 4)
+    ]
+    return Federation.from_arrays(views, truth, partition=vertical_partition(N, 4))
+
+
+def job_of(name, n):
+    return local.job_of(name, n, name, small=SMALL.get(name))
+
+
+def of_common_tests(kind):
+    return common.federation(kind, common.parts(kind))
+
+
+def all_methods(kind):
+    return [name for name in sorted(METHODS) if common.Lab(name).kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("federation", "methods"),
+    [
+        pytest.param(hospitals, lambda: ["e_fkmvc"], id="sums"),
+        pytest.param(agents, lambda: ["mgcd", "vertcohirf"], id="stacks-and-peers"),
+        *(
+            pytest.param(
+                partial(of_common_tests, kind),
+                partial(all_methods, kind),
+                id=kind,
+                marks=pytest.mark.slow,
+            )
+            for kind in common.CLIENTS
+        ),
+    ],
+)
+def test_processes_find_the_simulations_clusters(federation, methods, tmp_path):
+    federation, methods = federation(), methods()
+    n = federation.n_clients
+    with demo.network(tmp_path / "net", secure=False) as here:
+        start_nodes(here, tmp_path, federation, methods)
+        for name in methods:
+            here.submit(write_job(tmp_path, job_of(name, n)), tmp_path / "results")
+    host = jax.tree.map(np.asarray, ordered(federation))
+    for name in methods:
+        algorithm = job_of(name, n).make(n)
+        simulated = simulate(algorithm, host)
+        for cohort, labels in zip(host.cohorts, simulated.labels, strict=True):
+            for k, client in enumerate(cohort.client_ids.tolist()):
+                expected = np.asarray(labels)[k][cohort.mask[k]]
+                np.testing.assert_array_equal(labels_of(tmp_path, client, name), expected)
+        summary = json.loads((tmp_path / "results" / name / "summary.json").read_text())
+        assert summary["rounds"] == (int(simulated.n_rounds) if algorithm.round else 0)
+        if name in LABELS_ALONE:
+            continue
+        count = engine.traffic(algorithm, host)
+        times = {"setup": 1, "round": int(simulated.n_rounds), "finish": 1}
+        for way in ("up", "down"):
+            expected = sum(n * getattr(count[stage], way) for stage, n in times.items())
+            assert summary[f"bytes_{way}"] == expected
+        programs.make_room()
