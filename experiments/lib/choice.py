@@ -1,4 +1,6 @@
-"""--n_clusters=auto: runs the method with several numbers of clusters, and chooses without labels.
+"""Jobs that choose a setting without labels: --n_clusters=auto, and what a family chooses.
+
+--n_clusters=auto runs the method with several numbers of clusters.
 
 Each draw leaves a fifth of the rows out, as every client could for itself, and runs the method with
 each number. What is compared is how far draws agree, and the silhouette of their clusters; see
@@ -23,6 +25,7 @@ from experiments.lib import criterion, folder, plots, runner
 from experiments.lib.command import Command, checked
 from experiments.lib.criterion import Choice
 from experiments.lib.data import Problem
+from experiments.lib.hooks import Choosing
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import has_one_width
 from jaxfedmvc.engine.phases import RunState
@@ -64,27 +67,42 @@ class ChoiceSettings:
 
 
 def run(command: Command) -> Path:
-    """Runs a job, and before it chooses its number of clusters where it is to be.
+    """Runs a job, and before it chooses what is to be chosen without labels.
+
+    That is the number of clusters, or what the method's family chooses.
 
     Returns:
       The result folder.
     """
-    if command.data.n_clusters != "auto":
+    choosing = _choosing(command)
+    if choosing is None:
         return runner.run(command)
-    settings = command.extra[-1]
+    command = choosing.command
     folder.use_compilation_cache(command)
-    plan = checked(partial(_planned, command, settings))
+    plan = checked(choosing.plan)
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     path = checked(partial(folder.open_folder, command, f"{command.name}-{command.data.stem}"))
-    found = criterion.saved(path)
+    found = choosing.saved(path)
     if found is None:
         with Progress(command.folder.progress) as progress:
-            found = _chosen(plan, progress)
+            found = choosing.make(plan, progress)
             for line in found.lines():
                 progress.write(line)
         found.save(path)
-    return runner.run(_with_clusters(command, found.n_clusters), path, found)
+    return runner.run(choosing.applied(found), path, found)
+
+
+def _choosing(command: Command) -> Choosing | None:
+    if command.data.n_clusters != "auto":
+        return None if command.hooks.choosing is None else command.hooks.choosing(command)
+    return Choosing(
+        command=command,
+        plan=lambda: _planned(command, command.extra[-1]),
+        make=_chosen,
+        saved=criterion.saved,
+        applied=lambda found: _with_clusters(command, found.n_clusters),
+    )
 
 
 def _with_clusters(command: Command, n_clusters: int) -> Command:

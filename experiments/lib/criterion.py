@@ -1,10 +1,10 @@
-"""What the choice of the number of clusters leaves behind: a table, a picture, part of the page."""
+"""What a choice without labels leaves behind; of the number of clusters, a picture, too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,36 @@ from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.choice import LEAST_STABILITY
 
 _TABLE, _PICTURE = "n_clusters.csv", "n_clusters.png"
+_CHOSEN = "chosen"
+
+
+class Found(Protocol):
+    """What was chosen before a job runs, whatever it is."""
+
+    def save(self, path: Path) -> None:
+        """Writes it to the job's folder, the table that `read_table` reads last."""
+
+    def lines(self) -> Iterator[str]:
+        """Yields what was chosen, and why, for the terminal."""
+
+    def figure(self) -> page.Figure:
+        """Returns the criteria for the page."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns entries of summary.json."""
+
+
+def write_table(path: Path, tried: pd.DataFrame, row: int) -> None:
+    """Writes what was tried, with a mark at the chosen row: as long as it is absent, nothing is."""
+    write_text(path, tried.assign(**{_CHOSEN: np.arange(len(tried)) == row}).to_csv(index=False))
+
+
+def read_table(path: Path) -> tuple[pd.DataFrame, int] | None:
+    """Returns what was tried and the place of the chosen row; None where no choice was made."""
+    if not path.exists():
+        return None
+    table = pd.read_csv(path)
+    return table.drop(columns=_CHOSEN), int(np.argmax(table[_CHOSEN]))
 
 
 class Choice(NamedTuple):
@@ -36,8 +66,8 @@ class Choice(NamedTuple):
     def save(self, path: Path) -> None:
         """Writes n_clusters.png and then n_clusters.csv, which says that the choice is made."""
         _draw(path / _PICTURE, self)
-        table = self.tried.assign(chosen=self.tried["n_clusters"] == self.n_clusters)
-        write_text(path / _TABLE, table.to_csv(index=False))
+        row = int(np.argmax(self.tried["n_clusters"] == self.n_clusters))
+        write_table(path / _TABLE, self.tried, row)
 
     def lines(self) -> Iterator[str]:
         """Yields the table and the chosen number for the terminal."""
@@ -51,6 +81,10 @@ class Choice(NamedTuple):
                 f"no number of clusters is stable (ARI {LEAST_STABILITY} when a fifth of the rows"
                 " is left out): take this one with caution"
             )
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the criteria of all numbers, for summary.json."""
+        return {"n_clusters_tried": self.tried.to_dict("records")}
 
     def figure(self) -> page.Figure:
         """Returns both criteria for the page."""
@@ -78,12 +112,11 @@ def _rule() -> str:
 
 def saved(path: Path) -> Choice | None:
     """Returns the choice that a folder holds, if it was made."""
-    if not (path / _TABLE).exists():
+    found = read_table(path / _TABLE)
+    if found is None:
         return None
-    table = pd.read_csv(path / _TABLE)
-    return Choice(
-        int(table.loc[table["chosen"], "n_clusters"].iloc[0]), table.drop(columns="chosen")
-    )
+    tried, row = found
+    return Choice(int(tried["n_clusters"].iloc[row]), tried)
 
 
 def _draw(path: Path, choice: Choice) -> None:

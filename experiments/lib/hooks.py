@@ -38,6 +38,24 @@ class SeedResult(NamedTuple):
     rounds: list[dict[str, Any]]
 
 
+class Choosing(NamedTuple):
+    """What is chosen without labels before a job runs.
+
+    Attributes:
+      command: The job, as its folder keeps it.
+      plan: Prepares the choice; raises ValueError or OSError for everything that can be wrong.
+      make: `(plan, progress) -> criterion.Found`.
+      saved: `folder -> criterion.Found`, the choice that a folder holds; None if it holds none.
+      applied: `found -> command`, the job with what was chosen.
+    """
+
+    command: Any
+    plan: Callable[[], Any]
+    make: Callable[[Any, Any], Any]
+    saved: Callable[[Path], Any]
+    applied: Callable[[Any], Any]
+
+
 class Hooks(NamedTuple):
     """Additions of a family; every one may be left out.
 
@@ -58,6 +76,7 @@ class Hooks(NamedTuple):
         a report has `path`, `title`, all `rows` of rounds.csv and `references`.
       check: `(job)`, raises ValueError where the method and the job do not go together.
       facts: `(job) -> entries` of summary.json.
+      choosing: `(command) -> Choosing`, what single jobs choose without labels; None for nothing.
     """
 
     defaults: Callable[[DataSettings], Mapping[str, str]] = lambda settings: {}
@@ -71,6 +90,7 @@ class Hooks(NamedTuple):
     pictures: Callable[[Any, SeedResult], None] | None = None
     check: Callable[[Any], None] | None = None
     facts: Callable[[Any], dict[str, Any]] | None = None
+    choosing: Callable[[Any], Choosing | None] | None = None
 
 
 def family_of(method: Method) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.lib import folder, plots
 from experiments.lib.command import Command, JobSettings, checked, fail
-from experiments.lib.criterion import Choice
+from experiments.lib.criterion import Found
 from experiments.lib.data import Problem, count_classes, load_agents, load_clients
 from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
@@ -215,7 +215,7 @@ def steps_of(
 # --- A job ----------------------------------------------------------------------------------------
 
 
-def run(command: Command, path: Path | None = None, choice: Choice | None = None) -> Path:
+def run(command: Command, path: Path | None = None, choice: Found | None = None) -> Path:
     """Runs a command from its data to its result folder; shows progress, resumes, scores.
 
     Bad input ends the program with one line on stderr.
@@ -223,7 +223,7 @@ def run(command: Command, path: Path | None = None, choice: Choice | None = None
     Args:
       command: The job.
       path: Its folder, if it is open already.
-      choice: How its number of clusters was chosen, if it was.
+      choice: What was chosen for it without labels, if anything was.
 
     Returns:
       The result folder.
@@ -265,7 +265,7 @@ class _Runner:
     """The state of a job while it runs."""
 
     def __init__(
-        self, job: Job, path: Path, devices: Any, progress: Progress, choice: Choice | None
+        self, job: Job, path: Path, devices: Any, progress: Progress, choice: Found | None
     ) -> None:
         self.job, self.path, self.devices, self.progress = job, path, devices, progress
         self.choice = choice
@@ -502,7 +502,7 @@ class _Runner:
         job, hooks = self.job, self.job.command.hooks
         facts: dict[str, Any] = {"n_clusters": job.n_clusters}
         if self.choice is not None:
-            facts["n_clusters_tried"] = self.choice.tried.to_dict("records")
+            facts |= self.choice.facts()
         if job.command.job.secure_aggregation:
             facts["secure_aggregation"] = {
                 "covered": "where messages are summed, the server sees the sum and no message",

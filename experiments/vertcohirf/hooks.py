@@ -13,7 +13,7 @@ from experiments.lib import plots
 from experiments.lib.data import DataSettings, Problem, is_multimodal
 from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.report import Report
-from experiments.vertcohirf import tree
+from experiments.vertcohirf import choice, tree
 from jaxfedmvc.algorithms.vertcohirf.communication import communication
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
 from jaxfedmvc.algorithms.vertcohirf.method import VertCoHiRFState
@@ -108,4 +108,5 @@ HOOKS = Hooks(
     labels=_labels,
     after_seed=_after_seed,
     pictures=_pictures,
+    choosing=choice.choosing,
 )

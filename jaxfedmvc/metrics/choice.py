@@ -1,4 +1,4 @@
-"""How many clusters: criteria that see no labels, and the choice by them.
+"""Settings without labels: criteria of clusterings, and the choice of how many clusters by them.
 
 A number of clusters is good where the same clusters come back when some of the rows are left out
 (stability; Ben-Hur, Elisseeff & Guyon, 2002), and where rows lie nearer to their own cluster than
@@ -54,6 +54,35 @@ def stability(labelings: Sequence[np.ndarray]) -> float:
         (table,) = host.client_tables(one[None], other[None], both[None], shape)
         scores.append(host.table_scores(table)["ari"])
     return float(np.mean(scores))
+
+
+def agreement(labels: np.ndarray, others: Sequence[np.ndarray] | np.ndarray) -> float:
+    """Computes the mean ARI of a clustering with each of several others of the same rows.
+
+    Of several clusterings the one that agrees best with an ensemble of others stands for it (Strehl
+    & Ghosh, 2002, whose measure is mutual information); clusters of single rows agree with none.
+
+    Args:
+      labels: Integer [n].
+      others: Of as many integers each; one or more.
+
+    Returns:
+      At most 1; about 0 where they have no more in common than chance gives.
+
+    Raises:
+      ValueError: There is no other clustering, or one has another number of rows.
+    """
+    from sklearn.metrics import adjusted_rand_score  # deferred: it takes a second to import
+
+    if not len(others):
+        raise ValueError("others: got no clustering; allowed is 1 or more")
+    for other in others:
+        if np.shape(other) != np.shape(labels):
+            raise ValueError(
+                f"others: got shape {np.shape(other)}; allowed is that of labels,"
+                f" {np.shape(labels)}"
+            )
+    return float(np.mean([adjusted_rand_score(labels, other) for other in others]))
 
 
 def silhouette(parts: Sequence[Part]) -> float:

@@ -52,23 +52,33 @@ def make_step(base: Base, config: VertCoHiRFConfig, hp: VertCoHiRFHyperparams) -
     Raises:
       ValueError: The clusterer needs a number of clusters and none is known.
     """
-    if base == "sc_srgf":
-        n_clusters = _local_clusters(config)
-        return LocalStep(local.sc_srgf_method(n_clusters, config.n_graphs, hp.sampling_ratio))
     if base == "dbscan":
         method = local.dbscan_method(hp.eps, hp.min_samples)
-    elif base == "kernel_kmeans":
-        method = local.kernel_kmeans_method(_local_clusters(config), hp.gamma)
     else:
-        method = local.kmeans_method(_local_clusters(config))
+        n_clusters, most = _local_clusters(config, hp)
+        if base == "sc_srgf":
+            return LocalStep(
+                local.sc_srgf_method(n_clusters, config.n_graphs, hp.sampling_ratio, most)
+            )
+        if base == "kernel_kmeans":
+            method = local.kernel_kmeans_method(n_clusters, hp.gamma, most)
+        else:
+            method = local.kmeans_method(n_clusters, most)
     return LocalStep(method, hp.feature_share, config.repetitions, threshold=hp.relaxed)
 
 
-def _local_clusters(config: VertCoHiRFConfig) -> int:
+def _local_clusters(
+    config: VertCoHiRFConfig, hp: VertCoHiRFHyperparams
+) -> tuple[ArrayLike, int | None]:
+    """Returns C, and its static bound where it is traced."""
     n_clusters = config.local_clusters or config.n_clusters
+    if isinstance(n_clusters, str):
+        raise wrong(
+            "local_clusters", n_clusters, "a number here; experiments.run and `choice` find one"
+        )
     if n_clusters is None:
         raise wrong("local_clusters", None, "1 or more, where n_clusters is not known")
-    return n_clusters
+    return (n_clusters, None) if hp.limit is None else (hp.limit, n_clusters)
 
 
 def check_step(step: LocalStep) -> None:

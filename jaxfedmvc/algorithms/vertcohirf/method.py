@@ -21,9 +21,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.vertcohirf.consensus import segment_sizes, strict_consensus
+from jaxfedmvc.algorithms.vertcohirf.consensus import (
+    relaxed_consensus,
+    segment_sizes,
+    strict_consensus,
+)
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import NEVER, labels_at
 from jaxfedmvc.algorithms.vertcohirf.local_step import (
     LocalStep,
@@ -115,6 +120,7 @@ def vertcohirf(
 def vertcohirf_of_steps(
     steps: LocalStep | Sequence[LocalStep],
     *,
+    relaxed_agents: Array | float | None = None,
     n_candidates: Array | int | None = None,
     similarity: Similarity = "cosine",
 ) -> FederatedAlgorithm:
@@ -126,6 +132,7 @@ def vertcohirf_of_steps(
 
     Args:
       steps: How an agent clusters: one for all, or one for each agent in the order of view ids.
+      relaxed_agents: As in `VertCoHiRFHyperparams`.
       n_candidates: As in `VertCoHiRFHyperparams`.
       similarity: As in `VertCoHiRFConfig`.
 
@@ -138,7 +145,7 @@ def vertcohirf_of_steps(
     Raises:
       ValueError: A setting is out of range.
     """
-    hp = VertCoHiRFHyperparams(n_candidates=n_candidates)
+    hp = VertCoHiRFHyperparams(relaxed_agents=relaxed_agents, n_candidates=n_candidates)
     check_hyperparams(hp)
     for step in [steps] if isinstance(steps, LocalStep) else steps:
         check_step(step)
@@ -234,7 +241,7 @@ def _build_agree_on_clusters(hp: VertCoHiRFHyperparams) -> Callable[..., Any]:
         key: Array, state: VertCoHiRFState, messages: Any, weights: Any
     ) -> tuple[VertCoHiRFState, dict[str, Array]]:
         labels = jnp.concatenate([m["labels"] for m in messages])[state.order]
-        codes, n_codes = strict_consensus(labels, _in_use(state))
+        codes, n_codes = _consensus(labels, _in_use(state), hp.relaxed_agents)
         candidates = draw_candidates(key, codes, state.active, hp.n_candidates)
         after = state._replace(codes=codes, n_codes=n_codes, candidates=candidates)
         info = {
@@ -247,6 +254,14 @@ def _build_agree_on_clusters(hp: VertCoHiRFHyperparams) -> Callable[..., Any]:
         return after, info
 
     return agree_on_clusters
+
+
+def _consensus(labels: Array, where: Array, threshold: ArrayLike | None) -> tuple[Array, Array]:
+    """Returns the clusters [c] that the agents' labels [agents, c] agree on, and their number."""
+    if threshold is None:
+        return strict_consensus(labels, where)
+    codes = relaxed_consensus(labels, where, jnp.ones(len(labels), bool), threshold)
+    return codes, jnp.max(codes) + 1
 
 
 def _build_send_ranking(config: VertCoHiRFConfig) -> Callable[..., Any]:
@@ -296,12 +311,16 @@ def merge(state: VertCoHiRFState, medoids: Array) -> VertCoHiRFState:
     )
 
 
-def compact(state: VertCoHiRFState) -> VertCoHiRFState:
+def compact(state: VertCoHiRFState, least: int = 16) -> VertCoHiRFState:
     """Returns the state with the capacity cut to 16, 64, 256, .. that holds the active samples.
 
     Few sizes, so that few programs are compiled. Runs on the host, as it reads `n_active`.
+
+    Args:
+      state: Of a run.
+      least: Smallest size; each further one is four times as large.
     """
-    capacity = 16
+    capacity = least
     while capacity < int(state.n_active):
         capacity *= 4
     return state._replace(

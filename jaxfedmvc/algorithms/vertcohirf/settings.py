@@ -53,7 +53,8 @@ class VertCoHiRFConfig:
         several are for one agent each, in the order of their views. Entries such as 0:dbscan name
         the agent; one name beside these is for all other agents.
       local_clusters: Number of clusters that the base clusterers make (C); dbscan finds its own.
-        None: n_clusters.
+        None: n_clusters. auto: chosen without labels, by experiments.run alone, which does so too
+        where no setting of the method is given.
       repetitions: Clusterings of random feature subsets, of which an agent sends the consensus
         (R). sc_srgf draws subspaces of its own, so it runs once.
       similarity: By whose mean over a cluster its members are ranked. cosine is linear in the
@@ -64,7 +65,7 @@ class VertCoHiRFConfig:
 
     n_clusters: int | None = None
     base: tuple[str, ...] = ("kmeans",)
-    local_clusters: int | None = None
+    local_clusters: int | Literal["auto"] | None = None
     repetitions: int = 2
     similarity: Similarity = "cosine"
     n_graphs: int = 20
@@ -76,7 +77,11 @@ class VertCoHiRFConfig:
           ValueError: Names the setting, its value and what is allowed.
         """
         choices(self)
-        at_least(self, 1, "n_clusters", "local_clusters", "repetitions")
+        at_least(self, 1, "n_clusters", "repetitions")
+        if isinstance(self.local_clusters, str) and self.local_clusters != "auto":
+            raise wrong("local_clusters", self.local_clusters, "1 or more, or 'auto'")
+        if not isinstance(self.local_clusters, str):
+            at_least(self, 1, "local_clusters")
         at_least(self, 2, "n_graphs")
         self.bases()
 
@@ -128,21 +133,28 @@ class VertCoHiRFHyperparams:
       relaxed: Threshold of the relaxed consensus of an agent's repetitions, an adjusted Rand index
         (h; 0.8 in the paper): repetitions that agree less with the rest are dropped. None: the
         strict consensus, without dropping any.
+      relaxed_agents: Threshold of a relaxed consensus of the agents, an adjusted Rand index: agents
+        that agree less with the others are left out of a round's clusters, and still rank. None:
+        the strict consensus of all agents, which is the paper's.
       n_candidates: Most members of a cluster that are ranked (N_s), drawn at random from a key
         that all agents share; None: all of them.
       eps: Radius of dbscan.
       min_samples: Neighbours of a core sample of dbscan, itself included.
       gamma: Width of the kernel exp(-gamma d^2) of kernel_kmeans.
       sampling_ratio: Share of the features in a subspace of sc_srgf, in (0, 1].
+      limit: Number of clusters that the base clusterers make, at most local_clusters, so that one
+        program serves a search over it; none: local_clusters.
     """
 
     feature_share: Array | float | int = 1.0
     relaxed: Array | float | None = None
+    relaxed_agents: Array | float | None = None
     n_candidates: Array | int | None = None
     eps: Array | float = 2.25
     min_samples: Array | int = 5
     gamma: Array | float = 1.0
     sampling_ratio: Array | float = 0.5
+    limit: Array | int | None = None
 
 
 def is_share(q: np.ndarray) -> np.ndarray:
@@ -167,10 +179,12 @@ def check_hyperparams(hp: VertCoHiRFHyperparams) -> None:
         {
             "feature_share": SHARE,
             "relaxed": RAND_INDEX,
+            "relaxed_agents": RAND_INDEX,
             "n_candidates": COUNT,
             "eps": POSITIVE,
             "min_samples": POSITIVE,
             "gamma": POSITIVE,
             "sampling_ratio": (lambda r: (r > 0) & (r <= 1), "a share in (0, 1]"),
+            "limit": COUNT,
         },
     )

@@ -1,0 +1,181 @@
+"""The local number of clusters without labels: what single jobs do where no setting is given.
+
+The criterion and the runs are the library's, `jaxfedmvc.algorithms.vertcohirf.choice`; here they
+meet the command line and the result folder. The trial runs have the first seed's data and key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pandas as pd
+
+from experiments.lib import page, runner
+from experiments.lib.command import Command, parse
+from experiments.lib.criterion import read_table, write_table
+from experiments.lib.hooks import Choosing
+from experiments.lib.progress import Progress
+from experiments.lib.settings import OF_THE_JOB, settings_of
+from jaxfedmvc.algorithms.vertcohirf import choice
+
+TABLE = "local_clusters.csv"
+# Beside the number of clusters, where the user says nothing else: the settings of the study.
+_WITH_IT = {"repetitions": "1"}
+
+
+class LocalChoice(NamedTuple):
+    """The trials, and which of them was chosen.
+
+    Attributes:
+      tried: A row for each trial: local_clusters, relaxed_agents (NaN for the strict consensus),
+        clusters (how many it ended with) and agreement.
+      row: The chosen one.
+    """
+
+    tried: pd.DataFrame
+    row: int
+
+    @property
+    def local_clusters(self) -> int:
+        """C."""
+        return int(self.tried["local_clusters"].iloc[self.row])
+
+    @property
+    def relaxed_agents(self) -> float | None:
+        """Threshold of the agents' consensus; None for the strict one."""
+        threshold = float(self.tried["relaxed_agents"].iloc[self.row])
+        return None if math.isnan(threshold) else threshold
+
+    def save(self, path: Path) -> None:
+        """Writes local_clusters.csv, which says that the choice is made."""
+        write_table(path / TABLE, self.tried, self.row)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what was chosen, and why."""
+        threshold, row = self.relaxed_agents, self.tried.iloc[self.row]
+        consensus = "strict" if threshold is None else f"relaxed ({threshold:g})"
+        yield (
+            f"chosen without labels: local_clusters={self.local_clusters}, {consensus} consensus of"
+            f" the agents; of {len(self.tried)} trials its {int(row['clusters'])} shared clusters"
+            " agree best with what the agents find alone"
+            f" (mean ARI {row['agreement']:.3f}, from {self.tried['agreement'].min():.3f} on)"
+        )
+
+    def figure(self) -> page.Figure:
+        """Returns the agreement by number of clusters, for the page."""
+        names = self.tried["relaxed_agents"].map(
+            lambda h: "strict consensus" if math.isnan(h) else f"relaxed consensus, {h:g}"
+        )
+        values = {
+            str(name): np.array([group["agreement"]])
+            for name, group in self.tried.groupby(names, sort=False)
+        }
+        numbers = self.tried["local_clusters"].drop_duplicates().to_numpy(float)
+        drawn = page.lines(
+            "Local number of clusters", values, {"local clusters": numbers}, "mean ARI"
+        )
+        return drawn._replace(
+            note=f"{self.local_clusters} local clusters: the shared clusters agree best with what"
+            " the agents find alone; no label is seen"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Returns all trials, for summary.json."""
+        known = self.tried.astype(object).where(self.tried.notna(), None)
+        return {"local_clusters_tried": known.to_dict("records")}
+
+
+def saved(path: Path) -> LocalChoice | None:
+    """Returns the choice that a folder holds, if it was made."""
+    found = read_table(path / TABLE)
+    return None if found is None else LocalChoice(*found)
+
+
+def of_trials(tried: Sequence[choice.Trial]) -> LocalChoice:
+    """Chooses the trial of best agreement, the first of several."""
+    table = pd.DataFrame(
+        {
+            "local_clusters": [trial.local_clusters for trial in tried],
+            "relaxed_agents": np.array([trial.relaxed_agents for trial in tried], float),
+            "clusters": [len(np.unique(trial.labels)) for trial in tried],
+            "agreement": choice.agreements(tried),
+        }
+    )
+    return LocalChoice(table, int(np.argmax(table["agreement"])))
+
+
+# --- The job --------------------------------------------------------------------------------------
+
+
+def choosing(command: Command) -> Choosing | None:
+    """Returns how a job chooses its local number of clusters; None where it is told.
+
+    It is chosen where --local_clusters=auto is given, and where no setting of the method is. What
+    is given holds.
+    """
+    flags = command.flags
+    own = [*settings_of(command.method.config), *settings_of(command.method.hyperparams)]
+    names = {"n_clusters", *(setting.flag for setting in own if setting.name not in OF_THE_JOB)}
+    given = {name for name in names if flags[name].present}
+    told = flags["local_clusters"].value
+    if told != "auto" and (told is not None or given):
+        return None
+    defaults = {name: text for name, text in _WITH_IT.items() if name not in given}
+    whole = _with(command, {"local_clusters": "auto"} | defaults)
+    return Choosing(
+        command=whole,
+        plan=partial(_planned, whole),
+        make=partial(_made, whole),
+        saved=saved,
+        applied=partial(_applied, whole),
+    )
+
+
+def _with(command: Command, flags: dict[str, str]) -> Command:
+    more = [f"--{name}={text}" for name, text in flags.items()]
+    extra = tuple(type(settings) for settings in command.extra[1:])
+    return parse([*command.arguments, *more], algorithm=command.name, extra=extra)
+
+
+def _applied(command: Command, found: LocalChoice) -> Command:
+    return _with(
+        command,
+        {
+            "local_clusters": str(found.local_clusters),
+            "relaxed_agents": str(found.relaxed_agents).lower(),
+        },
+    )
+
+
+def _planned(command: Command) -> runner.Job:
+    """Reads the data: everything that can be wrong is found here.
+
+    Raises:
+      ValueError, OSError: Says what is wrong.
+    """
+    runner.start_devices(command.job)
+    job = runner.prepare(_with(command, {"local_clusters": "2"}))
+    choice.check(job.config, job.federation)
+    return job
+
+
+def _made(command: Command, job: runner.Job, progress: Progress) -> LocalChoice:
+    made = []
+    for trial in choice.trials(
+        job.config,
+        job.hyperparams,
+        job.federation,
+        jax.random.key(command.job.seed),
+        rounds=command.rounds,
+        on_program=progress.compiling,
+        on_start=lambda n: progress.expect({"trial": n}),
+    ):
+        progress.done("trial")
+        made.append(trial)
+    return of_trials(made)

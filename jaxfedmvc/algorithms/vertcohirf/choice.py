@@ -1,0 +1,206 @@
+"""Chooses VertCoHiRF's local number of clusters, and how agents agree, without labels.
+
+    tried = list(trials(config, hyperparams, federation, key, rounds=100))
+    best = tried[int(np.argmax(agreements(tried)))]    # .local_clusters, .relaxed_agents, .labels
+
+The method is run with several settings, and the run is kept whose shared clusters agree best with
+what the agents find alone: the mean ARI of the shared clusters with every list of labels that an
+agent sent in the first round of any of the runs. Clusters that shatter agree with nobody. All of
+these lists are messages of the runs that every peer has received, so each peer computes the same
+numbers, and nothing else travels.
+
+The criterion is the mutual information of Strehl & Ghosh, "Cluster ensembles", JMLR 3, 2002,
+with ARI in its place, which is 0 for what chance gives. The rule and the settings that are tried
+were developed on generated data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfedmvc import checks
+from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.vertcohirf.method import compact, vertcohirf
+from jaxfedmvc.algorithms.vertcohirf.settings import VertCoHiRFConfig, VertCoHiRFHyperparams
+from jaxfedmvc.engine.steps import Steps
+from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.metrics.choice import agreement
+
+LOCAL_CLUSTERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
+# Thresholds of the agents' consensus; the second is the one that the paper has within an agent.
+RELAXED_AGENTS = (None, 0.8)
+# No consensus is below it, so that none is dropped: the strict consensus by the relaxed program.
+_STRICT = -1.0
+# Samples for each local cluster: with fewer, agents' clusters are chance.
+_LEAST_SAMPLES = 10
+# Of a trial's arrays: smaller ones save less time than their programs take to compile.
+_LEAST_CAPACITY = 256
+
+
+class Trial(NamedTuple):
+    """What a run with some settings ended with.
+
+    Attributes:
+      local_clusters: C.
+      relaxed_agents: As in `VertCoHiRFHyperparams`.
+      labels: The shared clusters, int32 [samples].
+      sent: What each agent sent in the first round, int32 [agents, samples].
+    """
+
+    local_clusters: int
+    relaxed_agents: float | None
+    labels: np.ndarray
+    sent: np.ndarray
+
+
+def agreements(tried: Sequence[Trial]) -> np.ndarray:
+    """Computes for each trial the mean ARI of its clusters with all labels that agents sent.
+
+    Args:
+      tried: Of the same samples and agents.
+
+    Returns:
+      float [trials], at most 1; about 0 where clusters have nothing in common with any agent's.
+
+    Raises:
+      ValueError: There is no trial.
+    """
+    if not tried:
+        raise checks.wrong("tried", [], "one trial or more")
+    # Trials with the same C and key begin alike.
+    sent = np.concatenate(list({trial.local_clusters: trial.sent for trial in tried}.values()))
+    return np.array([agreement(trial.labels, sent) for trial in tried])
+
+
+def check(
+    config: VertCoHiRFConfig, federation: Federation, tried: Sequence[int] = LOCAL_CLUSTERS
+) -> list[int]:
+    """Returns the numbers of clusters that are tried, in ascending order.
+
+    Those that leave ten samples for each cluster, and 2 in any case.
+
+    Raises:
+      ValueError: There is none, or no base clusterer is told one.
+    """
+    n = int(np.asarray(federation.cohorts[0].mask)[0].sum())
+    most = max(n // _LEAST_SAMPLES, 2)
+    numbers = [c for c in sorted(set(tried)) if 1 <= c <= most]
+    if not numbers:
+        raise checks.wrong("tried", tuple(tried), f"a number from 1 to {most} for {n} samples")
+    if config.bases().names() == {"dbscan"}:
+        raise checks.wrong("base", "dbscan", "a clusterer that is told its number of clusters")
+    return numbers
+
+
+def trials(
+    config: VertCoHiRFConfig,
+    hyperparams: VertCoHiRFHyperparams,
+    federation: Federation,
+    key: jax.Array,
+    *,
+    rounds: int,
+    tried: Sequence[int] = LOCAL_CLUSTERS,
+    on_program: Callable[[int, int, str], None] = lambda i, n, name: None,
+    on_start: Callable[[int], None] = lambda n: None,
+) -> Iterator[Trial]:
+    """Runs the method with each local number of clusters and each consensus of the agents.
+
+    A run with what a trial was made with, and with the same key, finds the trial's clusters, but
+    for rounding. One program serves all numbers.
+
+    Args:
+      config: Static settings; its `local_clusters` does not count.
+      hyperparams: Traced settings; a `relaxed_agents` that is not None is the only one tried.
+      federation: The data.
+      key: Of all runs.
+      rounds: Most rounds of a run.
+      tried: Numbers of clusters, of which `check` leaves some out for few samples.
+      on_program: As in `Steps.compile`.
+      on_start: Called with the number of trials once the first programs are compiled.
+
+    Yields:
+      A trial for each setting, the strict consensus first.
+
+    Raises:
+      ValueError: As `check`, `vertcohirf` and its `init` do.
+    """
+    numbers = check(config, federation, tried)
+    mask = np.asarray(federation.cohorts[0].mask)[0]
+    make = partial(_reporting, dataclasses.replace(config, local_clusters=numbers[-1]))
+    given = hyperparams.relaxed_agents
+    thresholds = RELAXED_AGENTS if given is None else (float(given),)
+
+    def numbers_of(c: int, threshold: float | None) -> VertCoHiRFHyperparams:
+        level = _STRICT if threshold is None else threshold
+        return dataclasses.replace(hyperparams, limit=c, relaxed_agents=level)
+
+    agents = _of_one_width(config, hyperparams, federation.without_labels())
+    steps = Steps(make, numbers_of(numbers[-1], None), agents, client_chunk=1)
+    steps.compile(on_program)
+    on_start(len(thresholds) * len(numbers))
+    for threshold in thresholds:
+        for c in numbers:
+            these = steps.with_numbers(numbers_of(c, threshold))
+            labels, sent = _one_run(these, agents, key, rounds)
+            yield Trial(c, threshold, labels[mask], sent[:, mask])
+
+
+def _one_run(
+    steps: Steps, federation: Federation, key: jax.Array, rounds: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the clusters [n] of all samples, and what the agents sent first [agents, n]."""
+    state = steps.start(federation, key)
+    sent: list[np.ndarray] = []
+    made = 0
+    while made < rounds and not (made and steps.is_done(state)):
+        state, info = steps.one_round(federation, key, state, made)
+        state = steps.compacted(state)
+        sent = sent or [np.asarray(client["labels"])[0] for client in info[0]["clients"]]
+        made += 1
+    found = steps.evaluate(federation, key, state, max(made - 1, 0))
+    return found.labels[0][0], np.stack(sent)
+
+
+def _reporting(config: VertCoHiRFConfig, hyperparams: VertCoHiRFHyperparams) -> FederatedAlgorithm:
+    """Returns the method, with the labels that agents send beside what is reported of a round."""
+    algorithm = vertcohirf(config, hyperparams)
+    clusters, ranking = algorithm.round
+
+    def client(*arguments: Any) -> tuple[Any, Any, Any]:
+        state, message, _ = clusters.client(*arguments)
+        return state, message, message
+
+    return algorithm._replace(
+        round=(clusters._replace(client=client), ranking),
+        compact=partial(compact, least=_LEAST_CAPACITY),
+    )
+
+
+def _of_one_width(
+    config: VertCoHiRFConfig, hyperparams: VertCoHiRFHyperparams, federation: Federation
+) -> Federation:
+    """Returns agents padded with zero features to one width, where these change nothing.
+
+    k-means and cosines do not see them, and agents that are alike share their programs.
+    """
+    blind = config.bases().names() == {"kmeans"} and config.similarity == "cosine"
+    everything = isinstance(hyperparams.feature_share, float) and hyperparams.feature_share == 1
+    if not (blind and everything) or any(len(c.views) > 1 for c in federation.cohorts):
+        return federation
+    width = max(federation.view_dims)
+
+    def padded(cohort: Cohort) -> Cohort:
+        (x,) = cohort.views
+        x = jnp.pad(jnp.asarray(x), ((0, 0), (0, 0), (0, width - x.shape[-1])))
+        return dataclasses.replace(cohort, views=(x,))
+
+    cohorts = tuple(map(padded, federation.cohorts))
+    dims = (width,) * federation.n_views
+    return dataclasses.replace(federation, cohorts=cohorts, view_dims=dims)

@@ -1,0 +1,146 @@
+"""The door without settings: chosen without labels, said in a line, kept; and the study of it."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import run
+from experiments.lib import runner
+from experiments.lib.command import parse
+from experiments.vertcohirf import unsupervised
+from experiments.vertcohirf.choice import TABLE, LocalChoice, choosing, saved
+from tests.helpers import binaries
+
+COMMON = ("--algorithm=vertcohirf", "--compilation_cache=", "--noprogress")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Three groups in two views and noise in a third, without labels and with wrong ones."""
+    folder = tmp_path_factory.mktemp("data")
+    rng, truth = np.random.default_rng(0), np.arange(60) % 3
+    views = {f"view_{v}": 9 * np.eye(3)[truth] + rng.normal(size=(60, 3)) for v in range(2)}
+    views["view_2"] = rng.normal(size=(60, 3))
+    np.savez(folder / "plain.npz", **views)
+    np.savez(folder / "wrong.npz", **views, labels=np.arange(60) % 7)
+    np.savez(folder / "right.npz", **views, labels=truth)
+    return folder
+
+
+def chooses(*flags):
+    return choosing(parse(["--dataset=digits", *flags], algorithm="vertcohirf")) is not None
+
+
+def test_what_is_given_holds():
+    assert chooses() and chooses("--seeds=3", "--level=0", "--local_clusters=auto")
+    given = ("--local_clusters=4", "--n_clusters=4", "--relaxed=0.8", "--repetitions=2")
+    given += ("--feature_share=0.5", "--base=dbscan", "--relaxed_agents=0.5", "--limit=3")
+    for flag in given:
+        assert not chooses(flag), flag
+    assert not chooses("--dataset=multimodal")  # its defaults are the paper's
+    command = parse(["--local_clusters=auto", "--repetitions=3"], algorithm="vertcohirf")
+    job = choosing(command)
+    assert "--repetitions=3" in job.command.flag_lines()
+    found = LocalChoice(
+        pd.DataFrame({"local_clusters": [2, 5], "relaxed_agents": [np.nan, 0.8]}), 0
+    )
+    strict, relaxed = (job.applied(found._replace(row=row)) for row in (0, 1))
+    assert (strict.config(None, 2).local_clusters, strict.hyperparams().relaxed_agents) == (2, None)
+    assert relaxed.config(None, 2).local_clusters == 5
+    assert relaxed.hyperparams().relaxed_agents == 0.8 and relaxed.config(None, 2).repetitions == 3
+
+
+def test_the_flags_of_a_job_begin_the_same_job():
+    first = choosing(parse(["--dataset=digits"], algorithm="vertcohirf")).command
+    again = choosing(parse(first.flag_lines(), algorithm="vertcohirf")).command
+    assert first.flag_lines() == again.flag_lines()
+
+
+def test_settings_are_chosen_and_kept(data, tmp_path, monkeypatch):
+    folder, started = tmp_path / "out", []
+    monkeypatch.setattr(runner, "run", lambda command, path, found: started.append(command))
+    given = (*COMMON, f"--dataset={data / 'wrong.npz'}", f"--output_dir={folder}")
+    code, out, err = binaries.launch(run.main, *given)
+    assert code == 0, err
+    (line,) = out.splitlines()
+    assert "local_clusters=3, relaxed (0.8) consensus" in line and "mean ARI" in line
+    found = saved(folder)
+    assert (found.local_clusters, found.relaxed_agents) == (3, 0.8)
+    assert list(found.tried["local_clusters"]) == 2 * [2, 3, 4, 5, 6]  # ten samples for each
+    # A job that was killed after its choice goes on with it, whatever it would choose now.
+    found._replace(row=0).save(folder)
+    code, out, err = binaries.launch(run.main, *given, "--resume")
+    assert (code, out) == (0, ""), err
+    first, again = (c.config(7, 3).local_clusters for c in started)
+    assert (first, again) == (3, 2)
+    assert [c.hyperparams().relaxed_agents for c in started] == [0.8, None]
+
+
+@pytest.mark.slow
+def test_a_job_without_settings_finds_the_groups(data, tmp_path):
+    folder = tmp_path / "out"
+    given = (*COMMON, f"--dataset={data / 'plain.npz'}", f"--output_dir={folder}")
+    code, _, err = binaries.launch(run.main, *given)
+    assert code == 0, err
+    labels = pd.read_csv(folder / "labels.csv")["agent_0"]
+    assert len(np.unique(labels)) == 3
+    summary = json.loads((folder / "summary.json").read_text())
+    assert len(summary["local_clusters_tried"]) == 10
+    assert "Local number of clusters" in (folder / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_labels_do_not_matter(data, tmp_path):
+    for name in ("plain", "wrong"):
+        given = (*COMMON, f"--dataset={data / name}.npz", f"--output_dir={tmp_path / name}")
+        assert binaries.launch(run.main, *given)[0] == 0
+    tables = [(tmp_path / name / TABLE).read_text() for name in ("plain", "wrong")]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.slow
+def test_the_study_scores_the_choice_beside_local_k_means(data, tmp_path):
+    file = tmp_path / "runs.csv"
+    given = (f"--sets={data / 'right.npz'}", "--seeds=2", f"--runs_file={file}")
+    common = ("--compilation_cache=", "--noprogress", f"--output_dir={tmp_path / 'out'}")
+    code, out, err = binaries.launch(unsupervised.main, *given, *common)
+    assert code == 0, err
+    runs = pd.read_csv(file)
+    assert list(runs.columns) == list(unsupervised.COLUMNS) and len(runs) == 2
+    assert (runs["ari"] > 0.9).all() and (runs["tuned_ari"] >= runs["ari"]).all()
+    assert (runs["local_mean"] < 0.8).all() and (runs["local_best"] > 0.9).all()
+    assert "1.000 +- 0.000" in out and "on 1 of 1 sets" in out
+    code, _, _ = binaries.launch(unsupervised.main, *given, *common[:2], f"--output_dir={file}x")
+    assert code == 0 and len(pd.read_csv(file)) == 2  # nothing was left to run
+
+
+def test_the_documentation_shows_what_was_measured():
+    root = Path(unsupervised.__file__).parents[2]
+    runs = unsupervised.read(root / "experiments/vertcohirf/measured/unsupervised.csv")
+    table, _, said = unsupervised.shown(unsupervised.summary(runs)).partition("\n\n")
+    page = (root / "docs/methods/vertcohirf.md").read_text()
+    assert table in page and list(runs.columns) == list(unsupervised.COLUMNS)
+    (mean, sets), (best,) = (
+        re.findall(r"on (\d+) of (\d+) sets", said)[0],
+        re.findall(r"(\d+)$", said),
+    )
+    assert f"on {mean} of {sets} sets, at or above the best agent on {best}" in page
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--sets=",), "sets: got none"),
+        (("--max_rows=2",), "max_rows: got 2"),
+        (("--sets=no_such_set",), "no_such_set"),
+    ],
+)
+def test_bad_flags_of_the_study_end_in_one_line(flags, told, tmp_path):
+    given = (*flags, f"--output_dir={tmp_path / 'out'}", "--compilation_cache=")
+    code, _, err = binaries.launch(unsupervised.main, *given)
+    assert code == 2 and told in err and err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
