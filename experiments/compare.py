@@ -56,7 +56,7 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     made = float(np.mean(summary["rounds_made"]))
     for way in ("up", "down"):
         fixed = summary["bytes_setup"][way] + summary["bytes_finish"][way]
-        line[f"mb_{way}"] = (fixed + made * summary["bytes_per_round"][way]) / 1e6
+        line[f"mb_{way}"] = (fixed + np.mean(summary["bytes_rounds"][way])) / 1e6
     seconds = summary["seconds"]
     return line | {
         "clients": summary["n_clients"],

@@ -132,8 +132,11 @@ class Report:
             yield self._table(way)
         summary = self._summary(traffic) | facts
         made = max(summary["rounds_made"])
-        run = {"setup": 1, "round": made, "finish": 1}
-        up, down = (sum(n * getattr(traffic[s], d) for s, n in run.items()) for d in ("up", "down"))
+        up, down = (
+            max(summary["bytes_rounds"][way])
+            + sum(getattr(traffic[stage], way) for stage in ("setup", "finish"))
+            for way in ("up", "down")
+        )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
         most = f"a run of {made} rounds, all clients"
         yield f"\n{most}: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
@@ -196,6 +199,13 @@ class Report:
             "seeds": seeds,
             "metrics": rows[self.command.name]["all"][self.way] if rows else {},
             "groups": rows,
+            "bytes_rounds": {
+                way: [
+                    sum(r[f"bytes_{way}"] for r in self.rows if r["seed"] == s and r["round"])
+                    for s in seeds
+                ]
+                for way in ("up", "down")
+            },
             "bytes_per_round": traffic["round"]._asdict(),
             "bytes_setup": traffic["setup"]._asdict(),
             "bytes_finish": traffic["finish"]._asdict(),

@@ -121,6 +121,7 @@ def test_rounds_have_a_row_for_each_round_of_each_seed(job):
         assert np.isfinite([float(row[key]) for key in row if key.startswith("loss")]).all()
         assert np.isnan(float(row["non_participating/pooled/acc"]))  # there are none
         assert int(row["bytes_up"]) == summary["bytes_per_round"]["up"]
+    assert summary["bytes_rounds"]["up"] == [2 * summary["bytes_per_round"]["up"]] * 2
     last = [float(row["all/pooled/acc"]) for row in rows if row["round"] == "2"]
     assert last == pytest.approx(summary["metrics"]["acc"]["per_seed"])
 
