@@ -28,7 +28,7 @@ class JobSettings:
     Attributes:
       rounds: Most communication rounds; none: as is usual for the method.
       until_stable: A seed ends when the clusters of three rounds running agree with those of the
-        round before: an adjusted Rand index of at least this, such as 0.9. Each round then pays
+        round before: an adjusted Rand index of at least this, such as 0.95. Each round then pays
         for the exchanges that give clusters, too. none: all rounds are made.
       seed: First seed.
       seeds: Number of seeds: of the partition and of the run.
