@@ -346,11 +346,11 @@ def _by_sample(federation: Federation, labels: Sequence[np.ndarray], n: int) -> 
 
 def _parts(
     problem: Problem, federation: Federation, found: _Run, vertical: bool
-) -> list[criteria.Part]:
+) -> list[criteria.Rows]:
     """Returns rows and clusters: rows of H where all numbers share one, else of the views."""
     if has_one_width(found.embedding):
         return [
-            criteria.Part({0: h[mask]}, labels[mask])
+            criteria.Rows({0: h[mask]}, labels[mask])
             for h, labels, mask in zip(
                 found.embedding, found.labels, _masks(federation), strict=True
             )
@@ -358,9 +358,9 @@ def _parts(
     if vertical and problem.held is None:
         # One row a sample, with the views of all agents.
         labels = _by_sample(federation, found.labels, len(problem.rows))
-        return [criteria.Part(dict(enumerate(problem.views)), labels)]
+        return [criteria.Rows(dict(enumerate(problem.views)), labels)]
     return [
-        criteria.Part({v: np.asarray(x)[mask] for v, x in cohort.by_view().items()}, labels[mask])
+        criteria.Rows({v: np.asarray(x)[mask] for v, x in cohort.by_view().items()}, labels[mask])
         for cohort, labels, mask in zip(
             federation.cohorts, found.labels, _masks(federation), strict=True
         )

@@ -15,8 +15,7 @@ from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.report import Report
 from experiments.vertcohirf import choice, tree
 from jaxfedmvc.algorithms.vertcohirf.communication import communication
-from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
-from jaxfedmvc.algorithms.vertcohirf.method import VertCoHiRFState
+from jaxfedmvc.algorithms.vertcohirf.method import hierarchy_of
 
 # What the paper clusters the two generated modalities with.
 _MULTIMODAL = {"base": "0:dbscan,1:kmeans", "local_clusters": "3"}
@@ -62,15 +61,6 @@ def _columns(info: Any, problem: Problem) -> dict[str, float]:
         "bits_bound": bits.bound,
         "bytes_int32": bits.int32_bytes,
     }
-
-
-def hierarchy_of(state: VertCoHiRFState) -> Hierarchy:
-    """Returns the cluster fusion hierarchy of a finished run."""
-    return Hierarchy(
-        np.asarray(state.parents),
-        np.asarray(state.absorbed_at),
-        np.asarray(state.active)[: int(state.n_active)],
-    )
 
 
 def _labels(settings: LevelSettings, state: Any, labels: list[np.ndarray]) -> list[np.ndarray]:

@@ -21,7 +21,7 @@ from jaxfedmvc.metrics import host
 LEAST_STABILITY = 0.75
 
 
-class Part(NamedTuple):
+class Rows(NamedTuple):
     """Rows that have the same views, and their clusters.
 
     Attributes:
@@ -85,7 +85,7 @@ def agreement(labels: np.ndarray, others: Sequence[np.ndarray] | np.ndarray) -> 
     return float(np.mean([adjusted_rand_score(labels, other) for other in others]))
 
 
-def silhouette(parts: Sequence[Part]) -> float:
+def silhouette(parts: Sequence[Rows]) -> float:
     """Computes the mean over rows of (b - a) / max(a, b), rows with some views included.
 
     a is the distance to the centroid of the other rows of the row's cluster, and b that to the

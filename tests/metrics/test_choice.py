@@ -6,7 +6,7 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc.metrics import choice
-from jaxfedmvc.metrics.choice import Part
+from jaxfedmvc.metrics.choice import Rows
 
 
 def test_stability_is_the_mean_agreement_on_common_rows():
@@ -31,43 +31,43 @@ def test_silhouettes_worked_by_hand():
     rows = np.array([[0.0], [2.0], [10.0], [12.0]])
     expected = np.mean([9 / 11, 7 / 9, 7 / 9, 9 / 11])
     labels = np.array([0, 0, 1, 1])
-    assert np.isclose(choice.silhouette([Part({0: rows}, labels)]), expected)
+    assert np.isclose(choice.silhouette([Rows({0: rows}, labels)]), expected)
     # The same rows held by two clients, one padded with a row that counts nowhere.
     padded = np.append(rows[1:], [[99.0]], axis=0)
-    parts = [Part({0: rows[:1]}, labels[:1]), Part({0: padded}, np.append(labels[1:], -1))]
+    parts = [Rows({0: rows[:1]}, labels[:1]), Rows({0: padded}, np.append(labels[1:], -1))]
     assert np.isclose(choice.silhouette(parts), expected)
 
 
 def test_rows_count_with_the_views_that_they_have():
     rows = np.array([[0.0], [2.0], [10.0], [12.0]])
     labels = np.array([0, 0, 1, 1])
-    alone = choice.silhouette([Part({0: rows}, labels)])
-    assert np.isclose(choice.silhouette([Part({0: 1e6 * rows, 3: rows}, labels)]), alone)
+    alone = choice.silhouette([Rows({0: rows}, labels)])
+    assert np.isclose(choice.silhouette([Rows({0: 1e6 * rows, 3: rows}, labels)]), alone)
     # View 3 has four rows a cluster, 4/3 from the mean of the other three and 11 or 9 from the
     # other centroid; view 0 two, 2 from the other row. Distances add up as squares.
-    both, one = Part({0: rows, 3: rows[::-1]}, labels), Part({3: rows[::-1]}, labels)
+    both, one = Rows({0: rows, 3: rows[::-1]}, labels), Rows({3: rows[::-1]}, labels)
     ratios = [4 / 3 / np.array([11, 9]), np.hypot(2, 4 / 3) / np.hypot([11, 9], [11, 9])]
     assert np.isclose(choice.silhouette([both, one]), 1 - np.mean(ratios))
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [-1, -1, -1], [2, 2, -1]])
 def test_one_cluster_has_no_silhouette(labels):
-    assert np.isnan(choice.silhouette([Part({0: np.eye(3)}, np.array(labels))]))
+    assert np.isnan(choice.silhouette([Rows({0: np.eye(3)}, np.array(labels))]))
 
 
 def test_two_equal_rows_in_different_clusters_are_in_between():
-    assert choice.silhouette([Part({0: np.ones((2, 1))}, np.array([0, 1]))]) == 0.0
+    assert choice.silhouette([Rows({0: np.ones((2, 1))}, np.array([0, 1]))]) == 0.0
 
 
 def test_single_rows_are_no_way_to_a_good_mean():
     rows = np.array([[0.0], [0.0], [5.0], [9.0]])
-    assert choice.silhouette([Part({0: rows}, np.arange(4))]) == 0.0
-    assert np.isclose(choice.silhouette([Part({0: rows}, np.array([0, 0, 1, 2]))]), 0.5)
+    assert choice.silhouette([Rows({0: rows}, np.arange(4))]) == 0.0
+    assert np.isclose(choice.silhouette([Rows({0: rows}, np.array([0, 0, 1, 2]))]), 0.5)
 
 
 def test_a_cluster_that_nobody_holds_a_view_of_is_far_in_that_view():
     rows = np.array([[0.0], [1.0], [10.0]])
-    parts = [Part({0: rows[:2]}, np.array([0, 0])), Part({1: rows[2:]}, np.array([1]))]
+    parts = [Rows({0: rows[:2]}, np.array([0, 0])), Rows({1: rows[2:]}, np.array([1]))]
     assert choice.silhouette(parts) == 0.0
 
 
@@ -93,7 +93,7 @@ def test_blobs_are_counted(k):
             labels[kept] = KMeans(n, n_init=3, random_state=seed).fit_predict(x[kept])
             labelings.append(labels)
         stabilities.append(choice.stability(labelings))
-        silhouettes.append(choice.silhouette([Part({0: x}, labelings[0])]))
+        silhouettes.append(choice.silhouette([Rows({0: x}, labelings[0])]))
     assert choice.chosen(numbers, stabilities, silhouettes) == k
 
 

@@ -4,13 +4,14 @@ Read `method.py` beside algorithm 1 of the paper; `local_step.py` and `rankings.
 """
 
 from jaxfedmvc.algorithms.vertcohirf.local_step import LocalStep
-from jaxfedmvc.algorithms.vertcohirf.method import vertcohirf, vertcohirf_of_steps
+from jaxfedmvc.algorithms.vertcohirf.method import hierarchy_of, vertcohirf, vertcohirf_of_steps
 from jaxfedmvc.algorithms.vertcohirf.settings import VertCoHiRFConfig, VertCoHiRFHyperparams
 
 __all__ = [
     "LocalStep",
     "VertCoHiRFConfig",
     "VertCoHiRFHyperparams",
+    "hierarchy_of",
     "vertcohirf",
     "vertcohirf_of_steps",
 ]

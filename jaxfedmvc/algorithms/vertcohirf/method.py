@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -29,7 +30,7 @@ from jaxfedmvc.algorithms.vertcohirf.consensus import (
     segment_sizes,
     strict_consensus,
 )
-from jaxfedmvc.algorithms.vertcohirf.hierarchy import NEVER, labels_at
+from jaxfedmvc.algorithms.vertcohirf.hierarchy import NEVER, Hierarchy, labels_at
 from jaxfedmvc.algorithms.vertcohirf.local_step import (
     LocalStep,
     check_step,
@@ -308,6 +309,19 @@ def merge(state: VertCoHiRFState, medoids: Array) -> VertCoHiRFState:
         absorbed_at=state.absorbed_at.at[absorbed].set(state.n_iter, mode="drop"),
         n_iter=state.n_iter + 1,
         done=state.n_codes == state.n_active,
+    )
+
+
+def hierarchy_of(state: VertCoHiRFState) -> Hierarchy:
+    """Returns the cluster fusion hierarchy of a run that has ended; on the host.
+
+    Args:
+      state: The server's state after the last round, of capacity c for n samples, compacted or not.
+    """
+    return Hierarchy(
+        np.asarray(state.parents),
+        np.asarray(state.absorbed_at),
+        np.asarray(state.active)[: int(state.n_active)],
     )
 
 
