@@ -171,6 +171,19 @@ class Broken(BaseException):
     """Stands for a SIGKILL right after a checkpoint."""
 
 
+def break_after(monkeypatch, *numbers):
+    """Breaks a job off after checkpoints with these numbers, of all that are saved."""
+    save, n_saves = checkpoint.save, []
+
+    def save_and_break(*saved):
+        save(*saved)
+        n_saves.append(saved)
+        if len(n_saves) in numbers:
+            raise Broken
+
+    monkeypatch.setattr(checkpoint, "save", save_and_break)
+
+
 # Command lines; those of compacting jobs save arrays that have shrunk meanwhile.
 JOBS = {
     "fmcsc": ("--algorithm=fmcsc", *HORIZONTAL, *NETWORKS),
@@ -194,15 +207,7 @@ def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
     arguments = (*JOBS[name], *TINY, f"--dataset={digits}", "--compilation_cache=")
     whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
     assert binaries.launch(run.main, *arguments, whole)[0] == 0
-    save, n_saves = checkpoint.save, []
-
-    def save_and_break(*saved):
-        save(*saved)
-        n_saves.append(saved)
-        if len(n_saves) in (2, 6):  # within the first seed, and within the second
-            raise Broken
-
-    monkeypatch.setattr(checkpoint, "save", save_and_break)
+    break_after(monkeypatch, 2, 6)  # within the first seed, and within the second
     for resume in ((), ("--resume",)):
         with pytest.raises(Broken):
             binaries.launch(run.main, *arguments, again, *resume)
@@ -224,15 +229,7 @@ def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkey
     )
     whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
     assert binaries.launch(run.main, *arguments, whole)[0] == 0
-    save, n_saves = checkpoint.save, []
-
-    def save_and_break(*saved):
-        save(*saved)
-        n_saves.append(saved)
-        if len(n_saves) == 3:
-            raise Broken
-
-    monkeypatch.setattr(checkpoint, "save", save_and_break)
+    break_after(monkeypatch, 3)
     with pytest.raises(Broken):
         binaries.launch(run.main, *arguments, again)
     assert binaries.launch(run.main, *arguments, again, "--resume")[0] == 0
