@@ -362,3 +362,15 @@ def test_every_paper_is_found_and_no_other():
     assert code == 2 and "paper: got 'mine'; allowed are fmcsc" in err
     code, out, _ = launch("--help")
     assert code == 0 and "(2 or 3 or 4a or 4b" in out and "--tau_m" in out
+
+
+def test_variants_in_the_notebook_are_those_that_were_measured():
+    runs = pd.read_csv(tables.PUBLISHED.parent / "measured" / "variants.csv")
+    page = (ROOT / "docs" / "notebook" / "fmcsc-table1.md").read_text()
+    for (name, row), group in runs.groupby(["set", "row"]):
+        (line,) = (
+            x for x in page.splitlines() if x.lower().startswith(f"| {name}: {row} |".lower())
+        )
+        numbers = group["acc"].mean(), group["acc"].std()
+        mean, deviation = (f"{x:.3f}".lstrip("0") for x in numbers)
+        assert f"| {mean} +- {deviation} |" in line and len(group) == 5
