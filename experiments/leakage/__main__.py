@@ -30,11 +30,14 @@ public samples have some so, too, where a view has few features. It is run once 
 
 Attacks are lower bounds: an R^2 near zero says that this attacker failed, not that none can do it.
 The shadow attacker aligns messages by the order of singular values and by signs alone.
+
+The last table says of every registered method what travels and what that tells, in a sentence:
+measured here where a row above is named after it, else what the messages are by construction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,9 @@ from experiments.lib.progress import Progress
 from experiments.lib.study import parse_or_exit, write_summary
 from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import checks, data
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.reveals import KINDS, reveals
+from jaxfedmvc.files import write_text
 
 # Columns of the first table; the others are controls, and what is asked of models.
 _MAIN = ("bytes", "subspace", "insiders", "shadow", "upload_nmi", "upload_acc", "nmi", "acc")
@@ -104,9 +110,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "seeds": job.all_seeds,
         "forms": {form: _statistics(rows) for form, rows in runs.groupby("form", sort=False)},
     }
+    told = every_method(settings.algorithm)
+    write_text(path / "methods.csv", told.to_csv(index=False))
     write_summary(path, summary)
     print("\n".join(report(runs)))
-    print(f"\nwritten: {path}/ (runs.csv, summary.json, flags.txt, leakage.png)")
+    for line in told.itertuples(index=False):
+        print(f"{line.method} ({line.sends}; {line.known}): {line.reveals}")
+    print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")
 
 
 def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attack]:
@@ -177,6 +187,24 @@ def report(runs: pd.DataFrame) -> Iterator[str]:
         " prototypes: R^2 of decoded\ncentroids, and public_prototypes of k-means centres of public"
         " samples; membership: AUC; exposed: share of\nrows near a mean that is sent, and"
         " public_exposed near a public centre"
+    )
+
+
+def every_method(measured: Container[str]) -> pd.DataFrame:
+    """Returns what each registered method sends and what that reveals, what tells least first.
+
+    Args:
+      measured: Methods whose messages the study has attacked.
+    """
+    told = {name: reveals(name, method) for name, method in METHODS.items()}
+    order = sorted(told, key=lambda name: (list(KINDS).index(told[name].kind), name))
+    return pd.DataFrame(
+        {
+            "method": order,
+            "sends": [KINDS[told[name].kind] for name in order],
+            "known": ["measured" if name in measured else "by construction" for name in order],
+            "reveals": [told[name].text for name in order],
+        }
     )
 
 

@@ -16,6 +16,7 @@ from experiments.leakage.scenario import LeakageSettings, deal
 from experiments.leakage.uploads import forms_of_graphs
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.fmcsc.client import Update
 from jaxfedmvc.federation import single_client
 from jaxfedmvc.messages import nbytes
@@ -77,6 +78,11 @@ def test_a_job_tells_what_messages_give_away(toy, tmp_path):
     subspace = summary["forms"]["factors"]["subspace"]
     assert subspace["mean"] == runs.loc["factors", "subspace"] and subspace["std"] == 0
     assert (folder / "leakage.png").read_bytes()[:4] == b"\x89PNG"
+    told = pd.read_csv(folder / "methods.csv").set_index("method")
+    assert set(told.index) == set(METHODS)
+    assert list(told[told["known"] == "measured"].index) == ["mgcd"]
+    assert told.index[0] in {"local_kmeans", "local_fmcsc"}  # whose clients send nothing
+    assert told.loc["lsimvc", "reveals"] == "All rows are uploaded." and "lsimvc (rows" in out
 
 
 @pytest.mark.slow
