@@ -598,7 +598,7 @@ def predictions(names: Sequence[str], folder: Path, size: str) -> None:
     )
     columns = [f"{chip.name} {p}" for chip in chips for p in ("float32", "tf32")]
     print(
-        f"{'':16s}{'GFLOP':>10s}{'GB':>10s}{'kernels':>10s}{'FLOP/B':>8s}{'loops?':>7s}{'fusions':>8s}"
+        f"{'':16s}{'GFLOP':>10s}{'GB':>10s}{'kernels':>10s}{'(apart)':>10s}{'FLOP/B':>8s}{'loops?':>7s}{'fusions':>8s}"
         + "".join(f"{name + ', s':>20s}" for name in columns)
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -613,7 +613,7 @@ def predictions(names: Sequence[str], folder: Path, size: str) -> None:
             out.flush()
             print(
                 f"{name:16s}{row['flops'] / 1e9:10.1f}{row['bytes'] / 1e9:10.1f}"
-                f"{row['kernels']:10.0f}{row['intensity']:8.1f}{row['guessed']:7.0f}"
+                f"{row['kernels']:10.0f}{row['kernels_apart']:10.0f}{row['intensity']:8.1f}{row['guessed']:7.0f}"
                 f"{row['fusions']:8.0f}"
                 + "".join(f"{row[c + ' s']:11.3g} {row[c + ' limit']:8s}" for c in columns),
                 flush=True,

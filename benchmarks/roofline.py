@@ -314,6 +314,10 @@ def _written(i: _Instruction, fused: _Computation) -> float:
 
 # --- Predictions of all methods -------------------------------------------------------------------
 
+# What methods do on an accelerator unless they are told otherwise, and, in the same order, what one
+# by one means.
+SIDE_BY_SIDE = {"stack_views": (True, False), "runs_at_once": (20, 1)}
+
 
 class Chip(NamedTuple):
     """An accelerator as its maker describes it.
@@ -376,8 +380,17 @@ def federation_of(name: str, samples: int, dim: int, clients: int) -> list[Feder
     ]
 
 
-def traced_run(name: str, *, samples: int, dim: int, clients: int, clusters: int) -> Any:
-    """Traces a whole run of a method with its default settings.
+def has_stacks(name: str) -> bool:
+    """Returns whether a method puts networks or runs side by side on an accelerator."""
+    from jaxfedmvc.algorithms import METHODS
+
+    return any(hasattr(METHODS[name].config, setting) for setting in SIDE_BY_SIDE)
+
+
+def traced_run(
+    name: str, *, samples: int, dim: int, clients: int, clusters: int, stacked: bool = True
+) -> Any:
+    """Traces a whole run of a method with the settings that it has on an accelerator by default.
 
     Args:
       name: Of the method.
@@ -385,6 +398,7 @@ def traced_run(name: str, *, samples: int, dim: int, clients: int, clusters: int
       dim: Features of a view.
       clients: Of a horizontal federation.
       clusters: K.
+      stacked: Whether networks or runs are put side by side, where a method does so.
 
     Raises:
       ValueError: The method accepts neither federation.
@@ -397,7 +411,12 @@ def traced_run(name: str, *, samples: int, dim: int, clients: int, clusters: int
 
     method = METHODS[name]
     of_the_run = {"n_clusters": clusters, "n_clients": clients, "rounds": method.rounds}
-    algorithm = method.make(*configured(method, {}, of_the_run))
+    own = {
+        setting: choices[not stacked]
+        for setting, choices in SIDE_BY_SIDE.items()
+        if hasattr(method.config, setting)
+    }
+    algorithm = method.make(*configured(method, own, of_the_run))
     refused = None
     for federation in federation_of(name, samples, dim, clients):
         try:
@@ -407,6 +426,13 @@ def traced_run(name: str, *, samples: int, dim: int, clients: int, clusters: int
         except ValueError as error:
             refused = error
     raise ValueError(f"{name}: {refused}")
+
+
+def quickly_compiled(traced: Any) -> Any:
+    """Compiles for a CPU; the optimised program is the same whatever code is made of it."""
+    return traced.lower().compile(
+        {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    )
 
 
 def predicted(
@@ -424,9 +450,9 @@ def predicted(
       sizes: See `traced_run`.
 
     Returns:
-      A row: FLOPs, bytes, kernels and guessed loops; lines of StableHLO for CUDA, and instructions
-      and fusions of the CPU's program; XLA's own count, each loop's body once; for each chip and
-      precision the seconds, and what binds.
+      A row: FLOPs, bytes, kernels and guessed loops; kernels where no networks or runs are side by
+      side; lines of StableHLO for CUDA, and instructions and fusions of the CPU's program; XLA's
+      own count, each loop's body once; for each chip and precision the seconds, and what binds.
 
     Raises:
       ValueError: See `traced_run`.
@@ -434,13 +460,15 @@ def predicted(
     began = time.perf_counter()
     traced = traced_run(name, **sizes)
     for_cuda = traced.lower(lowering_platforms=("cuda",)).as_text()
-    # The optimised program is the same whatever code is made of it: the quickest.
-    compiled = traced.lower().compile(
-        {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    )
+    compiled = quickly_compiled(traced)
     text = compiled.as_text()
     work, once = work_of(text), compiled.cost_analysis()
-    row: dict[str, float | str] = {"method": name, **work._asdict()}
+    apart = work.kernels
+    if has_stacks(name):
+        apart = work_of(
+            quickly_compiled(traced_run(name, **sizes, stacked=False)).as_text()
+        ).kernels
+    row: dict[str, float | str] = {"method": name, **work._asdict(), "kernels_apart": apart}
     row |= {
         "intensity": work.flops / max(work.bytes, 1.0),
         "flops_once": once["flops"],

@@ -229,3 +229,30 @@ def test_initial_weights_are_uniform_within_the_root_of_the_fan_in():
     share = np.histogram(kernel, bins=4, range=(-0.2, 0.2))[0] / kernel.size
     np.testing.assert_allclose(share, 0.25, atol=4 * (0.25 * 0.75 / 1000) ** 0.5)
     np.testing.assert_array_equal(layer["bias"], 0.0)
+
+
+def test_networks_of_equal_shapes_are_stacked_and_compute_as_they_do_apart():
+    shapes = {"a": (3, (5, 2)), "b": (4, (5, 2)), "c": (3, (5, 2))}
+    networks = nn.init_mlps(jax.random.key(0), shapes)
+    rng = np.random.default_rng(0)
+    x = {name: rng.normal(size=(6, n)).astype(np.float32) for name, (n, _) in shapes.items()}
+    stacked = nn.alike(networks)
+    assert stacked.names == (("a", "c"), ("b",))
+    assert nn.alike(networks, stack=False).names == (("a",), ("b",), ("c",))
+    jax.tree.map(np.testing.assert_array_equal, nn.apart(stacked), networks)
+    expected = {name: nn.apply_mlp(networks[name], (5, 2), x[name]) for name in shapes}
+
+    def apply(params, x):
+        return nn.apply_mlp(params, (5, 2), x)
+
+    for form in (stacked, networks):
+        found = nn.each(apply, form, x)
+        assert set(found) == set(shapes)
+        for name in shapes:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_networks_are_stacked_on_accelerators_unless_that_is_chosen(monkeypatch):
+    assert [nn.stacks(choice) for choice in (None, True, False)] == [False, True, False]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert [nn.stacks(choice) for choice in (None, True, False)] == [True, True, False]

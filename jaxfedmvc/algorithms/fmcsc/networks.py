@@ -111,22 +111,52 @@ def features(config: FMCSCConfig, model: Model, views: Views) -> Features:
 
     Args:
       config: Widths.
-      model: Parameters.
+      model: Parameters, or what `stacked` makes of them.
       views: [rows, D_v] for every view of the model.
     """
     head = (config.head_hidden, config.latent_dim)
-    z, reconstruction = {}, {}
-    for v, params in model.autoencoders.items():
-        z[v] = nn.apply_mlp(params.encoder, (*config.hidden, config.latent_dim), views[v])
-        widths = (*config.hidden[::-1], views[v].shape[-1])
-        reconstruction[v] = nn.apply_mlp(params.decoder, widths, z[v])
+
+    def autoencoded(params: Autoencoder, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        z = nn.apply_mlp(params.encoder, (*config.hidden, config.latent_dim), x)
+        return z, nn.apply_mlp(params.decoder, (*config.hidden[::-1], x.shape[-1]), z)
+
+    found = nn.each(autoencoded, model.autoencoders, views)
+    z = {v: z for v, (z, _) in found.items()}
     joint = jnp.concatenate([z[v] for v in sorted(z)], axis=-1)
     return Features(
-        reconstruction,
-        z,
-        h_views={v: nn.apply_mlp(params, head, z[v]) for v, params in model.view_heads.items()},
+        reconstruction={v: x for v, (_, x) in found.items()},
+        z=z,
+        h_views=nn.each(lambda params, z: nn.apply_mlp(params, head, z), model.view_heads, z),
         h=losses.l2_normalize(nn.apply_mlp(model.joint_head, head, joint)),
     )
+
+
+def stacked(config: FMCSCConfig, model: Model) -> Model:
+    """Returns a model as it is trained: networks of equal shapes are one stack, if config says so.
+
+    Its autoencoders and heads are `nn.Alike`s; `unstacked` makes them dictionaries again.
+    """
+    stack = nn.stacks(config.stack_views)
+    autoencoders: Any = nn.alike(model.autoencoders, stack)
+    view_heads: Any = nn.alike(model.view_heads, stack)
+    return Model(autoencoders, view_heads, model.joint_head)
+
+
+def unstacked(model: Model) -> Model:
+    """Returns the model that `stacked` was given."""
+    networks: Any = model
+    return Model(nn.apart(networks.autoencoders), nn.apart(networks.view_heads), model.joint_head)
+
+
+def by_place(model: Model) -> Model:
+    """Returns a model with its views numbered by their order, and not as the federation does."""
+    views = sorted(model.autoencoders)
+    return model._replace(autoencoders={i: model.autoencoders[v] for i, v in enumerate(views)})
+
+
+def by_view(model: Model, kind: Kind) -> Model:
+    """Returns the model of this kind that `by_place` was given."""
+    return model._replace(autoencoders={v: model.autoencoders[i] for i, v in enumerate(kind)})
 
 
 def branch(model: Model, view: int) -> Model:

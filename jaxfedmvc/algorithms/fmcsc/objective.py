@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfedmvc import losses
-from jaxfedmvc.algorithms.fmcsc.networks import Features, Kind, Model, Views, features
+from jaxfedmvc import losses, nn
+from jaxfedmvc.algorithms.fmcsc.networks import Features, Kind, Model, Views, by_place, features
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, SquaredError
 
 # --- Losses, eq. (1) to (8) -----------------------------------------------------------------------
@@ -41,7 +42,8 @@ def view_contrasts(
 ) -> list[jax.Array]:
     """Computes eq. (5) for each view: H against H^v of the same rows."""
     contrast = losses.feature_contrast if config.contrast == "paper" else losses.ntxent
-    return [contrast(out.h, h_view, mask, tau_m) for h_view in out.h_views.values()]
+    h_views = jnp.stack(list(out.h_views.values()))
+    return list(jax.vmap(lambda h_view: contrast(out.h, h_view, mask, tau_m))(h_views))
 
 
 def partial_contrast(
@@ -102,12 +104,33 @@ def distillation_loss(
     Reconstruction is added, so that decoders keep fitting their encoders. The arguments are those
     of `multi_view_loss`, and `h_joint` [rows, d].
     """
-    total = jnp.zeros(())
-    for model in models.values():
-        out = features(config, model, views if seen is None else seen)
-        total += squared_error(out.h, h_joint, mask, config.squared_error)
-        total += reconstruction_loss(out.reconstruction, views, mask, config.squared_error)
-    return total
+    kinds = {name: tuple(sorted(model.autoencoders)) for name, model in models.items()}
+    placed = {name: by_place(model) for name, model in models.items()}
+    return distillation_of(config, kinds, nn.alike(placed, stack=False), views, h_joint, mask, seen)
+
+
+def distillation_of(
+    config: FMCSCConfig,
+    kinds: Mapping[Any, Kind],
+    models: nn.Alike,
+    views: Views,
+    h_joint: jax.Array,
+    mask: jax.Array,
+    seen: Views | None = None,
+) -> jax.Array:
+    """Computes `distillation_loss` of models `by_place`, whose kinds are told by name."""
+    form = config.squared_error
+
+    def of_model(model: Model, views: Views, seen: Views) -> jax.Array:
+        out = features(config, model, seen)
+        loss = squared_error(out.h, h_joint, mask, form)
+        return loss + reconstruction_loss(out.reconstruction, views, mask, form)
+
+    def placed(views: Views) -> dict[Any, Views]:
+        return {name: {i: views[v] for i, v in enumerate(kind)} for name, kind in kinds.items()}
+
+    found = nn.each(of_model, models, placed(views), placed(views if seen is None else seen))
+    return sum(found.values(), start=jnp.zeros(()))
 
 
 def hide_features(key: jax.Array, views: Views, rate: jax.Array | float) -> Views:

@@ -67,6 +67,9 @@ class FMCSCConfig:
       min_cluster_size: Least number of a client's rows in a cluster for which federated k-means is
         sent their sum or centroid; of smaller clusters nothing is sent. None: off. A leader's
         centroids travel without numbers of rows and cannot have it.
+      stack_views: Whether networks of views of equal width are trained as one stack, in half the
+        kernels for two views. None: on accelerators, where launches of kernels take the time; on a
+        CPU of two cores wide networks take a tenth longer so. It changes rounding.
     """
 
     n_clusters: int
@@ -90,6 +93,7 @@ class FMCSCConfig:
     centroid_rounds: int = 10
     centroid_starts: int = 1
     min_cluster_size: int | None = None
+    stack_views: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks all fields.

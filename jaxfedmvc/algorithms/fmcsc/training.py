@@ -8,15 +8,18 @@ import jax
 
 from jaxfedmvc import nn
 from jaxfedmvc.algorithms.fmcsc.networks import (
-    Autoencoder,
     Kind,
     Model,
     PyTree,
     Views,
+    by_place,
+    by_view,
     features,
+    stacked,
+    unstacked,
 )
 from jaxfedmvc.algorithms.fmcsc.objective import (
-    distillation_loss,
+    distillation_of,
     hide_features,
     multi_view_loss,
     partial_view_loss,
@@ -42,14 +45,16 @@ def fit_autoencoders(
       The trained model and the mean loss of each epoch, [epochs].
     """
 
-    def loss(autoencoders: dict[int, Autoencoder], views: Views, mask: jax.Array) -> jax.Array:
-        out = features(config, model._replace(autoencoders=autoencoders), views)
+    start = stacked(config, model)
+
+    def loss(autoencoders: PyTree, views: Views, mask: jax.Array) -> jax.Array:
+        out = features(config, start._replace(autoencoders=autoencoders), views)
         return reconstruction_loss(out.reconstruction, views, mask, config.squared_error)
 
     trained, history = _fit(
-        config, hyper, key, model.autoencoders, loss, client.by_view(), client.mask, epochs
+        config, hyper, key, start.autoencoders, loss, client.by_view(), client.mask, epochs
     )
-    return model._replace(autoencoders=trained), history
+    return unstacked(start._replace(autoencoders=trained)), history
 
 
 def fit_multi_view(
@@ -65,7 +70,9 @@ def fit_multi_view(
     def loss(model: Model, views: Views, mask: jax.Array, key: jax.Array) -> jax.Array:
         return multi_view_loss(config, hyper.tau_m, model, views, mask, _seen(hyper, key, views))
 
-    return _fit(config, hyper, key, model, loss, client.by_view(), client.mask, epochs, keyed=True)
+    start, rows = stacked(config, model), client.by_view()
+    trained, history = _fit(config, hyper, key, start, loss, rows, client.mask, epochs, keyed=True)
+    return unstacked(trained), history
 
 
 def fit_partial_view(
@@ -82,8 +89,9 @@ def fit_partial_view(
     def loss(model: Model, rows: tuple[Views, jax.Array], mask: jax.Array) -> jax.Array:
         return partial_view_loss(config, hyper.tau_p, model, *rows, mask)
 
-    rows = client.by_view(), h_global
-    return _fit(config, hyper, key, model, loss, rows, client.mask, epochs)
+    start, rows = stacked(config, model), (client.by_view(), h_global)
+    trained, history = _fit(config, hyper, key, start, loss, rows, client.mask, epochs)
+    return unstacked(trained), history
 
 
 def fit_copies(
@@ -98,12 +106,16 @@ def fit_copies(
     """Minimises eq. (6) over a multi-view client's copies of partial models; target [rows, d]."""
 
     def loss(
-        models: dict[Kind, Model], rows: tuple[Views, jax.Array], mask: jax.Array, key: jax.Array
+        models: nn.Alike, rows: tuple[Views, jax.Array], mask: jax.Array, key: jax.Array
     ) -> jax.Array:
-        return distillation_loss(config, models, *rows, mask, _seen(hyper, key, rows[0]))
+        return distillation_of(config, kinds, models, *rows, mask, _seen(hyper, key, rows[0]))
 
+    kinds = {kind: kind for kind in models}
+    placed = {kind: by_place(model) for kind, model in models.items()}
+    start = nn.alike(placed, nn.stacks(config.stack_views))
     rows = client.by_view(), jax.lax.stop_gradient(target)
-    return _fit(config, hyper, key, models, loss, rows, client.mask, epochs, keyed=True)
+    trained, history = _fit(config, hyper, key, start, loss, rows, client.mask, epochs, keyed=True)
+    return {kind: by_view(model, kind) for kind, model in nn.apart(trained).items()}, history
 
 
 def _fit(

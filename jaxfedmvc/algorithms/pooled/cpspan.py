@@ -62,6 +62,8 @@ class CPSPANConfig:
       prototypes: The prototype term. "none": off. "code": that of the authors' code, which draws
         the cosines of all pairs of embedding dimensions to 1.
       n_init: Starts of the last k-means, of which the best is kept.
+      stack_views: Whether networks of views of equal width are trained as one stack; None: on
+        accelerators. See `nn.Alike`.
     """
 
     n_clusters: int
@@ -72,6 +74,7 @@ class CPSPANConfig:
     batch_size: int = 256
     prototypes: Literal["none", "code"] = "none"
     n_init: int = 10
+    stack_views: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -147,7 +150,9 @@ def fit(
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`."""
     x, real = min_max(views, observed), is_real(observed)
     key_init, key_rows, key_first, key_then, key_kmeans = jax.random.split(key, 5)
-    networks = init_networks(key_init, x, config.hidden, config.latent_dim)
+    networks = init_networks(
+        key_init, x, config.hidden, config.latent_dim, stack=config.stack_views
+    )
 
     rows, mask = unpaired(key_rows, x, observed)
     networks, _, first = fit_autoencoders(

@@ -78,6 +78,8 @@ class DSIMVCConfig:
       batch_size: Rows in one step of training, of each kind.
       weights: Weights of filled rows. "uniform": all equal. "bilevel": learnt, as in the paper.
       weight_hidden: Hidden width of the network that "bilevel" weighs rows by.
+      stack_views: Whether networks of views of equal width are trained as one stack; None: on
+        accelerators. See `nn.Alike`.
     """
 
     n_clusters: int
@@ -92,6 +94,7 @@ class DSIMVCConfig:
     batch_size: int = 256
     weights: Literal["uniform", "bilevel"] = "uniform"
     weight_hidden: int = 100
+    stack_views: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -166,7 +169,7 @@ def fit(
     features, found = neighbour_features(key_neighbours, x, complete, config, hyper)
     filled = fill(x, features, observed, config.n_neighbours)
 
-    model = networks._replace(decoders=())
+    model = networks._replace(decoders=nn.Alike((), ()))
     rows = complete, real & ~complete
     model, then = train(key_train, model, filled, rows, config, hyper)
     _, q = outputs(model, x)  # [V, N, c]
@@ -182,7 +185,7 @@ def init(key: Array, views: Sequence[Array], config: DSIMVCConfig) -> Networks:
         "feature": (config.latent_dim, (config.latent_dim, config.feature_dim)),
         "label": (config.latent_dim, (config.latent_dim, config.n_clusters)),
     }
-    return init_networks(key, views, config.hidden, config.latent_dim, heads)
+    return init_networks(key, views, config.hidden, config.latent_dim, heads, config.stack_views)
 
 
 def outputs(networks: Networks, x: Sequence[Array]) -> tuple[Array, Array]:

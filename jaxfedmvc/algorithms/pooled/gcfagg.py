@@ -64,6 +64,8 @@ class GCFAggConfig:
       contrast_epochs: Epochs of reconstruction and contrasts.
       batch_size: Rows in one step of training, and rows that attend to each other.
       n_init: Starts of the last k-means, of which the best is kept.
+      stack_views: Whether networks of views of equal width are trained as one stack; None: on
+        accelerators. See `nn.Alike`.
     """
 
     n_clusters: int
@@ -75,6 +77,7 @@ class GCFAggConfig:
     contrast_epochs: int = 100
     batch_size: int = 256
     n_init: int = 100
+    stack_views: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -175,7 +178,9 @@ def init(key: Array, views: tuple[Array, ...], config: GCFAggConfig) -> Networks
         "forward_in": (width, (config.attention_hidden,)),
         "forward_out": (config.attention_hidden, (width,)),
     }
-    networks = init_networks(key, views, config.hidden, config.latent_dim, heads)
+    networks = init_networks(
+        key, views, config.hidden, config.latent_dim, heads, config.stack_views
+    )
     # PyTorch draws these three together from +-sqrt(6 / (width + 3 width)).
     together = jax.tree.map(lambda w: 1.5**0.5 * w, networks.heads["queries_keys_values"])
     norms = {

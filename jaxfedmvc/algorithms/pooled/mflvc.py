@@ -66,6 +66,8 @@ class MFLVCConfig:
       softmax_twice: Whether the last phase's cross-entropy takes q for logits, as the authors'
         code does, and not for the probabilities that it is.
       n_init: Starts of each view's k-means, of which the best is kept.
+      stack_views: Whether networks of views of equal width are trained as one stack; None: on
+        accelerators. See `nn.Alike`.
     """
 
     n_clusters: int
@@ -78,6 +80,7 @@ class MFLVCConfig:
     batch_size: int = 256
     softmax_twice: bool = True
     n_init: int = 100
+    stack_views: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -134,7 +137,9 @@ def fit(
         "feature": (config.latent_dim, (config.feature_dim,)),
         "label": (config.latent_dim, (config.n_clusters,)),
     }
-    networks = init_networks(key_init, x, config.hidden, config.latent_dim, heads)
+    networks = init_networks(
+        key_init, x, config.hidden, config.latent_dim, heads, config.stack_views
+    )
     batches: dict[str, Any] = {
         "batch_size": config.batch_size,
         "learning_rate": hyper.learning_rate,

@@ -34,13 +34,13 @@ class Networks(NamedTuple):
     """Parameters of a method.
 
     Attributes:
-      encoders: E^v of each view.
-      decoders: D^v of each view.
+      encoders: E^v by view, those of equal shapes stacked if that was asked for.
+      decoders: D^v by view, likewise.
       heads: What is on top of all encoders, by name.
     """
 
-    encoders: tuple[PyTree, ...]
-    decoders: tuple[PyTree, ...]
+    encoders: nn.Alike
+    decoders: nn.Alike
     heads: dict[str, PyTree]
 
 
@@ -50,6 +50,7 @@ def init_networks(
     hidden: Sequence[int],
     latent_dim: int,
     heads: Mapping[str, tuple[int, Sequence[int]]] | None = None,
+    stack: bool | None = False,
 ) -> Networks:
     """Returns fresh parameters, of one draw.
 
@@ -59,17 +60,19 @@ def init_networks(
       hidden: Widths of the encoders' hidden layers; the decoders mirror them.
       latent_dim: Width of what the encoders return.
       heads: By name `(n_inputs, widths)`.
+      stack: Whether networks of views of equal width are trained as one stack, in half the kernels
+        for two views; None: on accelerators.
     """
     heads, shapes = heads or {}, {}
     for v, x in enumerate(views):
         shapes["encoder", v] = x.shape[1], (*hidden, latent_dim)
         shapes["decoder", v] = latent_dim, (*hidden[::-1], x.shape[1])
     drawn = nn.init_mlps(key, shapes | {("head", name): shape for name, shape in heads.items()})
-    return Networks(
-        tuple(drawn["encoder", v] for v in range(len(views))),
-        tuple(drawn["decoder", v] for v in range(len(views))),
-        {name: drawn["head", name] for name in heads},
+    encoders, decoders = (
+        nn.alike({v: drawn[part, v] for v in range(len(views))}, nn.stacks(stack))
+        for part in ("encoder", "decoder")
     )
+    return Networks(encoders, decoders, {name: drawn["head", name] for name in heads})
 
 
 def apply(params: PyTree, x: Array) -> Array:
@@ -81,8 +84,8 @@ def apply(params: PyTree, x: Array) -> Array:
 
 def encode(networks: Networks, views: Sequence[Array]) -> Array:
     """Computes Z^v of all views, [V, N, d]."""
-    encoded = zip(networks.encoders, views, strict=True)
-    return jnp.stack([apply(params, x) for params, x in encoded])
+    encoded = nn.each(apply, networks.encoders, dict(enumerate(views)))
+    return jnp.stack([encoded[v] for v in range(len(views))])
 
 
 def reconstruction_loss(networks: Networks, views: Sequence[Array], z: Array, seen: Array) -> Array:
@@ -94,10 +97,8 @@ def reconstruction_loss(networks: Networks, views: Sequence[Array], z: Array, se
       z: What `encode` returns of them, [V, N, d].
       seen: bool [N, V].
     """
-    terms = [
-        mean_squared_error(apply(params, z[v]), views[v], seen[:, v])
-        for v, params in enumerate(networks.decoders)
-    ]
+    decoded = nn.each(apply, networks.decoders, dict(enumerate(z)))
+    terms = [mean_squared_error(decoded[v], x, seen[:, v]) for v, x in enumerate(views)]
     return sum(terms, start=jnp.zeros(()))
 
 

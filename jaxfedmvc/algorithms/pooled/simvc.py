@@ -39,7 +39,7 @@ from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize, masked_mean
-from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
+from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps, stacks
 
 PyTree = Any
 _EPSILON = 1e-9
@@ -59,6 +59,8 @@ class SiMVCConfig:
         behind the last choice could not be chosen, and is left out.
       batch_size: Rows in a step.
       n_runs: Runs from new starts, of which the best is kept; 1 to see how much runs differ.
+      runs_at_once: Runs side by side, in as many kernels as one; none: 1 on a CPU, all on an
+        accelerator. It changes rounding.
     """
 
     n_clusters: int
@@ -69,6 +71,7 @@ class SiMVCConfig:
     check_every: int = 4
     batch_size: int = 100
     n_runs: int = 20
+    runs_at_once: int | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -78,6 +81,7 @@ class SiMVCConfig:
         """
         checks.at_least(self, 2, "n_clusters", "batch_size")
         checks.at_least(self, 1, "latent_dim", "head_hidden", "check_every", "n_runs")
+        checks.at_least(self, 1, "runs_at_once")
         checks.at_least(self, self.check_every, "epochs")
         check_hidden(self)
 
@@ -255,7 +259,10 @@ def _fit(
         (_, _, best), trace = lax.scan(check, (vector, opt_state, nothing), jnp.arange(n_checks))
         return best, trace
 
-    runs, traces = lax.map(one_run, jax.random.split(key, config.n_runs))
+    together = config.runs_at_once or (config.n_runs if stacks(None) else 1)
+    starts = jax.random.split(key, config.n_runs)
+    # One at a time without vmap, whose products are slower on a CPU.
+    runs, traces = lax.map(one_run, starts, batch_size=together if together > 1 else None)
     kept = jnp.argmin(runs.criterion)
     labels = jnp.where(mask, runs.labels[kept], -1)
     return Fitted(labels, jnp.where(mask[:, None], runs.hidden[kept], 0.0), traces[kept])

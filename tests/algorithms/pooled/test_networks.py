@@ -7,6 +7,7 @@ import optax
 import pytest
 from scipy.special import logsumexp
 
+from jaxfedmvc import nn
 from jaxfedmvc.algorithms.pooled.networks import (
     apply,
     column_contrast,
@@ -24,6 +25,7 @@ RNG = np.random.default_rng(0)
 VIEWS = tuple(RNG.normal(size=(7, d)).astype(np.float32) for d in (4, 3))
 SEEN = np.array([[1, 1], [1, 0], [0, 1], [1, 1], [1, 1], [1, 1], [0, 0]], bool)
 NETWORKS = init_networks(KEY, VIEWS, (6, 5), 2, {"head": (2, (3,))})
+ENCODERS, DECODERS = nn.apart(NETWORKS.encoders), nn.apart(NETWORKS.decoders)
 
 
 def np_mlp(params, x):
@@ -40,12 +42,12 @@ def np_mlp(params, x):
 def test_layers_mirror_each_other_and_heads_take_all_views_at_once():
     widths = [
         [layer["kernel"].shape for layer in net["params"].values()]
-        for net in (NETWORKS.encoders[1], NETWORKS.decoders[1])
+        for net in (ENCODERS[1], DECODERS[1])
     ]
     assert widths == [[(3, 6), (6, 5), (5, 2)], [(2, 5), (5, 6), (6, 3)]]
     head = NETWORKS.heads["head"]
     z, h = jax.jit(lambda views: (z := encode(NETWORKS, views), apply(head, z)))(VIEWS)
-    expected = [np_mlp(p, x) for p, x in zip(NETWORKS.encoders, VIEWS, strict=True)]
+    expected = [np_mlp(p, x) for p, x in zip(ENCODERS.values(), VIEWS, strict=True)]
     np.testing.assert_allclose(z, expected, atol=1e-6)
     np.testing.assert_allclose(h, np_mlp(head, np.stack(expected)), atol=1e-6)
 
@@ -54,7 +56,7 @@ def test_reconstruction_is_the_mean_square_of_what_is_observed():
     z = RNG.normal(size=(2, 7, 2)).astype(np.float32)
     expected = 0.0
     for v, x in enumerate(VIEWS):
-        found = np_mlp(NETWORKS.decoders[v], z[v])
+        found = np_mlp(DECODERS[v], z[v])
         expected += np.mean((found - x)[SEEN[:, v]] ** 2)
     found = jax.jit(reconstruction_loss)(NETWORKS, VIEWS, z, SEEN)
     assert found == pytest.approx(expected, rel=1e-5)
@@ -128,3 +130,18 @@ def test_neighbours_are_the_nearest_in_w_of_those_with_both_views():
         np.testing.assert_array_equal(rows[i, v, w, :n], expected)
         np.testing.assert_allclose(values[i, v, w, :n], products[expected], rtol=1e-5, atol=1e-6)
         assert np.isneginf(values[i, v, w, n:]).all()
+
+
+def test_views_of_equal_width_can_be_one_stack():
+    views = [VIEWS[0], VIEWS[1], VIEWS[0]]
+    apart, stacked = (init_networks(KEY, views, (6, 5), 2, stack=stack) for stack in (False, True))
+    assert stacked.encoders.names == stacked.decoders.names == ((0, 2), (1,))
+    seen = np.stack([*SEEN.T, SEEN[:, 0]], axis=1)
+
+    @jax.jit
+    def computed(networks):
+        z = encode(networks, views)
+        return z, reconstruction_loss(networks, views, z, seen)
+
+    for found, expected in zip(computed(stacked), computed(apart), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -207,6 +207,9 @@ def test_the_best_of_the_runs_is_kept():
     three, (fit, config, hyper) = fitted(*CASES[0]), CASES[1]
     first = fitted(fit, config, hyper.replace(delta=0.0)).trace
     assert np.allclose(three.trace, first, rtol=1e-2) or three.trace.min() < first.min()
+    fit, config, hyper = CASES[0]
+    together = fitted(fit, dataclasses.replace(config, runs_at_once=3), hyper)
+    np.testing.assert_allclose(together.trace, three.trace, rtol=1e-2)
 
 
 @pytest.mark.slow
