@@ -38,6 +38,8 @@ from typing import Any, NamedTuple
 
 from absl import app, flags
 
+from benchmarks.references.authors import Authors, read_authors
+
 FLAGS = flags.FLAGS
 SIZES = ("auto", "tiny", "small", "full")
 flags.DEFINE_float("minutes", 9.0, "Time for all pieces together.", lower_bound=0.0)
@@ -52,6 +54,9 @@ flags.DEFINE_list(
     "chips",
     ["H200:67:495:989:4.8", "H100:67:495:989:3.35"],
     "To predict for: name:float32:tf32:bfloat16:memory, in TFLOP/s (dense) and TB/s.",
+)
+flags.DEFINE_string(
+    "authors", None, "Seconds of the authors' own FMCSC; see benchmarks/references/README.md."
 )
 flags.DEFINE_float("launch_us", 3.0, "Microseconds that a kernel's launch takes, to predict with.")
 
@@ -641,6 +646,7 @@ def measured(names: Sequence[str], folder: Path) -> None:
       ValueError: The folder is another device's or another size's, or cannot be written.
     """
     began = time.monotonic()
+    authors = read_authors(FLAGS.authors) if FLAGS.authors else None
     book = Book(folder, FLAGS.resume)
     if FLAGS.only:
         failed = {row["piece"] for row in book.rows if row["status"] == "failed"}
@@ -659,6 +665,21 @@ def measured(names: Sequence[str], folder: Path) -> None:
         )
     print(f"\nall of {folder}, {time.monotonic() - began:.0f} s this time\n{titles()}")
     print("\n".join(map(line, book.latest())))
+    if authors:
+        print(f"\n{beside(authors, book.latest())}")
+
+
+def beside(authors: Authors, rows: Sequence[Row]) -> str:
+    """Returns the authors' seconds beside ours of a run at full size, if there is one."""
+    for row in rows:
+        if (row["piece"], row["part"], row["size"], row["status"]) == (
+            "fmcsc",
+            "run",
+            "full",
+            "ok",
+        ):
+            return authors.beside(row["seconds"], row["device"])
+    return "the authors' program: there is no run of ours at full size to set beside it"
 
 
 def device_of(book: Book, size: str) -> tuple[Row, str]:

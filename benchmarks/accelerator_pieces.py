@@ -472,7 +472,7 @@ def peer(job: Job) -> None:
     import torch
 
     from benchmarks.fmcsc import compiled_parts
-    from benchmarks.torch_peer import torch_loop
+    from benchmarks.references.fmcsc import torch_loop
 
     setting = setting_of(job.size, job.data_dir).shortened(job.size)
     federation = setting.federation()

@@ -4,7 +4,7 @@ Gaussian blobs in several views, dealt evenly to the clients. Every measurement 
 of its own, whose peak memory is then its own; ratios are of one run. Measured are rounds, several
 of them in one jitted call, compilation apart; with `--setup` also the exchanges before them, where
 clients and server run k-means. The most samples are measured with every `--client_chunk`, fewer of
-them with the quickest, in CPU seconds. The peers (`benchmarks.fedhk_reference`) make the same round
+them with the quickest, in CPU seconds. The peers (`benchmarks.references.fedhk`) make the same round
 from the same start: the pseudo-code's loop over samples on a few of the clients, scaled up, as its
 time for each sample is the same everywhere; and NumPy on all samples of a client at once.
 
@@ -175,7 +175,7 @@ def theirs(case: dict[str, Any]) -> dict[str, Any]:
 
     import numpy as np
 
-    from benchmarks import fedhk_reference as peer
+    from benchmarks.references import fedhk as peer
 
     views, _ = blobs(case)
     centres, n = first_rows(views, case["n_clusters"]), case["n"]

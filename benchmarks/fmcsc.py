@@ -23,6 +23,7 @@ import optax
 from absl import app, flags, logging
 
 from benchmarks.machine import bandwidth_of, machine_peaks, peak_of, take_turns
+from benchmarks.references.authors import read_authors
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, fmcsc
 from jaxfedmvc.algorithms.fmcsc.networks import features, init_model
@@ -48,6 +49,11 @@ flags.DEFINE_integer("repeats", 3, "Turns; the best counts.", lower_bound=1)
 flags.DEFINE_bool("memory", True, "Whether to tabulate memory against chunk and clients.")
 flags.DEFINE_bool("peers", True, "Whether to time the peers.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
+flags.DEFINE_string(
+    "authors", None, "Seconds of the authors' own program; benchmarks/references/README.md."
+)
+# Of a run of the paper's, for --authors.
+PRETRAIN_EPOCHS, ROUNDS = 250, 5
 
 # --- Prediction from shapes -----------------------------------------------------------------------
 
@@ -224,6 +230,10 @@ def main(_: list[str]) -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
     out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
+    try:
+        authors = read_authors(FLAGS.authors) if FLAGS.authors else None
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     config = FMCSCConfig(
         n_clusters=10,
         pretrain_epochs=FLAGS.pretrain_epochs,
@@ -248,7 +258,7 @@ def main(_: list[str]) -> None:
         for part, function in python_loop(config, federation).items():
             variants[f"{part}, python loop"] = function
         try:
-            from benchmarks.torch_peer import torch_loop
+            from benchmarks.references.fmcsc import torch_loop
 
             for part, function in torch_loop(config, federation).items():
                 variants[f"{part}, torch"] = function
@@ -283,6 +293,16 @@ def main(_: list[str]) -> None:
                 "of_peak": rate / peak,
                 "ratio": took / mine,
             }
+    if authors:
+        epoch, one_round = (
+            min(x["seconds"] for name, x in result["parts"].items() if name.startswith(start))
+            for start in ("pretrain, chunk", "round, chunk")
+        )
+        whole = PRETRAIN_EPOCHS * epoch + ROUNDS * one_round
+        print(
+            f"\n{PRETRAIN_EPOCHS} epochs and {ROUNDS} rounds, added up;"
+            f" {authors.beside(whole, result['device'])}"
+        )
     if FLAGS.memory:
         print("\nmemory of a round (XLA's account): clients, client_chunk (0 = all), MB")
         result["memory"] = memory_table(config)

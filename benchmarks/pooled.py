@@ -1,8 +1,8 @@
 """Comparison methods beside the form that authors give them: `python -m benchmarks.pooled`.
 
-A deep method, MFLVC, against an eager PyTorch loop over batches (`benchmarks.mflvc_reference`; it
+A deep method, MFLVC, against an eager PyTorch loop over batches (`benchmarks.references.mflvc`; it
 takes `.venv/bin/pip install -e '.[bench]'`), and one of anchor graphs, IMVC-CBG, against NumPy
-(`benchmarks.anchor_reference`), in float64, which is MATLAB's type, and in float32. Views are
+(`benchmarks.references.anchor`), in float64, which is MATLAB's type, and in float32. Views are
 random; the number of passes is fixed, since it is all that depends on them. All variants take turns
 in one run, the best time of each counts, compilation is apart.
 
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 
-from benchmarks.anchor_reference import imvc_cbg_labels
 from benchmarks.machine import machine_peaks, peak_of, take_turns
+from benchmarks.references.anchor import imvc_cbg_labels
 from jaxfedmvc.algorithms.pooled import imvc_cbg, mflvc
 
 FLAGS = flags.FLAGS
@@ -92,7 +92,7 @@ def deep_calls() -> tuple[Calls, dict[str, float]]:
     program, took = compiled(lambda *data: mflvc.fit(*data, config, hyper), x, observed)
     calls: Calls = {"MFLVC, ours": lambda: program(jax.random.key(0), x, observed)}
     try:
-        from benchmarks.mflvc_reference import mflvc_run
+        from benchmarks.references.mflvc import mflvc_run
 
         calls["MFLVC, torch"] = mflvc_run(config, hyper, views)
     except ImportError:

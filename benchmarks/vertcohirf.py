@@ -1,7 +1,7 @@
 """VertCoHiRF's speed and memory: `python -m benchmarks.vertcohirf`.
 
 Blobs of 12 features around 5 centres, dealt to 3 agents; `--shuttle` adds the Shuttle data. Ours
-and the NumPy reference (`benchmarks.vertcohirf_reference`, scikit-learn's clusterers and a matrix
+and the NumPy reference (`benchmarks.references.vertcohirf`, scikit-learn's clusterers and a matrix
 of cosines for each cluster) take turns, each measurement in a process of its own, whose peak memory
 is then its own; ratios are of one run. Compilation is apart: what the first call took beyond later
 ones. CPU seconds are given beside wall time, as they say more on a busy machine; there scikit-learn
@@ -109,7 +109,7 @@ def ours(case: dict[str, Any], views: list[Any]) -> Callable[[], dict[str, Any]]
 
 def theirs(case: dict[str, Any], views: list[Any]) -> Callable[[], dict[str, Any]]:
     """Returns a run of the reference."""
-    from benchmarks import vertcohirf_reference as peer
+    from benchmarks.references import vertcohirf as peer
 
     if case["method"] == "kmeans":
         step = peer.kmeans_step(CLUSTERS, REPETITIONS, SHARE, case["seed"])

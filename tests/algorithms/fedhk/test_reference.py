@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.fedhk_reference import (
+from benchmarks.references.fedhk import (
     Model,
     assigned,
     bandwidths,

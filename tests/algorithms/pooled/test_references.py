@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.anchor_reference import anchor_graph, imvc_cbg_labels, simplex
+from benchmarks.references.anchor import anchor_graph, imvc_cbg_labels, simplex
 from jaxfedmvc import nn
 from jaxfedmvc.algorithms.pooled import imvc_cbg, mflvc
 from jaxfedmvc.algorithms.pooled.networks import encode, init_networks, reconstruction_loss
@@ -71,7 +71,7 @@ def last(networks, x, mask):
 def test_torch_makes_the_librarys_steps(phase):
     """Three steps of every phase, each with a fresh Adam, from the same parameters."""
     torch = pytest.importorskip("torch")
-    from benchmarks import mflvc_reference as peer
+    from benchmarks.references import mflvc as peer
 
     heads = {"feature": (6, (5,)), "label": (6, (3,))}
     start = init_networks(KEY, X, CONFIG.hidden, CONFIG.latent_dim, heads)
@@ -102,7 +102,7 @@ def test_torch_makes_the_librarys_steps(phase):
 
 def test_a_torch_run_returns_labels():
     pytest.importorskip("torch")
-    from benchmarks.mflvc_reference import mflvc_run
+    from benchmarks.references.mflvc import mflvc_run
 
     labels = mflvc_run(
         mflvc.MFLVCConfig(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from benchmarks.vertcohirf_reference import reference
+from benchmarks.references.vertcohirf import reference
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.vertcohirf import (
     LocalStep,

@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 
-from benchmarks.vertcohirf_reference import (
+from benchmarks.references.vertcohirf import (
     NEVER,
     choose_medoid,
     dbscan_step,

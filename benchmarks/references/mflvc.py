@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.anchor_reference import k_means
+from benchmarks.references.anchor import k_means
 from jaxfedmvc.algorithms.pooled.mflvc import MFLVCConfig, MFLVCHyperparams
 from jaxfedmvc.algorithms.pooled.networks import Networks
 
