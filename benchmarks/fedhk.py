@@ -4,9 +4,9 @@ Gaussian blobs in several views, dealt evenly to the clients. Every measurement 
 of its own, whose peak memory is then its own; ratios are of one run. Measured are rounds, several
 of them in one jitted call, compilation apart; with `--setup` also the exchanges before them, where
 clients and server run k-means. The most samples are measured with every `--client_chunk`, fewer of
-them with the quickest, in CPU seconds. The peers (`benchmarks.references.fedhk`) make the same round
-from the same start: the pseudo-code's loop over samples on a few of the clients, scaled up, as its
-time for each sample is the same everywhere; and NumPy on all samples of a client at once.
+them with the quickest, in CPU seconds. The peers (`benchmarks.references.fedhk`) make the same
+round from the same start: the pseudo-code's loop over samples on a few of the clients, scaled up,
+as its time for each sample is the same everywhere; and NumPy on all samples of a client at once.
 
 Memory beside the data is what the compiler reserves for a call, known exactly, and the growth of
 the process's peak; on a busy machine CPU seconds say more than wall time.

@@ -22,16 +22,19 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def take_turns(variants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Measures the best time of each; they alternate, so that a noisy minute hits all of them."""
-    best = dict.fromkeys(variants, np.inf)
+    """Measures the median time of each; they alternate, so that a noisy minute hits all of them.
+
+    What is soon over is measured ten times a turn. The least time would favour it then: a peak
+    would be that of a lucky tenth of a second, and a long run never has one.
+    """
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(repeats + 1):
         for name, function in variants.items():
             took = seconds(function)
             if turn:  # the first turn warms up
-                # What is soon over is tried more often: a peak must be a peak.
                 again = [seconds(function) for _ in range(9)] if took < 0.5 else []
-                best[name] = min(best[name], took, *again)
-    return best
+                times[name] += [took, *again]
+    return {name: float(np.median(found)) for name, found in times.items()}
 
 
 def matmul_size() -> int:

@@ -4,7 +4,7 @@ A deep method, MFLVC, against an eager PyTorch loop over batches (`benchmarks.re
 takes `.venv/bin/pip install -e '.[bench]'`), and one of anchor graphs, IMVC-CBG, against NumPy
 (`benchmarks.references.anchor`), in float64, which is MATLAB's type, and in float32. Views are
 random; the number of passes is fixed, since it is all that depends on them. All variants take turns
-in one run, the best time of each counts, compilation is apart.
+in one run, the median time of each counts, compilation is apart.
 
 Last the memory that XLA plans for IMVC-CBG, by the number of samples: it should grow with N (D + m)
 and never with N^2.
@@ -37,7 +37,7 @@ flags.DEFINE_list("anchor_widths", ["512", "256", "128"], "Features of its views
 flags.DEFINE_integer("anchors_per_cluster", 2, "Anchors m, of ten clusters.")
 flags.DEFINE_integer("passes", 20, "Passes of IMVC-CBG.")
 flags.DEFINE_list("memory_rows", ["10000", "40000"], "Samples whose memory is tabulated.")
-flags.DEFINE_integer("repeats", 2, "Turns; the best counts.", lower_bound=1)
+flags.DEFINE_integer("repeats", 2, "Turns; the median counts.", lower_bound=1)
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 
 CLUSTERS = 10
@@ -175,12 +175,12 @@ def main(_: list[str]) -> None:
         compiling |= took
     result: dict[str, Any] = {"compile": compiling}
     if compiling:
-        best = take_turns(variants, FLAGS.repeats)
-        peak = peak_of(best.pop("matmul"))
+        took_each = take_turns(variants, FLAGS.repeats)
+        peak = peak_of(took_each.pop("matmul"))
         print(f"measured peak: matmul {peak / 1e9:.0f} GFLOP/s")
-        result |= {"matmul_GFLOPs": peak / 1e9, "seconds": best}
-        for name, took in best.items():
-            mine = best[f"{name.split(',')[0]}, ours"]
+        result |= {"matmul_GFLOPs": peak / 1e9, "seconds": took_each}
+        for name, took in took_each.items():
+            mine = took_each[f"{name.split(',')[0]}, ours"]
             line = f"  {name:26s} {took:8.2f} s a run, {took / mine:5.2f} x ours"
             print(line + (f", compile {compiling[name]:.1f} s" if name in compiling else ""))
     if "deep" in FLAGS.parts:

@@ -41,7 +41,7 @@ flags.DEFINE_list("batches", None, "Batch sizes; None: 2,4,8 on a CPU, 1 to 128 
 flags.DEFINE_integer("pretrain_epochs", None, "None: 20 for digits, 5 for paper, 250 for table1.")
 flags.DEFINE_integer("local_epochs", 5, "Epochs of a round; table1 has the paper's.")
 flags.DEFINE_integer("rounds", 2, "Rounds of a run; table1 has 5.")
-flags.DEFINE_integer("repeats", 2, "Turns; the best counts.", lower_bound=1)
+flags.DEFINE_integer("repeats", 2, "Turns; the median counts.", lower_bound=1)
 flags.DEFINE_integer("processes", 2, "Runs of (b); 0 leaves it out.", lower_bound=0)
 flags.DEFINE_enum("precision", "float32", ["float32", "tf32", "bfloat16"], "Of matrix products.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
@@ -116,13 +116,13 @@ def compare() -> dict[str, Any]:
                 program.run(runs[b * size : b * size + size])
 
         variants[str(size)] = make
-    best = take_turns(variants, FLAGS.repeats)
-    single = counts[1] / best["1"]
+    took_each = take_turns(variants, FLAGS.repeats)
+    single = counts[1] / took_each["1"]
     print(f"{group.federation.n_clients} clients, {memory.run / 1e6:.1f} MB a run")
     print(f"{'':28s}{'runs/s':>9s}{'ratio':>8s}{'first call, s':>15s}")
     rows = []
     for size in sizes:
-        rate = counts[size] / best[str(size)]
+        rate = counts[size] / took_each[str(size)]
         name = "(a) one after another" if size == 1 else f"batches of {size}"
         name += ", auto" * (size == auto)
         rows.append(
