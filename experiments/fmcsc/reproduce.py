@@ -158,7 +158,11 @@ def show_scores(job: Job, devices: Any) -> None:
     batch = checked(partial(asked_batch, asked.batch, least))
     # To score every round costs nothing to speak of but the time to compile it.
     by_round = not asked.quick or asked.what in ("table1", "figurebytes")
-    commands, columns = zip(*((row.command, row.columns) for row in job.rows), strict=True)
+    made_by = {"commit": peers_lib.commit(), "device": folder.device(), "jax": jax.__version__}
+    commands = [row.command for row in job.rows]
+    columns = [
+        row.columns | {"command": " ".join(row.command.arguments)} | made_by for row in job.rows
+    ]
     groups = checked(partial(groups_of, commands, columns, every_round=by_round))
     for group in groups if devices is not None else ():
         checked(partial(mesh.check_mesh, devices, group.federation))

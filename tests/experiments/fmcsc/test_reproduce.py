@@ -185,15 +185,6 @@ def test_a_file_is_written_between_its_marks_only(tmp_path):
         tables.write_between_marks(path, "new\n")
 
 
-def test_the_table_in_the_documentation_is_that_of_the_measured_runs():
-    measured = tables.PUBLISHED.parent / "measured"
-    runs = tables.read_runs(measured / "table1_runs.csv")
-    references = tables.read_lines(measured / "table1_references.csv")
-    text = tables.markdown(tables.short(tables.table_1(runs, references)), "M : S")
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert f"<!-- results: begin -->\n{text}<!-- results: end -->" in page
-
-
 @pytest.mark.parametrize("columns", [1, 3])
 def test_temperatures_are_drawn_over_one_axis_or_two(tmp_path, columns):
     lines = [
@@ -362,15 +353,3 @@ def test_every_paper_is_found_and_no_other():
     assert code == 2 and "paper: got 'mine'; allowed are fmcsc" in err
     code, out, _ = launch("--help")
     assert code == 0 and "(2 or 3 or 4a or 4b" in out and "--tau_m" in out
-
-
-def test_variants_in_the_notebook_are_those_that_were_measured():
-    runs = pd.read_csv(tables.PUBLISHED.parent / "measured" / "variants.csv")
-    page = (ROOT / "docs" / "notebook" / "fmcsc-table1.md").read_text()
-    for (name, row), group in runs.groupby(["set", "row"]):
-        (line,) = (
-            x for x in page.splitlines() if x.lower().startswith(f"| {name}: {row} |".lower())
-        )
-        numbers = group["acc"].mean(), group["acc"].std()
-        mean, deviation = (f"{x:.3f}".lstrip("0") for x in numbers)
-        assert f"| {mean} +- {deviation} |" in line and len(group) == 5

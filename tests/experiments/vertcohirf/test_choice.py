@@ -1,8 +1,6 @@
 """The door without settings: chosen without labels, said in a line, kept; and the study of it."""
 
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -116,19 +114,6 @@ def test_the_study_scores_the_choice_beside_local_k_means(data, tmp_path):
     assert "1.000 +- 0.000" in out and "on 1 of 1 sets" in out
     code, _, _ = binaries.launch(unsupervised.main, *given, *common[:2], f"--output_dir={file}x")
     assert code == 0 and len(pd.read_csv(file)) == 2  # nothing was left to run
-
-
-def test_the_documentation_shows_what_was_measured():
-    root = Path(unsupervised.__file__).parents[2]
-    runs = unsupervised.read(root / "experiments/vertcohirf/measured/unsupervised.csv")
-    table, _, said = unsupervised.shown(unsupervised.summary(runs)).partition("\n\n")
-    page = (root / "docs/methods/vertcohirf.md").read_text()
-    assert table in page and list(runs.columns) == list(unsupervised.COLUMNS)
-    (mean, sets), (best,) = (
-        re.findall(r"on (\d+) of (\d+) sets", said)[0],
-        re.findall(r"(\d+)$", said),
-    )
-    assert f"on {mean} of {sets} sets, at or above the best agent on {best}" in page
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""The tables of ours that the documentation shows, made again from the rows they rest on.
+
+    python -m experiments.reproduce --check
+
+compares each of them with its page, finds cells whose runs have unlike settings, and ends with an
+error if there is anything of that. It also lists what is missing, which is no error: rows that do
+not say how they were made, and cells of the papers' tables that nobody has run here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from experiments.fmcsc import rows as fmcsc_rows
+from experiments.fmcsc import tables as fmcsc
+from experiments.lib import peers
+from experiments.mgcd import runs as mgcd_runs
+from experiments.mgcd import tables as mgcd
+from experiments.vertcohirf import unsupervised
+
+ROOT = Path(__file__).parents[1]
+FMCSC, MGCD, VERTCOHIRF = (
+    ROOT / "experiments" / paper / "measured" for paper in ("fmcsc", "mgcd", "vertcohirf")
+)
+# How rows of the ablation begin on the page.
+_ABLATION = {
+    "BCD": "no consensus pre-training (BCD)",
+    "ACD": "partial models not optimised (ACD)",
+    "ABD": "no model contrast (ABD)",
+    "ABC": "no weights (ABC)",
+    "ABCD": "all (ABCD)",
+    "ABD, idle": "ABD, single-view clients idle in the rounds",
+    "ABD, branches": "the same, with partial models that are branches (`best`)",
+}
+_MADE_BY = ("command", "commit", "device", "jax", "seconds")
+# What a cell's runs may differ in.
+_OF_A_RUN = re.compile(r"--(seeds?|sets|runs_file|output_dir|peers_file)=\S+ ?")
+
+
+class Shown(NamedTuple):
+    """A table on a page.
+
+    Attributes:
+      page: Below docs/.
+      title: What it is.
+      lines: What must stand there, made from rows; pieces of lines, too.
+    """
+
+    page: str
+    title: str
+    lines: Callable[[], list[str]]
+
+
+class Rows(NamedTuple):
+    """A file of runs.
+
+    Attributes:
+      path: Of the file.
+      cell: Columns that name a cell, over whose seeds means are taken.
+    """
+
+    path: Path
+    cell: tuple[str, ...]
+
+
+# --- What is shown --------------------------------------------------------------------------------
+
+
+def spread(values: pd.Series) -> str:
+    """Returns mean and sample deviation as pages print them, .942 +- .015."""
+    mean, deviation = (f"{x:.3f}".removeprefix("0") for x in (values.mean(), values.std(ddof=1)))
+    return f"{mean} +- {deviation}"
+
+
+def table_1() -> list[str]:
+    """Returns FMCSC's table 1, as it stands between its marks."""
+    runs = fmcsc.read_runs(FMCSC / "table1_runs.csv")
+    references = fmcsc.read_lines(FMCSC / "table1_references.csv")
+    table = fmcsc.short(fmcsc.table_1(runs, references))
+    return [f"<!-- results: begin -->\n{fmcsc.markdown(table, 'M : S')}<!-- results: end -->"]
+
+
+def ablation() -> list[str]:
+    """Returns FMCSC's ablation on BDGP."""
+    runs = fmcsc.read_runs(FMCSC / "table2_runs.csv")
+    accuracies = runs["all/pooled/acc"].astype(float).groupby(runs["x"])
+    found = {letters: spread(values) for letters, values in accuracies}
+    return [f"| {title} | {found[letters]} |" for letters, title in _ABLATION.items()]
+
+
+def variants() -> list[str]:
+    """Returns ACC and NMI of FMCSC's variants."""
+    runs = pd.read_csv(FMCSC / "variants.csv")
+    names = {"bdgp": "BDGP"}
+    return [
+        f"| {names.get(of, of)}: {row} |*| {spread(mine['acc'])} | {spread(mine['nmi'])} |"
+        for (of, row), mine in runs.groupby(["set", "row"], sort=False)
+    ]
+
+
+def compared(path: Path, paper: pd.DataFrame, titles: dict[str, str]) -> list[str]:
+    """Returns the lines of comparison methods."""
+    table = peers.compare(peers.read_peers(path), paper)
+    return [line for line in peers.markdown(table, titles).splitlines()[2:] if line]
+
+
+def chosen_without_labels() -> list[str]:
+    """Returns VertCoHiRF's table of settings that are chosen without labels."""
+    runs = unsupervised.read(VERTCOHIRF / "unsupervised.csv")
+    return [unsupervised.shown(unsupervised.summary(runs)).partition("\n\n")[0]]
+
+
+def published_fmcsc() -> pd.DataFrame:
+    """Returns the paper's table 1 by set, ratio and method."""
+    return fmcsc.published("table1.csv", ["ratio_multi_single", "method"])
+
+
+def mgcd_titles() -> dict[str, str]:
+    """Returns the paper's names of sets."""
+    return {name: title for title, name in mgcd_runs.SETS.items()}
+
+
+SHOWN = (
+    Shown("results.md", "FMCSC, table 1", table_1),
+    Shown("results.md", "FMCSC, ablation", ablation),
+    Shown("notebook/fmcsc-table1.md", "FMCSC, variants", variants),
+    Shown(
+        "methods/comparison.md",
+        "comparison methods, FMCSC's table 1",
+        lambda: compared(FMCSC / "peers.csv", published_fmcsc(), fmcsc_rows.SETS),
+    ),
+    Shown(
+        "methods/comparison.md",
+        "comparison methods, MGCD's table 2",
+        lambda: compared(MGCD / "peers.csv", mgcd.published_peers(), mgcd_titles()),
+    ),
+    Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
+)
+ROWS = (
+    Rows(FMCSC / "table1_runs.csv", ("set", "x", "row")),
+    Rows(FMCSC / "table2_runs.csv", ("set", "x", "row")),
+    Rows(FMCSC / "variants.csv", ("set", "row")),
+    Rows(FMCSC / "peers.csv", ("set", "x", "method")),
+    Rows(MGCD / "peers.csv", ("set", "x", "method")),
+    Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
+)
+
+
+# --- What is found --------------------------------------------------------------------------------
+
+
+def absent(shown: Shown) -> Iterator[str]:
+    """Yields what a page should show of a table and does not; `*` in a line stands for anything."""
+    page = (ROOT / "docs" / shown.page).read_text(encoding="utf-8")
+    for line in shown.lines():
+        pattern = ".*".join(map(re.escape, line.split("*|")))
+        if line not in page and not ("*|" in line and re.search(pattern, page)):
+            yield f"docs/{shown.page}, {shown.title}: the rows give {line.strip()[:300]!r}"
+
+
+def mixed(rows: Rows) -> Iterator[str]:
+    """Yields the cells of a file whose runs have unlike settings, or whose seeds occur twice."""
+    runs = pd.read_csv(rows.path, dtype=str)
+    for cell, mine in runs.groupby(list(rows.cell), sort=False):
+        name = f"{rows.path.relative_to(ROOT)}, {', '.join(cell)}"
+        if mine["seed"].duplicated().any():
+            yield f"{name}: a seed occurs twice"
+        if "command" in mine:
+            commands = mine["command"].str.replace(_OF_A_RUN, "", regex=True).str.strip()
+            if commands.nunique() > 1:
+                yield f"{name}: unlike settings: {'; '.join(sorted(set(commands)))}"
+
+
+def unsaid(rows: Rows) -> Iterator[str]:
+    """Yields how many rows of a file do not say how they were made."""
+    runs = pd.read_csv(rows.path, dtype=str)
+    lacking = [name for name in _MADE_BY if name not in runs or runs[name].isna().any()]
+    if lacking:
+        yield f"{rows.path.relative_to(ROOT)}: rows without {', '.join(lacking)} ({len(runs)})"
+
+
+def missing() -> Iterator[str]:
+    """Yields the rows of the papers' tables of comparison methods that nobody has run here."""
+    for path, paper in (
+        (FMCSC / "peers.csv", published_fmcsc()),
+        (MGCD / "peers.csv", mgcd.published_peers()),
+    ):
+        runs = peers.read_peers(path)
+        runs = runs.assign(title=runs["method"].map(lambda name: peers.TITLES.get(name, name)))
+        have = set(runs[["set", "x", "title"]].itertuples(index=False, name=None))
+        lacking: dict[tuple[str, str], list[str]] = {}
+        for of, x, method in paper.index:
+            if method not in ("FMCSC", "MGCD") and (of, x, method) not in have:
+                lacking.setdefault((of, x), []).append(method)
+        for (of, x), methods in lacking.items():
+            yield f"{path.relative_to(ROOT)}, {of} {x}: no run of {', '.join(methods)}"
+
+
+def check() -> int:
+    """Prints what is found; returns the number of errors."""
+    wrong = [line for shown in SHOWN for line in absent(shown)]
+    wrong += [line for rows in ROWS for line in mixed(rows)]
+    left = [line for rows in ROWS for line in unsaid(rows)] + list(missing())
+    print(f"{len(SHOWN)} tables, {len(ROWS)} files of rows: {len(wrong)} errors")
+    print("\n".join(f"  {line}" for line in wrong) + "\n" * bool(wrong), end="")
+    print(f"missing, which is no error: {len(left)}")
+    print("\n".join(f"  {line}" for line in left))
+    return len(wrong)
