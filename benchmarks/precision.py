@@ -43,7 +43,11 @@ from jaxfedmvc.metrics.host import client_tables, score, table_scores
 FLAGS = flags.FLAGS
 flags.DEFINE_list("methods", None, "Names of methods; None: all.")
 flags.DEFINE_integer("seeds", 5, "Of samples, partition and run.", lower_bound=2)
-flags.DEFINE_string("csv", "results/precision.csv", "Where rows are kept, and gone on from.")
+flags.DEFINE_string(
+    "csv",
+    "results/precision.csv",
+    "Where rows are kept, and gone on from; delete it after a change of settings.",
+)
 
 SAMPLES, CLUSTERS, CLIENTS = 600, 10, 6
 
@@ -52,20 +56,20 @@ SAMPLES, CLUSTERS, CLIENTS = 600, 10, 6
 SHORT: dict[str, Any] = {
     "hidden": (64,),
     "latent_dim": 16,
-    "feature_dim": 16,
+    "feature_dim": 32,
     "head_hidden": 32,
     "attention_hidden": 32,
     "imputer_hidden": (32,),
-    "pretrain_epochs": 60,
-    "contrast_epochs": 20,
-    "tune_epochs": 20,
-    "align_epochs": 20,
+    "pretrain_epochs": 100,
+    "contrast_epochs": 50,
+    "tune_epochs": 50,
+    "align_epochs": 50,
     "local_epochs": 10,
     "distill_epochs": 20,
-    "imputer_epochs": 30,
-    "neighbour_pretrain_epochs": 30,
-    "neighbour_epochs": 20,
-    "steps": 30,
+    "imputer_epochs": 50,
+    "neighbour_pretrain_epochs": 100,
+    "neighbour_epochs": 50,
+    "steps": 100,
     "batch_size": 100,
     "n_init": 10,
     "learning_rate": 1e-3,
@@ -73,7 +77,7 @@ SHORT: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "comvc": {"epochs": 40, "n_runs": 2},
     "mgcd": {"latent_dim": None, "local_epochs": 1, "pretrain_epochs": 20, "batch_size": 256},
-    "proimp": {"epochs": 60, "pretrain_epochs": 20, "hidden": (64, 64)},
+    "proimp": {"epochs": 100, "pretrain_epochs": 30, "hidden": (64, 64)},
     "simvc": {"epochs": 40, "n_runs": 2},
 }
 
@@ -151,7 +155,9 @@ def _evaluate(closed: Any, arguments: Sequence[Any], bits: Bits) -> list[Any]:
 def _applied(equation: Any, inputs: list[Any], bits: Bits) -> list[Any]:
     name, params = equation.primitive.name, equation.params
     if name in _CALLED:
-        return _evaluate(params[_CALLED[name]], inputs, bits)
+        called = params[_CALLED[name]]
+        called = core.ClosedJaxpr(called, ()) if isinstance(called, core.Jaxpr) else called
+        return _evaluate(called, inputs, bits)
     if name == "dot_general":
         kept = bits.in_full if _is_in_full(params["precision"]) else bits.left_open
         inputs = [rounded_entries(x, kept) for x in inputs]
@@ -170,7 +176,6 @@ def _is_in_full(precision: Any) -> bool:
 
 def _has_products(equation: Any) -> bool:
     """Whether an equation runs products that are written out in its parameters."""
-    # The products of a linear system serve its derivative alone, which is written out by now.
     tuples = [x if isinstance(x, tuple) else (x,) for x in equation.params.values()]
     inner = [getattr(x, "jaxpr", x) for several in tuples for x in several]
     return equation.primitive.name == "dot_general" or any(
@@ -232,6 +237,8 @@ def _solve(params: dict[str, Any], inputs: list[Any], bits: Bits) -> list[Any]:
 _CALLED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
     "closed_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -334,6 +341,12 @@ def same(labels: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
 # --- Rows and the table ---------------------------------------------------------------------------
 
 
+COLUMNS = (
+    *("method", "seed", "device", "seconds"),
+    *(f"{what} {name}" for name in FORMATS for what in ("acc", "same")),
+)
+
+
 def device() -> str:
     """Names the device, and whose its coarser products are."""
     return f"{jax.devices()[0].device_kind}, {'emulated' if is_emulated() else 'native'}"
@@ -355,7 +368,7 @@ def append(path: Path, row: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists() or not path.stat().st_size
     with open(path, "a", newline="") as out:
-        writer = csv.DictWriter(out, list(row))
+        writer = csv.DictWriter(out, COLUMNS)
         if is_new:
             writer.writeheader()
         writer.writerow(row)
@@ -389,13 +402,13 @@ def main(_: list[str]) -> None:
     print(f"| method | {' | '.join(heads)} |", flush=True)
     for name in names:
         have = {int(row["seed"]) for row in rows_of(path) if row["method"] == name}
-        left = [seed for seed in range(FLAGS.seeds) if seed not in have]
-        runs = Runs(name) if left else None
-        for seed in left:
-            append(path, runs.row(seed))
+        if left := set(range(FLAGS.seeds)) - have:
+            runs = Runs(name)
+            for seed in sorted(left):
+                append(path, runs.row(seed))
+            jax.clear_caches()
         rows = [row for row in rows_of(path) if row["method"] == name]
         print(line_of(name, [r for r in rows if int(r["seed"]) < FLAGS.seeds]), flush=True)
-        jax.clear_caches()
 
 
 if __name__ == "__main__":
