@@ -171,6 +171,12 @@ def matmul_precision(precision: str, backend: str) -> str:
     return (_GPU_PRECISIONS if backend == "gpu" else _PRECISIONS)[precision]
 
 
+def use_precision(precision: str) -> None:
+    """Sets the precision of products that programs leave open, as `--precision` names it."""
+    name = matmul_precision(precision, jax.default_backend())
+    jax.config.update("jax_default_matmul_precision", name)
+
+
 def start_devices(job: JobSettings) -> Any:
     """Sets the precision of products and lays devices out; returns the mesh or None.
 
@@ -183,8 +189,7 @@ def start_devices(job: JobSettings) -> Any:
         # A CPU counts as one device unless told otherwise, before anybody asks what there is;
         # without effect on accelerators.
         jax.config.update("jax_num_cpu_devices", n_devices)
-    name = matmul_precision(job.precision, jax.default_backend())
-    jax.config.update("jax_default_matmul_precision", name)
+    use_precision(job.precision)
     return None if job.mesh is None else mesh.make_mesh(sizes)
 
 

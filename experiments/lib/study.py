@@ -20,8 +20,9 @@ from absl import flags, logging
 
 from experiments.lib import folder as folders
 from experiments.lib import plots, settings
-from experiments.lib.command import FolderSettings, checked, did_you_mean
+from experiments.lib.command import FolderSettings, JobSettings, checked, did_you_mean
 from experiments.lib.progress import require_tqdm
+from experiments.lib.runner import use_precision
 from jaxfedmvc.files import write_text
 
 # A dataclass of flags -> the fields that are flags here; None: all.
@@ -60,7 +61,7 @@ class Study(NamedTuple):
         return list(settings.flag_lines(self.flags, {"output_dir", "help", "resume"}))
 
     def open(self, name: str) -> Path:
-        """Makes the result folder and turns on the cache of compiled programs.
+        """Makes the result folder, turns on the cache of compiled programs, and sets --precision.
 
         Args:
           name: For a folder of its own under results/, where --output_dir is not given.
@@ -72,6 +73,8 @@ class Study(NamedTuple):
         require_tqdm()
         plots.require_matplotlib()
         folders.use_compilation_cache(self)
+        if "precision" in self.flags:
+            use_precision(self.flags["precision"].value)
         return folders.open_folder(self, name)
 
 
@@ -86,7 +89,8 @@ def parse(
 
     Args:
       arguments: Such as ["--trials=5"].
-      groups: Dataclasses of the flags; those of the result folder come with them.
+      groups: Dataclasses of the flags; those of the result folder come with them, and --precision
+        with those of a job.
       defaults: Flag -> text, where the default differs from the dataclass'.
       resumes: Whether the program can go on with a job that was killed, and so has --resume.
 
@@ -95,8 +99,10 @@ def parse(
     """
     values = flags.FlagValues()
     flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
-    of_the_folder = (*_OF_THE_FOLDER, *["resume"] * resumes)
-    for group, names in {**groups, FolderSettings: of_the_folder}.items():
+    more = {FolderSettings: (*_OF_THE_FOLDER, *["resume"] * resumes)}
+    if names_of_job := groups.get(JobSettings):
+        more[JobSettings] = (*names_of_job, "precision")
+    for group, names in {**groups, **more}.items():
         every = [setting.name for setting in settings.settings_of(group)]
         skip = tuple(name for name in every if names is not None and name not in names)
         settings.define(values, group, group.__name__.removesuffix("Settings").lower(), skip)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.node import Node
 from jaxfedmvc.deploy.server import Server, Stopped
@@ -27,6 +29,8 @@ from jaxfedmvc.deploy.server import Server, Stopped
 _LOG = logging.getLogger(__name__)
 # Seconds between two looks for messages: short while a job runs, longer the longer nothing comes.
 _POLL, _IDLE_POLL = 0.1, 2.0
+# Of products, everywhere: nodes on accelerators would round what others, and simulations, do not.
+PRECISION = "float32"
 
 
 def require_flower() -> None:
@@ -113,7 +117,8 @@ def server_app() -> Any:
         job = Job.from_toml(str(given["job"]))
         folder = Path(str(given["folder"])) / job.name
         try:
-            Server(job, Asker(grid), folder, say=_say).run()
+            with jax.default_matmul_precision(PRECISION):
+                Server(job, Asker(grid), folder, say=_say).run()
         except (Stopped, ValueError) as error:
             _say(f"job {job.name}: stopped: {error}")
             raise SystemExit(1) from error
@@ -159,7 +164,8 @@ def serve(
                 continue
             try:
                 message, tree = received
-                _answer(node, message, tree, send, pull, push, confirm)
+                with jax.default_matmul_precision(PRECISION):
+                    _answer(node, message, tree, send, pull, push, confirm)
             except Exception:  # a message that is lost is asked for again
                 _LOG.exception("client %d: a message was lost", node.holding.client)
             last = time.monotonic()

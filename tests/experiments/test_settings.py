@@ -1,6 +1,7 @@
 """Flags made of dataclasses: what each annotation parses, help, files of flags, every method's."""
 
 import dataclasses
+import importlib
 import math
 from typing import Literal
 
@@ -11,7 +12,7 @@ import pytest
 from absl import flags
 from flax import struct
 
-from experiments.lib import runner, settings
+from experiments.lib import runner, settings, study
 from experiments.lib.command import FolderSettings, JobSettings, define_flags, parse
 from experiments.lib.data import (
     DataSettings,
@@ -21,6 +22,7 @@ from experiments.lib.data import (
 )
 from experiments.lib.hooks import hooks_of
 from jaxfedmvc.algorithms import METHODS
+from tests.helpers import binaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,6 +320,34 @@ def test_names_of_precisions_mean_what_they_say_on_every_device():
         with jax.default_matmul_precision(runner.matmul_precision(precision, "gpu")):
             product = jax.jit(lambda x: x @ x).trace(jnp.ones((4, 4)))
         assert text in product.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("fedhk.study", ()),
+        ("leakage.__main__", ()),
+        ("reproduce", ("--paper=mgcd",)),
+        ("reproduce", ("--paper=vertcohirf",)),
+        ("robustness.__main__", ()),
+        ("vertcohirf.attack", ()),
+        ("vertcohirf.unsupervised", ()),
+    ],
+)
+def test_precision_is_a_flag_of_studies_too(name, arguments):
+    main = importlib.import_module(f"experiments.{name}").main
+    code, out, _ = binaries.launch(main, *arguments, "--help")
+    assert code == 0 and "--precision" in out
+
+
+def test_the_precision_of_a_study_holds_once_its_folder_is_open(tmp_path):
+    before = jax.config.jax_default_matmul_precision
+    try:
+        given = (f"--output_dir={tmp_path / 'out'}", "--compilation_cache=", "--precision=bfloat16")
+        study.parse(given, {JobSettings: ("seed",)}).open("study")
+        assert jax.config.jax_default_matmul_precision == "bfloat16"
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
 
 
 def test_clients_may_scale_by_their_own_rows_alone():
