@@ -10,7 +10,7 @@ import pytest
 from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
-from jaxfedmvc.engine.steps import Steps
+from jaxfedmvc.engine.steps import Steps, compiler_options
 
 K, ROUNDS = 3, 2
 KEY = jax.random.key(5)
@@ -139,3 +139,20 @@ def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
     assert len(steps._compiled) == compiled
     for k, found in labels.items():
         assert set(found[found >= 0]) == set(range(k))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_copies_that_training_is_spared_change_no_bit(name, monkeypatch):
+    """What XLA is told beside its level moves memory and computes nothing else."""
+    monkeypatch.setattr(jax.config, "read", lambda flag: False)
+    options = compiler_options()
+    monkeypatch.undo()
+    make, hyper = METHODS[name]
+    run = jax.jit(lambda federation, key: engine.run(make(hyper), federation, key, ROUNDS))
+    lowered = run.lower(federation(), KEY)
+    level = {"xla_backend_optimization_level": options["xla_backend_optimization_level"]}
+    assert options != level
+    found = [lowered.compile(told)(federation(), KEY) for told in (options, level)]
+    plain = [jax.tree.map(lambda x: np.asarray(x), (r.labels, r.info)) for r in found]
+    chex.assert_trees_all_equal(*plain)
