@@ -65,6 +65,8 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         "compile_seconds": seconds["compile"],
         "seconds_a_run": seconds["run"] / len(summary["seeds"]),
         "device": summary["device"],
+        "command": " ".join(summary.get("command", ())),
+        "commit": summary.get("commit", ""),
     }
 
 

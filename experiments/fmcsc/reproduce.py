@@ -158,7 +158,7 @@ def show_scores(job: Job, devices: Any) -> None:
     batch = checked(partial(asked_batch, asked.batch, least))
     # To score every round costs nothing to speak of but the time to compile it.
     by_round = not asked.quick or asked.what in ("table1", "figurebytes")
-    made_by = {"commit": peers_lib.commit(), "device": folder.device(), "jax": jax.__version__}
+    made_by = {"commit": folder.commit(), "device": folder.device(), "jax": jax.__version__}
     commands = [row.command for row in job.rows]
     columns = [
         row.columns | {"command": " ".join(row.command.arguments)} | made_by for row in job.rows

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import platform
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +46,16 @@ def versions() -> dict[str, str]:
 def device() -> str:
     """Names the device that JAX computes on."""
     return f"{jax.devices()[0].device_kind} ({jax.default_backend()})"
+
+
+def commit() -> str:
+    """Names the commit of the source tree, with a + where it was changed; empty outside of one."""
+    root = Path(__file__).parents[2]
+    try:
+        run = ["git", "-C", str(root), "describe", "--always", "--abbrev=10", "--dirty=+"]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def use_compilation_cache(command: Parsed) -> None:

@@ -10,7 +10,6 @@ refuses a cell (too many rows, too few views) has a row that says why.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -144,7 +143,7 @@ def _run_cell(one: Cell, seeds: Sequence[int], path: Path, progress: Progress) -
     for seed in seeds:
         command = parse([*one.command.arguments, f"--seed={seed}", "--seeds=1"])
         row = dict.fromkeys(COLUMNS, "") | {"set": one.set, "x": one.x, "method": one.method}
-        row |= {"seed": seed, "command": " ".join(command.arguments), "commit": commit()}
+        row |= {"seed": seed, "command": " ".join(command.arguments), "commit": folder.commit()}
         row |= {"device": folder.device(), "jax": jax.__version__}
         try:
             job = runner.prepare(command)
@@ -203,16 +202,6 @@ def sample_scores(problem: Problem, labels: Sequence[np.ndarray]) -> dict[str, f
         found[ids] = mine
     held = found >= 0
     return table_scores(contingency_matrix(problem.labels[held], found[held]))
-
-
-def commit() -> str:
-    """Names the commit of the source tree, with a + where it was changed; empty outside of one."""
-    root = Path(__file__).parents[2]
-    try:
-        run = ["git", "-C", str(root), "describe", "--always", "--abbrev=10", "--dirty=+"]
-        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 # --- What is shown --------------------------------------------------------------------------------

@@ -189,6 +189,8 @@ class Report:
         }
         return {
             "algorithm": self.command.name,
+            "command": list(self.command.arguments),
+            "commit": folder.commit(),
             "data": list(self.notes),
             "dataset": self.command.data.stem,
             "n_clients": self.federation.n_clients,

@@ -169,5 +169,6 @@ def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:
 
 def write_summary(path: Path, content: Mapping[str, Any]) -> None:
     """Writes summary.json: the content, and what results depend on."""
-    summary = {**content, "device": folders.device(), "versions": folders.versions()}
+    made_by = {"commit": folders.commit(), "device": folders.device()}
+    summary = {**content, **made_by, "versions": folders.versions()}
     write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")

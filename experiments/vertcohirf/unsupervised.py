@@ -28,7 +28,6 @@ from sklearn.metrics import adjusted_rand_score
 from experiments.lib import folder
 from experiments.lib.command import JobSettings, checked, without
 from experiments.lib.data import DataSettings, VerticalSettings, load_agents
-from experiments.lib.peers import commit
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
 from experiments.lib.study import check_table, parse_or_exit, write_summary
@@ -109,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             progress.expect({"run": len(todo) - i})
             federation, views, labels = _agents(name, data_dir, seed, settings.max_rows)
             row = {"set": name, "seed": seed} | one_run(federation, views, labels, seed)
-            row |= {"command": command, "commit": commit()}
+            row |= {"command": command, "commit": folder.commit()}
             row |= {"device": folder.device(), "jax": jax.__version__}
             folder.append_rows(file, [{column: row[column] for column in COLUMNS}])
             progress.done("run")
