@@ -189,7 +189,7 @@ class Report:
         }
         return {
             "algorithm": self.command.name,
-            "command": list(self.command.arguments),
+            "command": self._arguments(),
             "commit": folder.commit(),
             "data": list(self.notes),
             "dataset": self.command.data.stem,
