@@ -22,11 +22,16 @@ from experiments.lib import peers
 from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd
 from experiments.vertcohirf import unsupervised
+from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.reveals import KINDS, reveals
 
 ROOT = Path(__file__).parents[1]
 FMCSC, MGCD, VERTCOHIRF = (
     ROOT / "experiments" / paper / "measured" for paper in ("fmcsc", "mgcd", "vertcohirf")
 )
+# As `experiments.compare` writes it, and the partitions of its sets.
+SIDE_BY_SIDE = ROOT / "experiments" / "measured" / "side_by_side.csv"
+_CELLS = {"bdgp": "1:1", "mfeat": "complete"}
 # How rows of the ablation begin on the page.
 _ABLATION = {
     "BCD": "no consensus pre-training (BCD)",
@@ -115,6 +120,40 @@ def chosen_without_labels() -> list[str]:
     return [unsupervised.shown(unsupervised.summary(runs)).partition("\n\n")[0]]
 
 
+def side_by_side() -> list[str]:
+    """Returns all methods on two partitions, the most accurate first, with what they send."""
+    runs = pd.read_csv(SIDE_BY_SIDE)
+    runs["set"], runs["x"] = runs["data"], runs["data"].map(_CELLS)
+    runs["megabytes"], runs["seconds"] = runs["mb_up"] + runs["mb_down"], runs["seconds_a_run"]
+    have = set(runs[["set", "method"]].itertuples(index=False, name=None))
+    tables = [runs]
+    for path in (FMCSC / "peers.csv", MGCD / "peers.csv"):
+        more = peers.read_peers(path)
+        names = more[["set", "method", "x"]].itertuples(index=False, name=None)
+        other = [(of, m) not in have and x == _CELLS.get(of) for of, m, x in names]
+        ok = more[other & (more["status"] == "ok")]
+        scores = ok.astype({"acc": float, "nmi": float}).groupby(["set", "x", "method"])
+        found = scores[["acc", "nmi", "seconds", "bytes_up", "bytes_down"]].mean()
+        found["seeds"], found["acc_std"] = scores.size(), scores["acc"].std(ddof=1)
+        found["nmi_std"] = scores["nmi"].std(ddof=1)
+        found["megabytes"] = (found["bytes_up"] + found["bytes_down"]) / 1e6
+        tables.append(found.reset_index())
+    table = pd.concat(tables).sort_values(["set", "acc"], ascending=[True, False])
+    titles = fmcsc_rows.SETS | mgcd_titles()
+    return [
+        f"| {titles[line.set]} {line.x} | `{line.method}` | {METHODS[line.method].topology} |"
+        f" {line.seeds} | {_with_spread(line.acc, line.acc_std)} |"
+        f" {_with_spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} | {line.seconds:.2g} |"
+        f" {KINDS[reveals(line.method, METHODS[line.method]).kind]} |"
+        for line in table.itertuples()
+    ]
+
+
+def _with_spread(mean: float, deviation: float) -> str:
+    texts = [f"{x:.3f}".removeprefix("0") for x in (mean, deviation) if not pd.isna(x)]
+    return " +- ".join(texts)
+
+
 def published_fmcsc() -> pd.DataFrame:
     """Returns the paper's table 1 by set, ratio and method."""
     return fmcsc.published("table1.csv", ["ratio_multi_single", "method"])
@@ -139,6 +178,7 @@ SHOWN = (
         "comparison methods, MGCD's table 2",
         lambda: compared(MGCD / "peers.csv", mgcd.published_peers(), mgcd_titles()),
     ),
+    Shown("methods/comparison.md", "all methods side by side", side_by_side),
     Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
 )
 ROWS = (
