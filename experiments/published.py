@@ -129,9 +129,13 @@ def side_by_side() -> list[str]:
     tables = [runs]
     for path in (FMCSC / "peers.csv", MGCD / "peers.csv"):
         more = peers.read_peers(path)
-        names = more[["set", "method", "x"]].itertuples(index=False, name=None)
-        other = [(of, m) not in have and x == _CELLS.get(of) for of, m, x in names]
-        ok = more[other & (more["status"] == "ok")]
+        names = more[["set", "method", "x", "status"]].itertuples(index=False, name=None)
+        ok = more[
+            [
+                (of, m) not in have and x == _CELLS.get(of) and status == "ok"
+                for of, m, x, status in names
+            ]
+        ]
         scores = ok.astype({"acc": float, "nmi": float}).groupby(["set", "x", "method"])
         found = scores[["acc", "nmi", "seconds", "bytes_up", "bytes_down"]].mean()
         found["seeds"], found["acc_std"] = scores.size(), scores["acc"].std(ddof=1)
@@ -143,7 +147,7 @@ def side_by_side() -> list[str]:
     return [
         f"| {titles[line.set]} {line.x} | `{line.method}` | {METHODS[line.method].topology} |"
         f" {line.seeds} | {_with_spread(line.acc, line.acc_std)} |"
-        f" {_with_spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} | {line.seconds:.2g} |"
+        f" {_with_spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} | {line.seconds:.{0 if line.seconds >= 10 else 1}f} |"
         f" {KINDS[reveals(line.method, METHODS[line.method]).kind]} |"
         for line in table.itertuples()
     ]
