@@ -147,7 +147,8 @@ def side_by_side() -> list[str]:
     return [
         f"| {titles[line.set]} {line.x} | `{line.method}` | {METHODS[line.method].topology} |"
         f" {line.seeds} | {_with_spread(line.acc, line.acc_std)} |"
-        f" {_with_spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} | {line.seconds:.{0 if line.seconds >= 10 else 1}f} |"
+        f" {_with_spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} |"
+        f" {line.seconds:.{0 if line.seconds >= 10 else 1}f} |"
         f" {KINDS[reveals(line.method, METHODS[line.method]).kind]} |"
         for line in table.itertuples()
     ]

@@ -21,7 +21,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -596,4 +596,18 @@ def compiler_options(trains: bool = True) -> dict[str, Any] | None:
         return None
     if not trains:
         return {"xla_backend_optimization_level": 0}
-    return {"xla_backend_optimization_level": 1, "xla_cpu_copy_insertion_use_region_analysis": True}
+    return {"xla_backend_optimization_level": 1} | _if_known(_NO_COPIES)
+
+
+# Copy insertion that looks at loops as a whole.
+_NO_COPIES = "xla_cpu_copy_insertion_use_region_analysis"
+
+
+@cache
+def _if_known(option: str) -> dict[str, Any]:
+    """Returns an option of XLA switched on; nothing if this version does not have it."""
+    try:
+        jax.jit(lambda: 0).lower().compile({option: True})
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return {option: True}

@@ -10,6 +10,7 @@ import pytest
 from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
+from jaxfedmvc.engine import steps as module
 from jaxfedmvc.engine.steps import Steps, compiler_options
 
 K, ROUNDS = 3, 2
@@ -156,3 +157,8 @@ def test_copies_that_training_is_spared_change_no_bit(name, monkeypatch):
     found = [lowered.compile(told)(federation(), KEY) for told in (options, level)]
     plain = [jax.tree.map(lambda x: np.asarray(x), (r.labels, r.info)) for r in found]
     chex.assert_trees_all_equal(*plain)
+
+
+def test_an_option_that_xla_does_not_have_is_left_out():
+    assert module._if_known("xla_backend_optimization_level_of_another_version") == {}
+    assert module._if_known("xla_llvm_disable_expensive_passes") != {}

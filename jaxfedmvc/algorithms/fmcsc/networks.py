@@ -156,7 +156,8 @@ def by_place(model: Model) -> Model:
 
 def by_view(model: Model, kind: Kind) -> Model:
     """Returns the model of this kind that `by_place` was given."""
-    return model._replace(autoencoders={v: model.autoencoders[i] for i, v in enumerate(kind)})
+    views = sorted(kind)
+    return model._replace(autoencoders={v: model.autoencoders[i] for i, v in enumerate(views)})
 
 
 def branch(model: Model, view: int) -> Model:

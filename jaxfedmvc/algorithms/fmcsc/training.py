@@ -110,7 +110,7 @@ def fit_copies(
     ) -> jax.Array:
         return distillation_of(config, kinds, models, *rows, mask, _seen(hyper, key, rows[0]))
 
-    kinds = {kind: kind for kind in models}
+    kinds = {kind: tuple(sorted(kind)) for kind in models}
     placed = {kind: by_place(model) for kind, model in models.items()}
     start = nn.alike(placed, nn.stacks(config.stack_views))
     rows = client.by_view(), jax.lax.stop_gradient(target)
