@@ -54,8 +54,8 @@ flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 flags.DEFINE_string(
     "authors", None, "Seconds of the authors' own program; benchmarks/references/README.md."
 )
-# Of a run of the paper's, for --authors.
-PRETRAIN_EPOCHS, ROUNDS = 250, 5
+# Of a run of the paper's, for --authors; epochs of a round are the flags' defaults.
+PRETRAIN_EPOCHS, ROUNDS, ROUND_EPOCHS = 250, 5, (25, 50)
 
 # --- Prediction from shapes -----------------------------------------------------------------------
 
@@ -235,6 +235,11 @@ def main(_: list[str]) -> None:
     out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     try:
         authors = read_authors(FLAGS.authors) if FLAGS.authors else None
+        if authors and (FLAGS.local_epochs, FLAGS.distill_epochs) != ROUND_EPOCHS:
+            raise ValueError(
+                f"authors: got rounds of {FLAGS.local_epochs} and {FLAGS.distill_epochs} epochs;"
+                f" allowed are the authors' {ROUND_EPOCHS[0]} and {ROUND_EPOCHS[1]}"
+            )
     except ValueError as error:
         raise SystemExit(str(error)) from None
     config = FMCSCConfig(

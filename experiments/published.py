@@ -76,10 +76,15 @@ class Rows(NamedTuple):
 # --- What is shown --------------------------------------------------------------------------------
 
 
-def spread(values: pd.Series) -> str:
-    """Returns mean and sample deviation as pages print them, .942 +- .015."""
-    mean, deviation = (f"{x:.3f}".removeprefix("0") for x in (values.mean(), values.std(ddof=1)))
-    return f"{mean} +- {deviation}"
+def spread(mean: float, deviation: float) -> str:
+    """Returns mean and deviation as pages print them, .942 +- .015; one seed has no deviation."""
+    texts = [f"{x:.3f}".removeprefix("0") for x in (mean, deviation) if not pd.isna(x)]
+    return " +- ".join(texts)
+
+
+def of_samples(values: pd.Series) -> str:
+    """Returns mean and sample deviation of values."""
+    return spread(values.mean(), values.std(ddof=1))
 
 
 def table_1() -> list[str]:
@@ -94,7 +99,7 @@ def ablation() -> list[str]:
     """Returns FMCSC's ablation on BDGP."""
     runs = fmcsc.read_runs(FMCSC / "table2_runs.csv")
     accuracies = runs["all/pooled/acc"].astype(float).groupby(runs["x"])
-    found = {letters: spread(values) for letters, values in accuracies}
+    found = {letters: of_samples(values) for letters, values in accuracies}
     return [f"| {title} | {found[letters]} |" for letters, title in _ABLATION.items()]
 
 
@@ -103,7 +108,7 @@ def variants() -> list[str]:
     runs = pd.read_csv(FMCSC / "variants.csv")
     names = {"bdgp": "BDGP"}
     return [
-        f"| {names.get(of, of)}: {row} |*| {spread(mine['acc'])} | {spread(mine['nmi'])} |"
+        f"| {names.get(of, of)}: {row} |*| {of_samples(mine['acc'])} | {of_samples(mine['nmi'])} |"
         for (of, row), mine in runs.groupby(["set", "row"], sort=False)
     ]
 
@@ -126,37 +131,23 @@ def side_by_side() -> list[str]:
     runs["set"], runs["x"] = runs["data"], runs["data"].map(_CELLS)
     runs["megabytes"], runs["seconds"] = runs["mb_up"] + runs["mb_down"], runs["seconds_a_run"]
     have = set(runs[["set", "method"]].itertuples(index=False, name=None))
-    tables = [runs]
+    tables, names = [runs], {title: name for name, title in peers.TITLES.items()}
     for path in (FMCSC / "peers.csv", MGCD / "peers.csv"):
-        more = peers.read_peers(path)
-        names = more[["set", "method", "x", "status"]].itertuples(index=False, name=None)
-        ok = more[
-            [
-                (of, m) not in have and x == _CELLS.get(of) and status == "ok"
-                for of, m, x, status in names
-            ]
-        ]
-        scores = ok.astype({"acc": float, "nmi": float}).groupby(["set", "x", "method"])
-        found = scores[["acc", "nmi", "seconds", "bytes_up", "bytes_down"]].mean()
-        found["seeds"], found["acc_std"] = scores.size(), scores["acc"].std(ddof=1)
-        found["nmi_std"] = scores["nmi"].std(ddof=1)
-        found["megabytes"] = (found["bytes_up"] + found["bytes_down"]) / 1e6
-        tables.append(found.reset_index())
+        found = peers.compare(peers.read_peers(path), published_fmcsc())
+        found = found.replace({"method": names})
+        keys = found[["set", "method", "x"]].itertuples(index=False, name=None)
+        other = [(of, m) not in have and x == _CELLS.get(of) for of, m, x in keys]
+        tables.append(found[other].query("seeds > 0"))
     table = pd.concat(tables).sort_values(["set", "acc"], ascending=[True, False])
     titles = fmcsc_rows.SETS | mgcd_titles()
     return [
         f"| {titles[line.set]} {line.x} | `{line.method}` | {METHODS[line.method].topology} |"
-        f" {line.seeds} | {_with_spread(line.acc, line.acc_std)} |"
-        f" {_with_spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} |"
+        f" {line.seeds} | {spread(line.acc, line.acc_std)} |"
+        f" {spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} |"
         f" {line.seconds:.{0 if line.seconds >= 10 else 1}f} |"
         f" {KINDS[reveals(line.method, METHODS[line.method]).kind]} |"
         for line in table.itertuples()
     ]
-
-
-def _with_spread(mean: float, deviation: float) -> str:
-    texts = [f"{x:.3f}".removeprefix("0") for x in (mean, deviation) if not pd.isna(x)]
-    return " +- ".join(texts)
 
 
 def published_fmcsc() -> pd.DataFrame:
@@ -200,7 +191,7 @@ ROWS = (
 
 
 def absent(shown: Shown) -> Iterator[str]:
-    """Yields what a page should show of a table and does not; `*` in a line stands for anything."""
+    """Yields what a page should show of a table and does not; "*|" is whatever the page has."""
     page = (ROOT / "docs" / shown.page).read_text(encoding="utf-8")
     for line in shown.lines():
         pattern = ".*".join(map(re.escape, line.split("*|")))

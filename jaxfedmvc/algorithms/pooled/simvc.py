@@ -39,7 +39,7 @@ from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize, masked_mean
-from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps, stacks
+from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
 
 PyTree = Any
 _EPSILON = 1e-9
@@ -259,7 +259,7 @@ def _fit(
         (_, _, best), trace = lax.scan(check, (vector, opt_state, nothing), jnp.arange(n_checks))
         return best, trace
 
-    together = config.runs_at_once or (config.n_runs if stacks(None) else 1)
+    together = config.runs_at_once or (1 if jax.default_backend() == "cpu" else config.n_runs)
     starts = jax.random.split(key, config.n_runs)
     # One at a time without vmap, whose products are slower on a CPU.
     runs, traces = lax.map(one_run, starts, batch_size=together if together > 1 else None)
