@@ -5,6 +5,8 @@ READY := $(VENV)/.ready
 READY_DOCS := $(VENV)/.ready-docs
 # The oldest supported versions of all dependencies, in an environment of their own.
 LOWEST := .venv-lowest
+# Containers often turn bytecode off, and then each process reads all sources for three seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test test-all test-lowest lint types docs bench deploy-demo fuzz clean
 
@@ -59,6 +61,7 @@ $(READY): pyproject.toml constraints.txt
 	  || { echo "Python 3.11 or newer is needed; give one with PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python $(INSTALL) --editable '.[test]'
+	@$(VENV)/bin/python -c 'import experiments.run'  # its bytecode, and no more, is written now
 	@touch $@
 
 $(READY_DOCS): $(READY)

@@ -255,7 +255,10 @@ def run(command: Command, path: Path | None = None, choice: Found | None = None)
         return path
     with Progress(command.folder.progress) as progress:
         runner = _Runner(job, path, devices, progress, choice)
-        lines = runner.run_all()
+        try:
+            lines = runner.run_all()
+        finally:
+            runner.steps.close()
     for line in lines:
         print(line)
     return path
@@ -294,7 +297,7 @@ class _Runner:
         for line in self.job.problems[0].notes:
             write(line)
         write(self.job.federation.describe())
-        self.steps.compile(self.progress.compiling)
+        self.steps.compile(self.progress.compiling, until_ready=False)
         self._show_again(rows)
         self._expect(seed, made, state)
         for seed_now, problem in zip(command.job.all_seeds, self.job.problems, strict=True):

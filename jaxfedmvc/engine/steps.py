@@ -20,7 +20,7 @@ import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ class _Flat:
     noted: Any = None  # what travels when it is called
     picked: list[int] | None = None  # of the arguments, where it only hands some of them on
     traced: Any = None  # a `Traced`, once it is
-    compiled: Any = None
+    compiled: Future | None = None
 
 
 class Steps:
@@ -102,7 +102,7 @@ class Steps:
 
     Attributes:
       algorithm: The method, for what runs on the host.
-      seconds: Time spent on tracing and compiling.
+      seconds: Time spent on tracing, and on waiting for compiled programs.
     """
 
     def __init__(
@@ -143,9 +143,10 @@ class Steps:
         self._chunk, self._ahead, self._on_call = client_chunk, ahead, on_call
         # By name, structure and shapes of the arguments; and what was compiled, by its text.
         self._flat: dict[Any, _Flat] = {}
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[str, Future] = {}
+        self._compilers: ThreadPoolExecutor | None = None
         self._is_abstract = False
-        self._on_trace: Callable[[str], None] = lambda name: None
+        self._on_program: Callable[[int, int, str], None] = lambda i, n, name: None
         # Of each stage, phase and cohort: clients that take part, and what travels. Compacting
         # methods have a program for every size; each call counts as its own program's bytes.
         self._sizes: dict[tuple[str, int, int], int] = {}
@@ -245,38 +246,64 @@ class Steps:
         return self._walk()
 
     def compile(
-        self, on_program: Callable[[int, int, str], None] = lambda i, n, name: None
+        self,
+        on_program: Callable[[int, int, str], None] = lambda i, n, name: None,
+        *,
+        until_ready: bool = True,
     ) -> None:
-        """Traces and compiles all programs of a run that can be told from shapes.
+        """Traces all programs of a run that can be told from shapes, and compiles them meanwhile.
 
         Args:
           on_program: Called as `(ready, of how many, name)`: with zeros before the program of this
-            name is traced; then, as programs are compiled, with the name of one that is not yet.
+            name is traced; then, while programs are waited for, with the name of one that is not
+            ready.
+          until_ready: Whether to return only when all are compiled. If not, a call waits for its
+            own program, and the run begins while later ones are compiled; see `close`.
         """
         if not self._ahead:
             return
-        self._on_trace = partial(on_program, 0, 0)
-        self._walk()
-        began = time.perf_counter()
-        pending = [f for f in self._flat.values() if f.compiled is None and f.picked is None]
-        jobs: list[tuple[str, Future]] = []
+        self._on_program = on_program
+        # Tracing and lowering hold Python's lock; XLA compiles meanwhile without it.
+        self._compilers = ThreadPoolExecutor(_COMPILERS)
+        try:
+            for flat in self._flat.values():
+                self._submit(flat)
+            self._walk()
+            if until_ready:
+                self._wait(self._pending())
+                self.close()
+                for job in self._compiled.values():
+                    job.result()
+        except BaseException:
+            self.close()
+            raise
 
-        def tell() -> None:
-            waiting = [name for name, job in jobs if not job.done()]
-            on_program(len(jobs) - len(waiting), len(pending), next(iter(waiting), ""))
+    def close(self) -> None:
+        """Gives up programs that are still to be compiled."""
+        if self._compilers is not None:
+            self._compilers.shutdown(wait=False, cancel_futures=True)
+            self._compilers = None
 
-        with ThreadPoolExecutor(_COMPILERS) as pool:
-            for flat in pending:
-                # Lowering holds Python's lock; XLA compiles meanwhile without it.
-                jobs.append((flat.traced.name, self._compile(flat, pool.submit)))
-                tell()
-            for _ in as_completed({job for _, job in jobs}):
-                tell()
-        for flat, (_, job) in zip(pending, jobs, strict=True):
-            flat.compiled = job.result()
+    def _submit(self, flat: _Flat) -> None:
+        """Lets a traced program be compiled in another thread."""
+        if flat.compiled is None and flat.picked is None and flat.traced is not None:
+            flat.compiled = self._compile(flat, self._compilers.submit)
+
+    def _pending(self) -> list[_Flat]:
+        flats = self._flat.values()
+        return [f for f in flats if f.compiled is not None and not f.compiled.done()]
+
+    def _wait(self, flats: Sequence[_Flat]) -> None:
+        """Waits for compiled programs, and reports which of all are ready."""
+        began, n = time.perf_counter(), sum(f.compiled is not None for f in self._flat.values())
+        while waiting := [f for f in flats if not f.compiled.done()]:
+            pending = self._pending()
+            self._on_program(n - len(pending), n, waiting[0].traced.name)
+            wait({f.compiled for f in pending}, return_when=FIRST_COMPLETED)
+        self._on_program(n - len(self._pending()), n, "")
         self.seconds += time.perf_counter() - began
 
-    def _compile(self, flat: _Flat, submit: Callable[..., Any]) -> Any:
+    def _compile(self, flat: _Flat, submit: Callable[..., Any]) -> Future:
         """Compiles a traced program, or finds one of the same text; returns its future."""
         lowered = flat.traced.traced.lower()
         text = lowered.as_text()
@@ -487,9 +514,11 @@ class Steps:
         else:
             if flat.compiled is None:
                 began = time.perf_counter()
-                flat.compiled = self._compile(flat, _at_once).result()
+                flat.compiled = self._compile(flat, _at_once)
                 self.seconds += time.perf_counter() - began
-            found = flat.compiled(*leaves)
+            elif not flat.compiled.done():
+                self._wait([flat])
+            found = flat.compiled.result()(*leaves)
         if flat.noted is not None:
             which, exchanged = flat.noted
             self._exchanged[which] = exchanged
@@ -513,7 +542,7 @@ class Steps:
 
     def _trace(self, program: _Program, flat: _Flat, leaves: list[Any]) -> None:
         if flat.traced is None:
-            self._on_trace(program.name)
+            self._on_program(0, 0, program.name)
             began = time.perf_counter()
             traced = flat.function.trace(*leaves)
             seconds, options = time.perf_counter() - began, compiler_options(program.trains)
@@ -521,6 +550,8 @@ class Steps:
             jaxpr = traced.jaxpr.jaxpr
             if not jaxpr.eqns and all(v in jaxpr.invars for v in jaxpr.outvars):
                 flat.picked = [jaxpr.invars.index(v) for v in jaxpr.outvars]
+            if self._is_abstract and self._compilers is not None:
+                self._submit(flat)
 
     def _tell(self, program: _Program) -> None:
         if not self._is_abstract:

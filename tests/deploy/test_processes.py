@@ -49,19 +49,17 @@ def labels_of(folder, client, job):
 
 
 def hospitals():
-    """Four clients, of whom one lacks a view."""
-    clients = (((0, 1), {3: 8, 0: 5, 5: 6}), ((1,), {1: 7}))
+    """Three clients, of whom one lacks a view."""
+    clients = (((0, 1), {3: 8, 0: 5}), ((1,), {1: 7}))
     return common.federation("horizontal", common.parts("horizontal", clients))
 
 
 def agents():
-    """Four agents with a view each of the same samples."""
+    """Three agents with a view each of the same samples."""
     rng = np.random.default_rng(0)
     truth = np.arange(N) % common.K
-    views = [
-        2 * rng.normal(size=(common.K, d))[truth] + rng.normal(size=(N, d)) for d in (4, 3, 5, 4)
-    ]
-    return Federation.from_arrays(views, truth, partition=vertical_partition(N, 4))
+    views = [2 * rng.normal(size=(common.K, d))[truth] + rng.normal(size=(N, d)) for d in (4, 3, 4)]
+    return Federation.from_arrays(views, truth, partition=vertical_partition(N, 3))
 
 
 def job_of(name, n):

@@ -46,7 +46,9 @@ def stepped(name, chunk=None, **settings):
     make, hyper = METHODS[name]
     calls = []
     steps = Steps(make, hyper, federation(), client_chunk=chunk, on_call=calls.append, **settings)
-    steps.compile()
+    reports = []
+    steps.compile(lambda *report: reports.append(report), until_ready=False)
+    assert reports[0] == (0, 0, "start") and not any(n for _, n, _ in reports)  # only traced yet
     n_programs = len(steps._flat)
     state = steps.start(federation(), KEY)
     state, setup = steps.setup(federation(), KEY, state)
@@ -56,7 +58,17 @@ def stepped(name, chunk=None, **settings):
         infos.append(info)
         found = steps.evaluate(federation(), KEY, state, r)
     assert len(steps._flat) == n_programs  # `compile` has found them all
+    ready, n, _ = reports[-1]
+    assert 0 < ready <= n <= n_programs
+    steps.close()
     return steps, found, {"setup": setup, "rounds": infos}, calls
+
+
+def complete():
+    """The clients that hold all views."""
+    cohort = federation().cohorts[0]
+    assert len(cohort.view_ids) == 2
+    return federation().replace(cohorts=(cohort,), labels=None)
 
 
 @functools.cache
@@ -117,21 +129,29 @@ def test_a_chunk_below_one_is_refused():
         Steps(make, hyper, federation(), client_chunk=0)
 
 
+def test_a_program_that_does_not_compile_stops_a_run_before_it_begins(monkeypatch):
+    make, hyper = METHODS["e_fkmvc"]
+    steps = Steps(make, hyper, federation())
+    monkeypatch.setattr(module, "compiler_options", lambda trains: {"no_such_option": True})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        steps.compile()
+
+
 def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
     hyper = FMCSCHyperparams(learning_rate=0.01, limit=K)
-    steps = Steps(functools.partial(fmcsc, FMCSC), hyper, federation())
+    steps = Steps(functools.partial(fmcsc, FMCSC), hyper, complete())
     assert steps.stages_that_read("limit") == {"finish", "assign"}
     assert "setup" in steps.stages_that_read("learning_rate")
     assert "finish" not in steps.stages_that_read("learning_rate")
     steps.compile()
     compiled = len(steps._compiled)
-    state, _ = steps.setup(federation(), KEY, steps.start(federation(), KEY))
+    state, _ = steps.setup(complete(), KEY, steps.start(complete(), KEY))
     labels = {
         k: np.concatenate(
             [
                 x.ravel()
                 for x in steps.with_numbers(hyper.replace(limit=k))
-                .evaluate(federation(), KEY, state, 0)
+                .evaluate(complete(), KEY, state, 0)
                 .labels
             ]
         )

@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize(
     "method",
     [
-        ("e_fkmvc", "--rounds=10", "--n_clients=4"),
+        ("e_fkmvc", "--rounds=10", "--n_clients=4", "--ratio=1:0"),
         pytest.param(("distr_kmeans",), marks=pytest.mark.slow),
         pytest.param(("lmvsc", "--n_clients=2", "--ratio=1:0"), marks=pytest.mark.slow),
     ],
