@@ -215,9 +215,11 @@ def mixed(rows: Rows) -> Iterator[str]:
 def unsaid(rows: Rows) -> Iterator[str]:
     """Yields how many rows of a file do not say how they were made."""
     runs = pd.read_csv(rows.path, dtype=str)
-    lacking = [name for name in _MADE_BY if name not in runs or runs[name].isna().any()]
+    empty = runs.reindex(columns=list(_MADE_BY)).isna()
+    lacking = [name for name in _MADE_BY if empty[name].any()]
     if lacking:
-        yield f"{rows.path.relative_to(ROOT)}: rows without {', '.join(lacking)} ({len(runs)})"
+        n = f"{empty.any(axis=1).sum()} of {len(runs)}"
+        yield f"{rows.path.relative_to(ROOT)}: rows without {', '.join(lacking)} ({n})"
 
 
 def missing() -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -162,6 +163,7 @@ def fit(
     batch_size: int,
     learning_rate: jax.Array | float,
     keyed: bool = False,
+    least_steps: int = 1,
 ) -> tuple[PyTree, jax.Array]:
     """Minimises `loss` with a fresh Adam; the arguments are those of `fit_on`.
 
@@ -180,6 +182,7 @@ def fit(
         batch_size=batch_size,
         learning_rate=learning_rate,
         keyed=keyed,
+        least_steps=least_steps,
     )
     return params, losses
 
@@ -196,6 +199,7 @@ def fit_on(
     batch_size: int,
     learning_rate: jax.Array | float,
     keyed: bool = False,
+    least_steps: int = 1,
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """Minimises `loss` over the rows of one client, with an Adam that goes on from `opt_state`.
 
@@ -210,10 +214,12 @@ def fit_on(
       loss: `(params, rows, mask) -> scalar` of a batch; `(params, rows, mask, key)` if `keyed`.
       rows: Pytree of arrays with leading axis [rows].
       mask: bool [rows].
-      epochs: Static number of passes.
+      epochs: Static number of passes, where rows make enough batches.
       batch_size: Static number of rows in a step.
       learning_rate: Adam's step size, which may be traced.
       keyed: Whether `loss` takes a key, another one in every step.
+      least_steps: Static fewest steps of an epoch. Rows that make fewer batches are gone through
+        several times, so that a client of few rows trains about as long as others.
 
     Returns:
       The trained parameters, Adam's state, and the mean loss of each epoch, [epochs].
@@ -221,6 +227,8 @@ def fit_on(
     optimizer = optax.adam(learning_rate)
     n_rows = mask.shape[0]
     n_batches = -(-n_rows // batch_size)
+    # Of the real rows: padding adds no steps and takes none away.
+    passes = -(-least_steps // jnp.maximum(-(-jnp.sum(mask) // batch_size), 1))
 
     def step(
         carry: PyTree, batch: tuple[PyTree, jax.Array], number: jax.Array
@@ -232,12 +240,17 @@ def fit_on(
         updates, opt_state = optimizer.update(grads, opt_state)
         return (optax.apply_updates(params, updates), opt_state), value
 
-    def one_batch_epoch(carry: PyTree, epoch: jax.Array) -> tuple[PyTree, jax.Array]:
-        return step(carry, (rows, mask), epoch)
+    # Steps are numbered so that batches of padding alone, behind the others, shift no number: in a
+    # second pass there are fewer real ones than `least_steps`.
+    def step_number(epoch: jax.Array, p: Any, place: Any) -> jax.Array:
+        return epoch + epochs * (place + least_steps * p)
 
-    def shuffled_epoch(carry: PyTree, epoch: jax.Array) -> tuple[PyTree, jax.Array]:
+    def one_batch_pass(carry: PyTree, epoch: jax.Array, p: Any) -> tuple[PyTree, jax.Array]:
+        return step(carry, (rows, mask), step_number(epoch, p, 0))
+
+    def shuffled_pass(carry: PyTree, epoch: jax.Array, p: Any) -> tuple[PyTree, jax.Array]:
         # The first numbers of a longer draw are those of a shorter one: padding changes none.
-        draws = jax.random.uniform(jax.random.fold_in(key, epoch), (n_rows,))
+        draws = jax.random.uniform(jax.random.fold_in(key, epoch + epochs * p), (n_rows,))
         order = jnp.argsort(jnp.where(mask, draws, jnp.inf))
         order = jnp.pad(order, (0, n_batches * batch_size - n_rows))
         real = jnp.arange(n_batches * batch_size) < jnp.sum(mask)
@@ -245,8 +258,7 @@ def fit_on(
         def masked_step(carry: PyTree, batch: PyTree) -> tuple[PyTree, jax.Array]:
             index, batch_mask, place = batch
             taken = jax.tree.map(lambda a: a[index], rows)
-            # Numbered so that batches of padding alone, behind the others, shift no number.
-            new, value = step(carry, (taken, batch_mask), epoch + epochs * place)
+            new, value = step(carry, (taken, batch_mask), step_number(epoch, p, place))
             has_rows = jnp.any(batch_mask)
             keep = jax.tree.map(lambda a, b: jnp.where(has_rows, a, b), new, carry)
             return keep, value * jnp.sum(batch_mask)
@@ -262,6 +274,16 @@ def fit_on(
         )
         return carry, jnp.sum(sums) / jnp.maximum(jnp.sum(mask), 1)
 
-    epoch_fn = one_batch_epoch if n_batches == 1 else shuffled_epoch
+    one_pass = one_batch_pass if n_batches == 1 else shuffled_pass
+
+    def epoch_of_passes(carry: PyTree, epoch: jax.Array) -> tuple[PyTree, jax.Array]:
+        def another(p: jax.Array, carry: tuple[PyTree, jax.Array]) -> tuple[PyTree, jax.Array]:
+            trained, value = one_pass(carry[0], epoch, p)
+            return trained, carry[1] + value
+
+        carry, values = jax.lax.fori_loop(0, passes, another, (carry, jnp.zeros(())))
+        return carry, values / passes
+
+    epoch_fn = partial(one_pass, p=0) if least_steps == 1 else epoch_of_passes
     (params, opt_state), losses = jax.lax.scan(epoch_fn, (params, opt_state), jnp.arange(epochs))
     return params, opt_state, losses

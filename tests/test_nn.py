@@ -78,7 +78,7 @@ def flat(batches):
     return list(chain.from_iterable(batches))
 
 
-def visited(key, n_real, n_rows, batch_size, epochs):
+def visited(key, n_real, n_rows, batch_size, epochs, **options):
     """The rows that each batch of each epoch was given, [epochs][batches][rows]."""
     seen = []
 
@@ -95,10 +95,11 @@ def visited(key, n_real, n_rows, batch_size, epochs):
         epochs=epochs,
         batch_size=batch_size,
         learning_rate=RATE,
+        **options,
     )
     jax.block_until_ready(out)
     jax.effects_barrier()
-    n_batches = -(-n_rows // batch_size)
+    n_batches = len(seen) // epochs
     return [seen[e * n_batches : (e + 1) * n_batches] for e in range(epochs)]
 
 
@@ -117,6 +118,39 @@ def test_batches_are_shuffled_anew_every_epoch_by_the_key_alone():
     assert len({tuple(order) for order in orders}) == 4
     assert orders == [flat(b) for b in visited(jax.random.key(3), 7, 11, 3, 4)]
     assert orders != [flat(b) for b in visited(jax.random.key(4), 7, 7, 3, 4)]
+
+
+@pytest.mark.parametrize(("n_real", "n_rows", "passes"), [(3, 3, 4), (4, 10, 2), (10, 10, 1)])
+def test_few_rows_are_gone_through_until_there_are_enough_steps(n_real, n_rows, passes):
+    """Batches of three, four steps: as many passes as the real rows need, each in an own order."""
+    key = jax.random.key(3)
+    epochs = visited(key, n_real, n_rows, 3, 5, least_steps=4)
+    for batches in epochs:
+        steps = [b for b in batches if b]
+        assert sorted(flat(steps)) == sorted(list(range(n_real)) * passes)
+        assert len(steps) == passes * -(-n_real // 3) >= 4
+    if passes == 1:
+        assert epochs == visited(key, n_real, n_rows, 3, 5)
+    elif n_rows > 3:
+        orders = {tuple(flat(batches)[k : k + n_real]) for batches in epochs for k in (0, n_real)}
+        assert len(orders) > len(epochs)
+
+
+def test_steps_of_further_passes_have_keys_of_their_own():
+    def loss(w, rows, mask, key):
+        return jnp.sum(jnp.where(mask, rows, 0.0)) * 0 + w * jax.random.uniform(key)
+
+    def values(n_rows, epochs, **options):
+        rows, mask = jnp.ones(n_rows), jnp.arange(n_rows) < 2
+        options |= {"epochs": epochs, "batch_size": 3, "learning_rate": 0.0, "keyed": True}
+        return nn.fit(jax.random.key(1), jnp.ones(()), loss, rows, mask, **options)[1]
+
+    one, three = values(2, 6), values(2, 6, least_steps=3)
+    # The mean of three draws, of which the first is that of one pass; padding changes none.
+    others = three * 3 - one
+    assert len(np.unique(np.round(np.concatenate([one, others]), 5))) == 12
+    assert np.all((others > 0) & (others < 2))
+    np.testing.assert_allclose(values(7, 6, least_steps=3), three, rtol=1e-6)
 
 
 def test_minibatches_are_adam_on_each_batch(data):

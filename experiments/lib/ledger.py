@@ -47,7 +47,8 @@ class Ledger:
         return self._done.get(group, 0)
 
     def add(self, group: int, size: int, rows: list[dict[str, Any]], seconds: float) -> None:
-        """Keeps a finished batch of a program for `size` runs."""
+        """Keeps a finished batch of a program for `size` runs; each run took its share of it."""
+        rows = [row | {"seconds": round(seconds / len(rows), 3)} for row in rows]
         batch = {"group": group, "size": size, "runs": len(rows), "seconds": round(seconds, 3)}
         if self.folder is not None:
             if rows:

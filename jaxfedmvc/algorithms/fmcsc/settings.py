@@ -28,6 +28,8 @@ class FMCSCConfig:
       local_epochs: Epochs of local training in a round, E.
       distill_epochs: Epochs in a round of eq. (6), by which multi-view clients fit partial models.
       batch_size: Rows in one step of training.
+      least_steps: Fewest steps of an epoch: a client whose rows make fewer batches goes through them
+        several times, so that few rows do not mean little training. 1: an epoch is one pass.
       contrast: Form of the feature contrast, eq. (5). "paper": as printed. "ntxent": that of the
         published code.
       squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": over its rows and
@@ -80,6 +82,7 @@ class FMCSCConfig:
     local_epochs: int = 25
     distill_epochs: int = 50
     batch_size: int = 256
+    least_steps: int = 1
     contrast: Literal["paper", "ntxent"] = "paper"
     squared_error: SquaredError = "mean"
     components: str = "ABCD"
@@ -103,7 +106,7 @@ class FMCSCConfig:
         """
         checks.at_least(self, 1, "n_clusters", "latent_dim", "head_hidden", "batch_size")
         checks.at_least(self, 1, "n_bins", "n_init", "centroid_rounds", "centroid_starts")
-        checks.at_least(self, 1, "min_cluster_size")
+        checks.at_least(self, 1, "min_cluster_size", "least_steps")
         checks.at_least(
             self, 0, "pretrain_epochs", "local_epochs", "distill_epochs", "leader_epochs"
         )

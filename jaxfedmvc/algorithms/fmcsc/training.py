@@ -139,6 +139,7 @@ def _fit(
         batch_size=config.batch_size,
         learning_rate=hyper.learning_rate,
         keyed=keyed,
+        least_steps=config.least_steps,
     )
 
 
