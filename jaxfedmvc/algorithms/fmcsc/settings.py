@@ -28,8 +28,8 @@ class FMCSCConfig:
       local_epochs: Epochs of local training in a round, E.
       distill_epochs: Epochs in a round of eq. (6), by which multi-view clients fit partial models.
       batch_size: Rows in one step of training.
-      least_steps: Fewest steps of an epoch: a client whose rows make fewer batches goes through them
-        several times, so that few rows do not mean little training. 1: an epoch is one pass.
+      least_steps: Fewest steps of an epoch: a client whose rows make fewer batches goes through
+        them several times, so that few rows do not mean little training. 1: an epoch is one pass.
       contrast: Form of the feature contrast, eq. (5). "paper": as printed. "ntxent": that of the
         published code.
       squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": over its rows and
