@@ -44,10 +44,3 @@ def room_for_programs():
     """No module leaves more compiled programs behind than the next one has room beside."""
     yield
     programs.make_room()
-
-
-@pytest.fixture(autouse=True)
-def room_for_programs_of_a_long_module():
-    """A module may keep more than the next one finds, and no more than a worker should have."""
-    yield
-    programs.make_room(1_200_000_000)

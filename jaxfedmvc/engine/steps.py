@@ -267,10 +267,10 @@ class Steps:
         self._compilers = ThreadPoolExecutor(_COMPILERS)
         try:
             for flat in self._flat.values():
-                self._submit(flat)
+                self._submit(flat, self._compilers)
             self._walk()
             if until_ready:
-                self._wait(self._pending())
+                self._wait()
                 self.close()
                 for job in self._compiled.values():
                     job.result()
@@ -284,22 +284,22 @@ class Steps:
             self._compilers.shutdown(wait=False, cancel_futures=True)
             self._compilers = None
 
-    def _submit(self, flat: _Flat) -> None:
+    def _submit(self, flat: _Flat, compilers: ThreadPoolExecutor) -> None:
         """Lets a traced program be compiled in another thread."""
         if flat.compiled is None and flat.picked is None and flat.traced is not None:
-            flat.compiled = self._compile(flat, self._compilers.submit)
+            flat.compiled = self._compile(flat, compilers.submit)
 
-    def _pending(self) -> list[_Flat]:
-        flats = self._flat.values()
-        return [f for f in flats if f.compiled is not None and not f.compiled.done()]
+    def _pending(self) -> dict[str, Future]:
+        """Returns the programs that are not compiled yet, by name."""
+        named = {f.traced.name: f.compiled for f in self._flat.values() if f.compiled is not None}
+        return {name: job for name, job in named.items() if not job.done()}
 
-    def _wait(self, flats: Sequence[_Flat]) -> None:
-        """Waits for compiled programs, and reports which of all are ready."""
+    def _wait(self, name: str | None = None) -> None:
+        """Waits for a program, or for all, and reports which of all are ready."""
         began, n = time.perf_counter(), sum(f.compiled is not None for f in self._flat.values())
-        while waiting := [f for f in flats if not f.compiled.done()]:
-            pending = self._pending()
-            self._on_program(n - len(pending), n, waiting[0].traced.name)
-            wait({f.compiled for f in pending}, return_when=FIRST_COMPLETED)
+        while (pending := self._pending()) and (name is None or name in pending):
+            self._on_program(n - len(pending), n, name or next(iter(pending)))
+            wait(pending.values(), return_when=FIRST_COMPLETED)
         self._on_program(n - len(self._pending()), n, "")
         self.seconds += time.perf_counter() - began
 
@@ -517,7 +517,7 @@ class Steps:
                 flat.compiled = self._compile(flat, _at_once)
                 self.seconds += time.perf_counter() - began
             elif not flat.compiled.done():
-                self._wait([flat])
+                self._wait(flat.traced.name)
             found = flat.compiled.result()(*leaves)
         if flat.noted is not None:
             which, exchanged = flat.noted
@@ -551,7 +551,7 @@ class Steps:
             if not jaxpr.eqns and all(v in jaxpr.invars for v in jaxpr.outvars):
                 flat.picked = [jaxpr.invars.index(v) for v in jaxpr.outvars]
             if self._is_abstract and self._compilers is not None:
-                self._submit(flat)
+                self._submit(flat, self._compilers)
 
     def _tell(self, program: _Program) -> None:
         if not self._is_abstract:

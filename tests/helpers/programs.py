@@ -12,13 +12,13 @@ _MANY_MAPS = 30_000
 _MANY_BYTES = 10**9
 
 
-def make_room(many: int = _MANY_BYTES):
+def make_room():
     """Lets go of compiled programs before they use up the memory, or the memory maps."""
     process = Path("/proc/self")
     if not process.exists():
         return
     resident = int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if resident > many or len((process / "maps").read_bytes().splitlines()) > _MANY_MAPS:
+    if resident > _MANY_BYTES or len((process / "maps").read_bytes().splitlines()) > _MANY_MAPS:
         jax.clear_caches()
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):
