@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 from sklearn.metrics.cluster import contingency_matrix
 
 from experiments.lib import charts
@@ -32,7 +33,7 @@ from experiments.lib.study import parse_or_exit
 from jaxfedmvc import checks, data
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc, releases
 from jaxfedmvc.data.dataset import Dataset
-from jaxfedmvc.engine import batching
+from jaxfedmvc.engine import batching, mesh
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics import host
@@ -258,6 +259,15 @@ def plan(
     return groups
 
 
+def check_devices(settings: StudySettings, groups: Sequence[Group], devices: Mesh) -> None:
+    """Raises ValueError unless a mesh divides batches of runs and the clients of all runs."""
+    least = devices.shape["sweep"]
+    if settings.batch is not None and settings.batch % least:
+        raise checks.wrong("batch", settings.batch, f"multiples of the mesh's sweep:{least}")
+    for group in groups:
+        mesh.check_mesh(devices, group.federation)
+
+
 # --- What comes of it -----------------------------------------------------------------------------
 
 _CELL = ["part", "set", "clients", "method", "x"]
@@ -393,15 +403,18 @@ def report(path: Path, runs: pd.DataFrame, settings: StudySettings, n_seeds: int
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the parts that the command line asks for; that of this process if it is None."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, resumes=True)
+    study = parse_or_exit(arguments, __doc__, _FLAGS, resumes=True, over_clients=True)
     settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
     sets = checked(lambda: load_sets(settings, source))
     groups = checked(lambda: plan(settings, source, job, sets))
+    if study.mesh is not None:
+        checked(lambda: check_devices(settings, groups, study.mesh))
     path = checked(lambda: study.open("fedhk-study"))
     ledger = Ledger(path)
-    batch = 1 if settings.batch is None and jax.default_backend() == "cpu" else settings.batch
+    least = 1 if study.mesh is None else study.mesh.shape["sweep"]
+    batch = least if settings.batch is None and jax.default_backend() == "cpu" else settings.batch
     with Progress(study.folder.progress) as progress:
-        execute(groups, ledger, batch=batch, progress=progress)
+        execute(groups, ledger, batch=batch, mesh=study.mesh, progress=progress)
     runs = finished_runs(ledger.rows, settings.study_clients)
     pooled = pooled_runs(settings, sets, job.all_seeds)
     report(path, pd.concat([pooled, runs]), settings, job.seeds)

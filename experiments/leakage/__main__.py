@@ -37,7 +37,7 @@ measured here where a row above is named after it, else what the messages are by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ from experiments.leakage.uploads import forms_of_graphs
 from experiments.lib import charts
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
+from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.study import parse_or_exit, write_summary
@@ -98,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Progress(study.folder.progress) as progress:
         progress.expect(dict.fromkeys(attacks, len(scenarios)))
         for form, attack in attacks.items():
-            for seed, scenario in scenarios.items():
-                found = dict.fromkeys(SCORES, np.nan) | attack(scenario, seed)
+            one = partial(_scores, attack, scenarios)
+            for seed, found in zip(scenarios, each(one, list(scenarios), study.mesh), strict=True):
                 append_rows(path / "runs.csv", [{"form": form, "seed": seed} | found])
                 progress.done(form)
     runs = pd.read_csv(path / "runs.csv")
@@ -117,6 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in told.itertuples(index=False):
         print(f"{line.method} ({line.sends}; {line.known}): {line.reveals}")
     print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")
+
+
+def _scores(attack: Attack, scenarios: Mapping[int, Scenario], seed: int) -> dict[str, float]:
+    return dict.fromkeys(SCORES, np.nan) | attack(scenarios[seed], seed)
 
 
 def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attack]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -45,6 +46,7 @@ class Progress:
         self._seconds: dict[str, list[float]] = {}
         self._efforts: Mapping[str, float] = {}
         self._began = self._last = time.perf_counter()
+        self._lock = threading.Lock()  # runs on several devices have a thread each
 
     def compiling(self, ready: int, n: int, name: str) -> None:
         """Shows what is traced, while `n` is 0, and then how many of n programs are compiled."""
@@ -65,11 +67,12 @@ class Progress:
 
     def done(self, kind: str, n: int = 1) -> None:
         """Counts work of this kind as done; the time since the last call is what it took."""
-        now = time.perf_counter()
-        self._seconds.setdefault(kind, []).append((now - self._last) / n)
-        self._last = now
-        self._left[kind] = max(0, self._left[kind] - n)
-        self._show()
+        with self._lock:
+            now = time.perf_counter()
+            self._seconds.setdefault(kind, []).append((now - self._last) / n)
+            self._last = now
+            self._left[kind] = max(0, self._left[kind] - n)
+            self._show()
 
     def _show(self) -> None:
         means = {kind: sum(s[-20:]) / len(s[-20:]) for kind, s in self._seconds.items()}

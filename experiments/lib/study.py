@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import flags, logging
+from jax.sharding import Mesh
 
 from experiments.lib import folder as folders
 from experiments.lib import plots, settings
 from experiments.lib.command import FolderSettings, JobSettings, checked, did_you_mean
 from experiments.lib.progress import require_tqdm
-from experiments.lib.runner import use_precision
+from experiments.lib.runner import start_devices
+from jaxfedmvc.engine.mesh import parse_mesh
 from jaxfedmvc.files import write_text
 
 # A dataclass of flags -> the fields that are flags here; None: all.
@@ -43,10 +45,12 @@ class Study(NamedTuple):
     Attributes:
       flags: All parsed flags.
       folder: Settings of the result folder.
+      mesh: Devices that --mesh lays out, or None.
     """
 
     flags: flags.FlagValues
     folder: FolderSettings
+    mesh: Mesh | None = None
 
     def read(self, dataclass: type) -> Any:
         """Returns an instance of a dataclass, made of its flags.
@@ -61,7 +65,7 @@ class Study(NamedTuple):
         return list(settings.flag_lines(self.flags, {"output_dir", "help", "resume"}))
 
     def open(self, name: str) -> Path:
-        """Makes the result folder, turns on the cache of compiled programs, and sets --precision.
+        """Makes the result folder, and turns on the cache of compiled programs.
 
         Args:
           name: For a folder of its own under results/, where --output_dir is not given.
@@ -73,8 +77,6 @@ class Study(NamedTuple):
         require_tqdm()
         plots.require_matplotlib()
         folders.use_compilation_cache(self)
-        if "precision" in self.flags:
-            use_precision(self.flags["precision"].value)
         return folders.open_folder(self, name)
 
 
@@ -90,7 +92,7 @@ def parse(
     Args:
       arguments: Such as ["--trials=5"].
       groups: Dataclasses of the flags; those of the result folder come with them, and --precision
-        with those of a job.
+        and --mesh with those of a job.
       defaults: Flag -> text, where the default differs from the dataclass'.
       resumes: Whether the program can go on with a job that was killed, and so has --resume.
 
@@ -101,7 +103,7 @@ def parse(
     flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
     more = {FolderSettings: (*_OF_THE_FOLDER, *["resume"] * resumes)}
     if names_of_job := groups.get(JobSettings):
-        more[JobSettings] = (*names_of_job, "precision")
+        more[JobSettings] = (*names_of_job, "precision", "mesh")
     for group, names in {**groups, **more}.items():
         every = [setting.name for setting in settings.settings_of(group)]
         skip = tuple(name for name in every if names is not None and name not in names)
@@ -128,8 +130,11 @@ def parse_or_exit(
     defaults: Mapping[str, str] = {},
     *,
     resumes: bool = False,
+    over_clients: bool = False,
 ) -> Study:
-    """As `parse`; shows help or one line about what is wrong, and leaves.
+    """As `parse`, and sets --precision and lays out devices.
+
+    Help, or one line about what is wrong, ends the program.
 
     Args:
       arguments: Those of this process if None.
@@ -137,6 +142,7 @@ def parse_or_exit(
       groups: See `parse`.
       defaults: See `parse`.
       resumes: See `parse`.
+      over_clients: Whether --mesh may lay out the clients of a run, too, and not runs alone.
     """
     logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -146,7 +152,22 @@ def parse_or_exit(
     if asks & set(arguments):
         print(f"{description or ''}\n\n{study.flags.get_help()}")
         sys.exit(0)
-    return study
+    return checked(lambda: _with_devices(study, over_clients)) if JobSettings in groups else study
+
+
+def _with_devices(study: Study, over_clients: bool) -> Study:
+    """Sets --precision and lays devices out, before anything is computed.
+
+    Raises:
+      ValueError: The mesh does not fit the devices, or lays out clients where runs are whole.
+    """
+    job: JobSettings = study.read(JobSettings)
+    if job.mesh is not None and not over_clients and "clients" in parse_mesh(job.mesh):
+        raise ValueError(
+            f"mesh: got {job.mesh!r}; allowed here is sweep:n: n runs at once, each whole on a"
+            " device"
+        )
+    return study._replace(mesh=start_devices(job))
 
 
 def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:

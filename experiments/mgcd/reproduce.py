@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             summary |= {"seeds": seeds, "acc": found}
         else:
             file = Path(asked.trials_file or path / "runs.csv")
-            runs = checked(partial(run_cells, wanted, seeds, file, progress))
+            runs = checked(partial(run_cells, wanted, seeds, file, progress, study.mesh))
             summary["rows"] = report(table, figure, runs, len(seeds), path)
             if table == 2 and asked.peers != ():
                 show_peers(asked, seeds, data_dir, path, progress)

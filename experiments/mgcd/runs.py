@@ -6,17 +6,20 @@ after a change of the method or its defaults begin with a new file.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 
 from experiments.lib import runner
 from experiments.lib.command import Command, parse
+from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
@@ -182,6 +185,7 @@ def run_cells(
     seeds: Sequence[int],
     path: Path,
     progress: Progress,
+    mesh: Mesh | None = None,
 ) -> pd.DataFrame:
     """Runs what `path` lacks, references included, and returns all rows of these cells.
 
@@ -190,6 +194,7 @@ def run_cells(
       seeds: Of the runs.
       path: Of runs.csv.
       progress: Where rounds are counted.
+      mesh: Whose devices take a seed each; None: one device.
 
     Raises:
       ValueError: As `one_run`.
@@ -210,12 +215,12 @@ def run_cells(
         for name, command in rows.items():
             if not todo[dataset, name]:
                 continue
-            job, kind = runner.prepare(command), f"{dataset}, {name}"
-            steps = Steps(job.make, job.hyperparams, job.federation)
-            for seed in todo[dataset, name]:
-                progress.expect(left)
-                rounds = one_run(job, steps, seed, progress, kind)[0]
+            kind, seeds_left = f"{dataset}, {name}", todo[dataset, name]
+            one = seed_runner(runner.prepare(command), progress, kind)
+            progress.expect(left)
+            for seed, rounds in zip(seeds_left, each(one, seeds_left, mesh), strict=True):
                 left[kind] -= command.rounds
+                progress.expect(left)
                 append_rows(path, [_flat(dataset, name, seed, row) for row in rounds])
                 acc, seconds = rounds[-1]["acc"], rounds[-1]["seconds"]
                 progress.write(f"{kind}, seed {seed}: ACC {acc:.3f}, {seconds:.0f} s")
@@ -227,6 +232,25 @@ def run_cells(
     names = [(d, name) for d, rows in wanted.items() for name in (*rows, *REFERENCES)]
     mine = pd.MultiIndex.from_frame(found[["set", "row"]]).isin(names)
     return found[mine & found["seed"].isin(seeds)]
+
+
+def seed_runner(job: Job, progress: Progress, kind: str) -> Callable[[int], list[dict[str, Any]]]:
+    """Returns `seed -> rounds` as of `one_run`; seeds share programs, each device its own.
+
+    Args:
+      job: The row, with its data, which are the same for all seeds.
+      progress: Where rounds are counted.
+      kind: Under which name.
+    """
+
+    @functools.cache
+    def steps_on(device: Any) -> Steps:
+        return Steps(job.make, job.hyperparams, job.federation)
+
+    def one(seed: int) -> list[dict[str, Any]]:
+        return one_run(job, steps_on(jax.config.jax_default_device), seed, progress, kind)[0]
+
+    return one
 
 
 def one_run(

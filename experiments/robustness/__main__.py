@@ -10,18 +10,21 @@ consensus bears. Labels score, and nothing else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 
 from experiments.lib import charts
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
+from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.study import parse_or_exit, write_summary
@@ -32,6 +35,7 @@ from experiments.robustness.subjects import (
     QUICK_METHODS,
     QUICK_RULES,
     RULES,
+    Cell,
     RobustnessSettings,
     Subject,
     attackers,
@@ -65,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Progress(study.folder.progress) as progress:
         for name in settings.algorithm:
             chosen = checked(partial(subject, name, settings, dataset, seeds))
-            measured(name, chosen, settings, seeds, path, progress)
+            measured(name, chosen, settings, seeds, path, progress, study.mesh)
             jax.clear_caches()
     runs = pd.read_csv(path / "runs.csv")
     report(path, runs, f"{dataset.name}, seeds {seeds[0]} to {seeds[-1]}")
@@ -97,8 +101,9 @@ def measured(
     seeds: Sequence[int],
     path: Path,
     progress: Progress,
+    mesh: Mesh | None = None,
 ) -> None:
-    """Makes all runs of a method and appends their rows to runs.csv."""
+    """Makes all runs of a method, seeds at once on a mesh, and appends their rows to runs.csv."""
     chosen = QUICK_RULES if settings.quick else tuple(RULES)
     plain = program(subject, None)
     rules = [RULES[rule](settings.assumed_share) for rule in chosen]
@@ -108,23 +113,36 @@ def measured(
     for place, rule in enumerate((MEAN, *chosen)):
         run = plain if rule == MEAN else guarded
         for cell in asked:
-            rows = []
-            for seed in seeds:
-                found, note = dict.fromkeys(SCORES, np.nan), subject.why_not
-                if run is not None:
-                    federation = subject.federations[cell.clients][seed]
-                    labels = run(
-                        federation,
-                        jax.random.key(seed),
-                        attackers(subject, cell),
-                        jnp.int32(max(place - 1, 0)),
-                    )
-                    pooled = host.score(federation, labels)["all"]["pooled"]
-                    found, note = {score: pooled[score] for score in SCORES}, ""
-                names = {"method": name} | cell._asdict() | {"rule": rule, "seed": seed}
-                rows.append(names | found | {"note": note})
-                progress.done(f"{name}/{rule}")
+            names = {"method": name} | cell._asdict() | {"rule": rule}
+            if run is None:
+                unknown = dict.fromkeys(SCORES, np.nan) | {"note": subject.why_not}
+                rows = [names | {"seed": seed} | unknown for seed in seeds]
+                progress.done(f"{name}/{rule}", len(seeds))
+            else:
+                one = partial(one_run, subject, run, cell, max(place - 1, 0))
+                rows = []
+                for seed, found in zip(seeds, each(one, seeds, mesh), strict=True):
+                    rows.append(names | {"seed": seed} | found | {"note": ""})
+                    progress.done(f"{name}/{rule}")
             append_rows(path / "runs.csv", rows)
+
+
+def one_run(
+    subject: Subject, run: Callable[..., Any], cell: Cell, rule: int, seed: int
+) -> dict[str, float]:
+    """Returns the scores of one seed.
+
+    Args:
+      subject: The method.
+      run: Its program.
+      cell: Who attacks how.
+      rule: Index of the rule that guards it, where one does.
+      seed: Of the partition and of the run.
+    """
+    federation, key = subject.federations[cell.clients][seed], jax.random.key(seed)
+    labels = run(federation, key, attackers(subject, cell), jnp.int32(rule))
+    pooled = host.score(federation, labels)["all"]["pooled"]
+    return {score: pooled[score] for score in SCORES}
 
 
 # --- What is shown --------------------------------------------------------------------------------

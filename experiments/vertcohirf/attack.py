@@ -19,10 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 from scipy import stats
 
 from experiments.lib import plots, study
 from experiments.lib.command import JobSettings, checked
+from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.study import Study, write_summary
@@ -97,7 +99,7 @@ def run(asked: Study) -> None:
     seeds = list(range(job.seed, job.seed + settings.trials))
     path = checked(partial(asked.open, "vertcohirf_attack-simplex"))
     with Progress(asked.folder.progress) as progress:
-        scores = measured(settings, variants, seeds, path, progress)
+        scores = measured(settings, variants, seeds, path, progress, asked.mesh)
     title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {len(seeds)} seeds"
     plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
     found = summarise(settings.sigmas, scores)
@@ -134,22 +136,30 @@ def measured(
     seeds: Sequence[int],
     path: Path,
     progress: Progress,
+    mesh: Mesh | None = None,
 ) -> dict[str, np.ndarray]:
     """Runs all trials and appends them to trials.csv; returns the ARI [seeds, sigmas] by variant.
 
-    Every batch is of the same size: the last one begins earlier, and what overlaps is the same.
+    A device of a mesh takes a batch at a time. Every batch is of the same size: the last one begins
+    earlier, and what overlaps is the same.
     """
     size = min(settings.batch, len(seeds))
     starts = [min(start, len(seeds) - size) for start in range(0, len(seeds), size)]
     programs = {name: _program(a, settings.attack_max_iter) for name, a in variants.items()}
     scores = {name: np.zeros((len(seeds), len(settings.sigmas))) for name in variants}
     progress.expect(dict.fromkeys(variants, len(settings.sigmas) * len(starts)))
+
+    def one_batch(place: tuple[float, int, str]) -> list[float]:
+        sigma, start, name = place
+        batch = seeds[start : start + size]
+        federations = _stacked(sigma, batch, settings.samples)
+        labels = programs[name](federations, jax.vmap(jax.random.key)(jnp.array(batch)))
+        return _ari(federations, labels)
+
     for s, sigma in enumerate(settings.sigmas):
-        for start, name in itertools.product(starts, variants):
-            batch = seeds[start : start + size]
-            federations = _stacked(sigma, batch, settings.samples)
-            labels = programs[name](federations, jax.vmap(jax.random.key)(jnp.array(batch)))
-            scores[name][start : start + size, s] = _ari(federations, labels)
+        places = list(itertools.product([sigma], starts, variants))
+        for (_, start, name), ari in zip(places, each(one_batch, places, mesh), strict=True):
+            scores[name][start : start + size, s] = ari
             progress.done(name)
         for name, values in scores.items():
             rows = [

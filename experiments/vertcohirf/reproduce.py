@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 
 from experiments.lib import plots
 from experiments.lib.command import JobSettings, checked
@@ -120,11 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Progress(study.folder.progress) as progress:
         if 1 in asked.table:
             problem = load_agents(DataSettings(dataset="multimodal_table1"), VerticalSettings(), 0)
-            summary["table 1"] = tables.table_1(problem, seeds, progress)
+            summary["table 1"] = tables.table_1(problem, seeds, progress, study.mesh)
         if asked.figure == 4:
-            summary["figure 4"] = figure_4(settings, seeds, load, file, path, progress)
+            summary["figure 4"] = figure_4(settings, seeds, load, file, path, progress, study.mesh)
         wanted = asked.scores()
-        trials = checked(partial(run_trials, wanted, settings, seeds, load, file, progress))
+        searched = partial(run_trials, wanted, settings, seeds, mesh=study.mesh)
+        trials = checked(partial(searched, load, file, progress))
     summary |= report(wanted, trials, settings, len(seeds), path)
     write_summary(path, summary)
     print(f"\nwritten: {path}/")
@@ -183,12 +185,13 @@ def figure_4(
     file: Path,
     path: Path,
     progress: Progress,
+    mesh: Mesh | None,
 ) -> dict[str, Any]:
     """Draws ARI against the number of agents, label-tuned, on one set; returns it by method."""
     curves: dict[str, list[list[float]]] = {}
     for agents in _FIGURE_4_AGENTS:
         own = file.with_name(f"{file.stem}_{agents}_agents{file.suffix}")
-        searched = partial(run_trials, [_FIGURE_4_SET], settings, seeds)
+        searched = partial(run_trials, [_FIGURE_4_SET], settings, seeds, mesh=mesh)
         trials = checked(partial(searched, partial(load, agents=agents), own, progress))
         for name, values in tables.by_seed(_FIGURE_4_SET, trials, "ARI").items():
             curves.setdefault(name, []).append(values)

@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 
 from experiments.lib.data import Problem
+from experiments.lib.devices import each
 from experiments.lib.progress import Progress
 from experiments.vertcohirf.trials import BASELINES, LOCAL, OBJECTIVES, STEMS, methods
 from jaxfedmvc import engine
@@ -123,7 +125,9 @@ def _spread(mean: float, std: float) -> str:
     return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
 
 
-def table_1(problem: Problem, seeds: Sequence[int], progress: Progress) -> dict[str, Any]:
+def table_1(
+    problem: Problem, seeds: Sequence[int], progress: Progress, mesh: Mesh | None = None
+) -> dict[str, Any]:
     """Makes table 1 as the paper's was computed: one data set, several runs.
 
     Args:
@@ -147,10 +151,14 @@ def table_1(problem: Problem, seeds: Sequence[int], progress: Progress) -> dict[
     for name, algorithm in algorithms.items():
         rounds = _TABLE_1_ITERATIONS if name == "VertCoHiRF" else 0
         run = jax.jit(lambda f, key, a=algorithm, r=rounds: engine.run(a, f, key, r).labels)
+
+        def one(seed: int, run: Any = run) -> list[float]:
+            labels = run(federation.without_labels(), jax.random.key(seed))
+            return [host.table_scores(table)["ari"] for table in host.tables(federation, labels)]
+
         found = []
-        for seed in seeds:
-            tables = host.tables(federation, run(federation.without_labels(), jax.random.key(seed)))
-            found.append([host.table_scores(table)["ari"] for table in tables])
+        for ari in each(one, seeds, mesh):
+            found.append(ari)
             progress.done(name)
         mean, std, theirs = (
             np.mean(found, axis=0),

@@ -20,8 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from jax.sharding import Mesh
 
 from experiments.lib.data import Problem
+from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.references import silhouette
@@ -368,6 +370,7 @@ def run_trials(
     load: Callable[[str, int], Problem],
     path: Path,
     progress: Progress,
+    mesh: Mesh | None = None,
 ) -> pd.DataFrame:
     """Runs the trials that `path` lacks, appends every batch, and returns all that were asked for.
 
@@ -381,6 +384,7 @@ def run_trials(
       load: `(set, seed) -> problem`.
       path: Of trials.csv.
       progress: Where trials are counted.
+      mesh: Whose devices take a part of each batch; None: one device.
 
     Raises:
       ValueError: The file holds trials of another search by the same name.
@@ -406,7 +410,8 @@ def run_trials(
                 params = search.ask(size)
                 found = known.get(place, [])[start : start + size]
                 if not found:
-                    found = _run_batch(problem, evaluate[place.method], place.seed, start, params)
+                    run = evaluate[place.method]
+                    found = _run_batch(problem, run, place.seed, start, params, mesh)
                     append_rows(path, [place._asdict() | _as_text(trial) for trial in found])
                     progress.done(f"{place.dataset}, {place.method}", size)
                 elif [trial["params"] for trial in found] != params:
@@ -423,10 +428,18 @@ def run_trials(
 
 
 def _run_batch(
-    problem: Problem, evaluate: Evaluate, seed: int, start: int, params: list[Params]
+    problem: Problem,
+    evaluate: Evaluate,
+    seed: int,
+    start: int,
+    params: list[Params],
+    mesh: Mesh | None,
 ) -> list[dict[str, Any]]:
     key = jax.random.fold_in(jax.random.key(seed), start)
-    found = evaluate(problem.federation.without_labels(), key, params)
+    size = -(-len(params) // (1 if mesh is None else mesh.devices.size))
+    parts = [params[i : i + size] for i in range(0, len(params), size)]
+    run = functools.partial(evaluate, problem.federation.without_labels(), key)
+    found = itertools.chain.from_iterable(each(run, parts, mesh))
     return [
         {"params": p, **scores(problem, labels)}
         | {"clusters": max(len(np.unique(x)) for x in labels)}

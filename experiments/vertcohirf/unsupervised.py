@@ -28,6 +28,7 @@ from sklearn.metrics import adjusted_rand_score
 from experiments.lib import folder
 from experiments.lib.command import JobSettings, checked, without
 from experiments.lib.data import DataSettings, VerticalSettings, load_agents
+from experiments.lib.devices import each
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
 from experiments.lib.study import check_table, parse_or_exit, write_summary
@@ -103,11 +104,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = " ".join(given)
     done = set(read(file)[["set", "seed"]].itertuples(index=False, name=None))
     todo = [(name, s) for name in settings.sets for s in seeds if (name, s) not in done]
+
+    def one(place: tuple[str, int]) -> dict[str, Any]:
+        name, seed = place
+        return one_run(*_agents(name, data_dir, seed, settings.max_rows), seed)
+
     with Progress(study.folder.progress) as progress:
-        for i, (name, seed) in enumerate(todo):
-            progress.expect({"run": len(todo) - i})
-            federation, views, labels = _agents(name, data_dir, seed, settings.max_rows)
-            row = {"set": name, "seed": seed} | one_run(federation, views, labels, seed)
+        progress.expect({"run": len(todo)})
+        for (name, seed), found in zip(todo, each(one, todo, study.mesh), strict=True):
+            row = {"set": name, "seed": seed} | found
             row |= {"command": command, "commit": folder.commit()}
             row |= {"device": folder.device(), "jax": jax.__version__}
             folder.append_rows(file, [{column: row[column] for column in COLUMNS}])
