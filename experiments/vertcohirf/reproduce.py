@@ -185,7 +185,7 @@ def figure_4(
     file: Path,
     path: Path,
     progress: Progress,
-    mesh: Mesh | None,
+    mesh: Mesh | None = None,
 ) -> dict[str, Any]:
     """Draws ARI against the number of agents, label-tuned, on one set; returns it by method."""
     curves: dict[str, list[list[float]]] = {}

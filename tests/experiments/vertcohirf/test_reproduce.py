@@ -194,7 +194,7 @@ def test_ari_against_the_number_of_agents(toy, tmp_path, monkeypatch):
     """Searches apart, each with its file; a method that is not in all of them is not drawn."""
     asked = []
 
-    def run_trials(sets, settings, seeds, load, path, progress):
+    def run_trials(sets, settings, seeds, load, path, progress, mesh):
         problem = load("chowdary-2006", 0)
         asked.append((len(problem.views), path.name))
         names = ["DPFMPS"] * (len(problem.views) < 4) + ["Distr.KMeans"]
