@@ -42,7 +42,8 @@ class Progress:
             mininterval=0.5,
             bar_format="{percentage:3.0f}% |{bar}| {elapsed} gone{postfix}",
         )
-        self._left: collections.Counter[str] = collections.Counter()
+        self._left: collections.Counter[str] | None = None  # until anything is expected
+        self._early: collections.Counter[str] = collections.Counter()  # done before that
         self._seconds: dict[str, list[float]] = {}
         self._efforts: Mapping[str, float] = {}
         self._began = self._last = time.perf_counter()
@@ -59,9 +60,10 @@ class Progress:
         """Sets how much work of each kind is left, and what one piece is in operations, if known.
 
         A kind without operations is taken to be short until it has been met; without any known, all
-        kinds are taken to be alike.
+        kinds are taken to be alike. What was done before anything was expected is subtracted once.
         """
-        self._left = collections.Counter(calls)
+        self._left = collections.Counter(calls) - self._early
+        self._early.clear()
         self._efforts = efforts or {}
         self._last = time.perf_counter()
 
@@ -71,10 +73,14 @@ class Progress:
             now = time.perf_counter()
             self._seconds.setdefault(kind, []).append((now - self._last) / n)
             self._last = now
-            self._left[kind] = max(0, self._left[kind] - n)
-            self._show()
+            if self._left is None:
+                self._early[kind] += n
+                self._bar.set_postfix_str(f"running: {kind.split('/')[0]}")
+            else:
+                self._left[kind] = max(0, self._left[kind] - n)
+                self._show(self._left)
 
-    def _show(self) -> None:
+    def _show(self, work: Mapping[str, int]) -> None:
         means = {kind: sum(s[-20:]) / len(s[-20:]) for kind, s in self._seconds.items()}
         known = sum(self._efforts.get(kind, 0.0) for kind in means)
         speed = sum(means[kind] for kind in means if kind in self._efforts) / (known or 1)
@@ -83,7 +89,7 @@ class Progress:
         def guess(kind: str) -> float:
             return means.get(kind, self._efforts[kind] * speed if kind in self._efforts else usual)
 
-        left = sum(n * guess(kind) for kind, n in self._left.items())
+        left = sum(n * guess(kind) for kind, n in work.items())
         spent = sum(map(sum, self._seconds.values()))
         self._bar.n = spent / (spent + left) if spent + left > 0 else 1.0
         self._bar.set_postfix_str(f"{self._bar.format_interval(left)} left", refresh=False)

@@ -297,14 +297,14 @@ class _Runner:
         for line in self.job.problems[0].notes:
             write(line)
         write(self.job.federation.describe())
-        self.steps.compile(self.progress.compiling, until_ready=False)
+        expect = partial(self._expect, seed, made, state is not None)
         self._show_again(rows)
-        self._expect(seed, made, state)
+        self.steps.compile(self.progress.compiling, until_ready=False, on_walked=expect)
         for seed_now, problem in zip(command.job.all_seeds, self.job.problems, strict=True):
             if seed_now >= seed:
                 self._one_seed(seed_now, problem, made, state)
                 made, state = 0, None
-                self._expect(seed_now + 1, 0, None)
+                self._expect(seed_now + 1, 0, begun=False)
         self.report.seconds["compile"] += self.steps.seconds
         facts = self._facts()
         lines = list(self.report.finish(self.last, self._traffic(), facts))
@@ -493,12 +493,12 @@ class _Runner:
             return hidden
         return mesh.put(hidden, mesh.sharding(self.devices, "clients"))
 
-    def _expect(self, seed: int, made: int, state: RunState | None) -> None:
+    def _expect(self, seed: int, made: int, begun: bool) -> None:
         """Tells the progress bar what is left, of this seed and those after it."""
         job = self.job.command.job
         calls, n_left = self.steps.calls(), job.seed + job.seeds - seed
         rounds = n_left * self.job.command.rounds - made
-        n_setups = n_left - (state is not None)
+        n_setups = n_left - begun
         left = {name: n * n_setups for name, n in calls["setup"].items()}
         left |= {name: n * rounds for name, n in calls["round"].items()}
         evaluated = n_left if self.compacts else max(rounds, n_left)

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -40,8 +41,9 @@ from jaxfedmvc.federation import Cohort, Federation
 PyTree = Any
 
 _STAGES = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
-# Programs compiled at once; each takes some hundred MB meanwhile.
-_COMPILERS = 4
+# Programs compiled at once, each in some hundred MB. More would take cores from the program that the
+# run waits for, and from the run once it has begun.
+_COMPILERS = 2
 
 
 class Evaluation(NamedTuple):
@@ -102,7 +104,7 @@ class Steps:
 
     Attributes:
       algorithm: The method, for what runs on the host.
-      seconds: Time spent on tracing, and on waiting for compiled programs.
+      seconds: Time that calls have waited for their programs, to be traced or compiled.
     """
 
     def __init__(
@@ -145,6 +147,12 @@ class Steps:
         self._flat: dict[Any, _Flat] = {}
         self._compiled: dict[str, Future] = {}
         self._compilers: ThreadPoolExecutor | None = None
+        # A walk through shapes in another thread, and what its copy of this object stops at.
+        self._walking: Future | None = None
+        self._tracer: ThreadPoolExecutor | None = None
+        self._has_traced, self._stop = threading.Condition(), threading.Event()
+        self._stop_walker: Callable[[], None] = lambda: None
+        self._on_walked: Callable[[], None] = lambda: None
         self._is_abstract = False
         self._on_program: Callable[[int, int, str], None] = lambda i, n, name: None
         # Of each stage, phase and cohort: clients that take part, and what travels. Compacting
@@ -250,6 +258,7 @@ class Steps:
         on_program: Callable[[int, int, str], None] = lambda i, n, name: None,
         *,
         until_ready: bool = True,
+        on_walked: Callable[[], None] = lambda: None,
     ) -> None:
         """Traces all programs of a run that can be told from shapes, and compiles them meanwhile.
 
@@ -257,10 +266,14 @@ class Steps:
           on_program: Called as `(ready, of how many, name)`: with zeros before the program of this
             name is traced; then, while programs are waited for, with the name of one that is not
             ready.
-          until_ready: Whether to return only when all are compiled. If not, a call waits for its
-            own program, and the run begins while later ones are compiled; see `close`.
+          until_ready: Whether to return only when all are compiled. If not, other threads trace and
+            compile them, a call waits for its own program, and the run begins while later ones are
+            on their way; see `close`.
+          on_walked: Called by the first call after all are traced, when `calls`, `efforts` and
+            `traffic` need not wait any more.
         """
         if not self._ahead:
+            on_walked()
             return
         self._on_program = on_program
         # Tracing and lowering hold Python's lock; XLA compiles meanwhile without it.
@@ -268,39 +281,86 @@ class Steps:
         try:
             for flat in self._flat.values():
                 self._submit(flat, self._compilers)
-            self._walk()
             if until_ready:
+                self._walk()
                 self._wait()
                 self.close()
                 for job in self._compiled.values():
                     job.result()
+                on_walked()
+            else:
+                self._on_walked = on_walked
+                self._walk_aside()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Gives up programs that are still to be compiled."""
+        """Gives up programs that are still to be traced or compiled."""
         if self._compilers is not None:
             self._compilers.shutdown(wait=False, cancel_futures=True)
             self._compilers = None
+        if self._tracer is not None:
+            self._stop_walker()
+            self._tracer.shutdown()
+            self._tracer = self._walking = None
+
+    def _walk_aside(self) -> None:
+        """Begins a walk through shapes in another thread, as a copy that shares the programs."""
+        walker = copy.copy(self)
+        walker._stop = threading.Event()
+        self._stop_walker = walker._stop.set
+        walker._on_program = lambda i, n, name: None  # calls tell what they wait for
+        self._tracer = ThreadPoolExecutor(1)
+        self._walking = self._tracer.submit(walker._walk)
+        self._walking.add_done_callback(lambda walked: self._tell_traced())
+
+    def _walked(self) -> None:
+        """Waits for a walk in another thread to end, if there is one, and raises what it raised."""
+        if self._walking is None:
+            return
+        shapes, self._walking = self._walking.result(), None
+        self._n_participants = sum(map(len, shapes.participants))
+        self._on_walked()
+
+    def _wait_until_traced(self, place: Any, name: str) -> None:
+        """Waits until another thread has traced a program, or everything that it will."""
+        began, walking = time.perf_counter(), self._walking
+        assert walking is not None
+
+        def is_traced() -> bool:
+            flat = self._flat.get(place)
+            return flat is not None and (flat.compiled is not None or flat.picked is not None)
+
+        with self._has_traced:
+            if not is_traced():
+                self._on_program(0, 0, name)
+            self._has_traced.wait_for(lambda: is_traced() or walking.done())
+        self.seconds += time.perf_counter() - began
+        if walking.done():
+            self._walked()
+
+    def _tell_traced(self) -> None:
+        with self._has_traced:
+            self._has_traced.notify_all()
 
     def _submit(self, flat: _Flat, compilers: ThreadPoolExecutor) -> None:
         """Lets a traced program be compiled in another thread."""
         if flat.compiled is None and flat.picked is None and flat.traced is not None:
             flat.compiled = self._compile(flat, compilers.submit)
 
-    def _pending(self) -> dict[str, Future]:
-        """Returns the programs that are not compiled yet, by name."""
-        named = {f.traced.name: f.compiled for f in self._flat.values() if f.compiled is not None}
-        return {name: job for name, job in named.items() if not job.done()}
-
-    def _wait(self, name: str | None = None) -> None:
-        """Waits for a program, or for all, and reports which of all are ready."""
-        began, n = time.perf_counter(), sum(f.compiled is not None for f in self._flat.values())
-        while (pending := self._pending()) and (name is None or name in pending):
-            self._on_program(n - len(pending), n, name or next(iter(pending)))
-            wait(pending.values(), return_when=FIRST_COMPLETED)
-        self._on_program(n - len(self._pending()), n, "")
+    def _wait(self, wanted: _Flat | None = None) -> None:
+        """Waits for a program, or for all, and reports which of those on their way are ready."""
+        began = time.perf_counter()
+        while True:
+            jobs = [(f, f.compiled) for f in list(self._flat.values()) if f.compiled is not None]
+            pending = [(flat, job) for flat, job in jobs if not job.done()]
+            is_over = all(flat is not wanted for flat, _ in pending) if wanted else not pending
+            name = "" if is_over else (wanted or pending[0][0]).traced.name
+            self._on_program(len(jobs) - len(pending), len(jobs), name)
+            if is_over:
+                break
+            wait([job for _, job in pending], return_when=FIRST_COMPLETED)
         self.seconds += time.perf_counter() - began
 
     def _compile(self, flat: _Flat, submit: Callable[..., Any]) -> Future:
@@ -318,6 +378,7 @@ class Steps:
 
     def calls(self) -> dict[str, dict[str, int]]:
         """Counts the calls of each program in each stage, of those that `on_call` is told of."""
+        self._walked()
         counts: dict[str, dict[str, int]] = {stage: {} for stage in _STAGES}
         for (stage, p, c), n in self._sizes.items():
             counts[stage][_client_name(stage, p, c)] = phases.chunk_sizes(n, self._chunk)[0]
@@ -326,11 +387,13 @@ class Steps:
 
     def efforts(self) -> dict[str, float]:
         """Returns the rough number of operations of each program of shapes that were walked."""
+        self._walked()
         traced = [flat.traced for flat in self._flat.values() if flat.traced is not None]
         return {program.name: operations(program.traced.jaxpr) for program in traced}
 
     def traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
+        self._walked()
         found = {}
         for stage in _STAGES:
             parts = [e for (s, _, _), e in self._exchanged.items() if s == stage]
@@ -339,12 +402,13 @@ class Steps:
 
     def _walk(self) -> RunState:
         """Goes through a run of one round with shapes alone; returns those of the state."""
+        self._walked()
         began = time.perf_counter()
         self._is_abstract = True
         try:
             key = jax.eval_shape(lambda: jax.random.key(0))
             state = shapes = self.start(self._federation, key)
-            self._n_participants = sum(len(places) for places in state.participants)
+            self._n_participants = sum(map(len, state.participants))
             state, _ = self.setup(self._federation, key, state)
             if self.algorithm.round:
                 self.is_done(state)
@@ -408,7 +472,8 @@ class Steps:
             hyper: PyTree, key: jax.Array, server: PyTree, parts: list[list[Any]]
         ) -> tuple[PyTree, PyTree]:
             phase = getattr(self._make(hyper), stage)[p]
-            sizes = [n for (s, q, _), n in self._sizes.items() if (s, q) == (stage, p)]
+            # A copy: calls in another thread write there, too.
+            sizes = [n for (s, q, _), n in self._sizes.copy().items() if (s, q) == (stage, p)]
             whole = [
                 chunks[0] if phase.reduce == "sum" else _joined(jnp.concatenate, chunks, n)
                 for chunks, n in zip(parts, sizes, strict=True)
@@ -500,6 +565,8 @@ class Steps:
         """Calls a program, or only traces it where shapes are walked."""
         leaves, structure = jax.tree.flatten((self._hyper, *arguments))
         place = program.name, structure, tuple((np.shape(x), str(x.dtype)) for x in leaves)
+        if self._walking is not None:
+            self._wait_until_traced(place, program.name)
         if place not in self._flat:
             self._flat[place] = self._flattened(program, structure)
         flat = self._flat[place]
@@ -517,7 +584,7 @@ class Steps:
                 flat.compiled = self._compile(flat, _at_once)
                 self.seconds += time.perf_counter() - began
             elif not flat.compiled.done():
-                self._wait(flat.traced.name)
+                self._wait(flat)
             found = flat.compiled.result()(*leaves)
         if flat.noted is not None:
             which, exchanged = flat.noted
@@ -541,6 +608,8 @@ class Steps:
         return made
 
     def _trace(self, program: _Program, flat: _Flat, leaves: list[Any]) -> None:
+        if self._stop.is_set():
+            raise CancelledError
         if flat.traced is None:
             self._on_program(0, 0, program.name)
             began = time.perf_counter()
@@ -552,6 +621,7 @@ class Steps:
                 flat.picked = [jaxpr.invars.index(v) for v in jaxpr.outvars]
             if self._is_abstract and self._compilers is not None:
                 self._submit(flat, self._compilers)
+            self._tell_traced()
 
     def _tell(self, program: _Program) -> None:
         if not self._is_abstract:

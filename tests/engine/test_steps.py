@@ -1,6 +1,7 @@
 """A run called piece by piece is the run of `engine.run`."""
 
 import functools
+import threading
 
 import chex
 import jax
@@ -46,10 +47,12 @@ def stepped(name, chunk=None, **settings):
     make, hyper = METHODS[name]
     calls = []
     steps = Steps(make, hyper, federation(), client_chunk=chunk, on_call=calls.append, **settings)
-    reports = []
-    steps.compile(lambda *report: reports.append(report), until_ready=False)
-    assert reports[0] == (0, 0, "start") and not any(n for _, n, _ in reports)  # only traced yet
-    n_programs = len(steps._flat)
+    reports, walked = [], []
+    steps.compile(
+        lambda *report: reports.append(report),
+        until_ready=False,
+        on_walked=lambda: walked.append(len(steps._flat)),
+    )
     state = steps.start(federation(), KEY)
     state, setup = steps.setup(federation(), KEY, state)
     infos = []
@@ -57,9 +60,10 @@ def stepped(name, chunk=None, **settings):
         state, info = steps.one_round(federation(), KEY, state, r)
         infos.append(info)
         found = steps.evaluate(federation(), KEY, state, r)
-    assert len(steps._flat) == n_programs  # `compile` has found them all
+    steps.calls()
+    assert walked == [len(steps._flat)]  # the walk has found them all
     ready, n, _ = reports[-1]
-    assert 0 < ready <= n <= n_programs
+    assert 0 < ready <= n <= len(steps._flat)
     steps.close()
     return steps, found, {"setup": setup, "rounds": infos}, calls
 
@@ -135,6 +139,65 @@ def test_a_program_that_does_not_compile_stops_a_run_before_it_begins(monkeypatc
     monkeypatch.setattr(module, "compiler_options", lambda trains: {"no_such_option": True})
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         steps.compile()
+
+
+def test_a_run_goes_on_while_later_programs_are_traced(monkeypatch):
+    """Tracing stands still before `finish` until setup and a round are through."""
+    make, hyper = METHODS["e_fkmvc"]
+    begun, trace = threading.Event(), Steps._trace
+
+    def waiting(self, program, flat, leaves):
+        if program.name.startswith("finish"):
+            assert begun.wait(timeout=300)
+        trace(self, program, flat, leaves)
+
+    monkeypatch.setattr(Steps, "_trace", waiting)
+    steps = Steps(make, hyper, federation())
+    steps.compile(until_ready=False)
+    state, _ = steps.setup(federation(), KEY, steps.start(federation(), KEY))
+    state, _ = steps.one_round(federation(), KEY, state, 0)
+    assert not steps._walking.done()
+    begun.set()
+    found = steps.evaluate(federation(), KEY, state, 0)
+    assert all(np.asarray(x).max() < K for x in found.labels)
+    steps.close()
+
+
+def test_what_tracing_raises_is_raised_by_the_call_that_waits():
+    make, hyper = METHODS["e_fkmvc"]
+
+    def broken(hyper):
+        def assign(server, state, data):
+            raise ValueError("no such clusters")
+
+        return make(hyper)._replace(assign=assign)
+
+    steps = Steps(broken, hyper, federation())
+    steps.compile(until_ready=False)
+    state = steps.start(federation(), KEY)
+    with pytest.raises(ValueError, match="no such clusters"):
+        steps.evaluate(federation(), KEY, state, 0)
+    steps.close()
+
+
+def test_a_job_that_is_given_up_stops_tracing(monkeypatch):
+    make, hyper = METHODS["e_fkmvc"]
+    names, trace = [], Steps._trace
+    first, closing = threading.Event(), threading.Event()
+
+    def told(self, program, flat, leaves):
+        names.append(program.name)
+        first.set()
+        assert closing.wait(timeout=300)
+        trace(self, program, flat, leaves)
+
+    monkeypatch.setattr(Steps, "_trace", told)
+    steps = Steps(make, hyper, federation())
+    steps.compile(until_ready=False)
+    assert first.wait(timeout=300)
+    threading.Timer(0.2, closing.set).start()  # `close` waits for the one that is being traced
+    steps.close()
+    assert names == ["start"]
 
 
 def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
