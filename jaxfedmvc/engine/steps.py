@@ -41,8 +41,8 @@ from jaxfedmvc.federation import Cohort, Federation
 PyTree = Any
 
 _STAGES = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
-# Programs compiled at once, each in some hundred MB. More would take cores from the program that the
-# run waits for, and from the run once it has begun.
+# Programs compiled at once, each in some hundred MB. More would take cores from the program that
+# the run waits for, and from the run once it has begun.
 _COMPILERS = 2
 
 
