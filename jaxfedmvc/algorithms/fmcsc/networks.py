@@ -76,6 +76,11 @@ def init_models(
 ) -> dict[Kind, Model]:
     """Returns fresh parameters of a model of each kind; what they have in common starts equal.
 
+    A model for some of the views starts as the part of the model for all views that their Z reach,
+    if that is among the kinds. The paper says nothing of the heads' start, and much depends on it:
+    eq. (6) draws all models to one H, which models with heads of their own leave as soon as clients
+    train apart.
+
     Args:
       key: PRNG key.
       config: Widths.
@@ -89,14 +94,36 @@ def init_models(
         shapes |= {("head", v): (latent, head) for v in full}
     shapes |= {("joint", kind): (latent * len(kind), head) for kind in sorted(kinds)}
     drawn = nn.init_mlps(key, shapes)
+
+    # Where all kinds take theirs from f_g's, the others are drawn in vain: f_g keeps the start that
+    # it has in the runs of docs/results.md.
+    heads = {kind: drawn["joint", kind] for kind in kinds}
+    if full in kinds:
+        heads = {kind: head_of(heads[full], kind, latent) for kind in kinds}
     return {
         kind: Model(
             {v: Autoencoder(drawn["encoder", v], drawn["decoder", v]) for v in kind},
             {v: drawn["head", v] for v in kind if kind == full},
-            drawn["joint", kind],
+            heads[kind],
         )
         for kind in kinds
     }
+
+
+def head_of(head: PyTree, kind: Kind, latent_dim: int) -> PyTree:
+    """Returns the part of a head of all views, H([Z^1, ..., Z^V]), that the Z of these views reach.
+
+    On their Z it computes what the head does where those of the other views are zero.
+
+    Args:
+      head: Parameters.
+      kind: Views that are left.
+      latent_dim: Width of each Z.
+    """
+    first = head["params"]["Dense_0"]
+    by_view = first["kernel"].reshape(-1, latent_dim, first["kernel"].shape[-1])
+    kernel = jnp.concatenate([by_view[v] for v in kind])
+    return {"params": {**head["params"], "Dense_0": {**first, "kernel": kernel}}}
 
 
 def init_model(

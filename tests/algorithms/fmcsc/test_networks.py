@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxfedmvc import nn
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig
-from jaxfedmvc.algorithms.fmcsc.networks import branch, features, init_model
+from jaxfedmvc.algorithms.fmcsc.networks import branch, features, init_model, init_models
 from tests.algorithms.fmcsc.by_numpy import np_features
 from tests.algorithms.fmcsc.tiny import CONFIG, FULL, KEY, PAIR, at, close, jit
 
@@ -47,6 +48,20 @@ def test_joint_input_is_in_the_order_of_view_ids(sample):
     turned = model._replace(autoencoders={v: model.autoencoders[v] for v in (2, 0, 1)})
     found = features(CONFIG, turned, {v: views[v] for v in (1, 2, 0)})
     np.testing.assert_array_equal(found.h, features(CONFIG, model, views).h)
+
+
+def test_partial_models_start_as_f_g_without_the_other_views():
+    models = init_models(KEY, CONFIG, (4, 3, 5), {FULL, PAIR, (1,)})
+    whole, d = models[FULL], CONFIG.latent_dim
+    z = np.array(jax.random.normal(KEY, (6, len(FULL) * d)))
+    head = functools.partial(nn.apply_mlp, features=(CONFIG.head_hidden, d))
+    for kind in (PAIR, (1,)):
+        chex.assert_trees_all_equal(
+            models[kind].autoencoders, {v: whole.autoencoders[v] for v in kind}
+        )
+        held = np.repeat(np.isin(FULL, kind), d)
+        alone = head(models[kind].joint_head, x=z[:, held])
+        close(alone, head(whole.joint_head, x=z * held))
 
 
 def test_a_branch_is_what_one_view_alone_tells_of_h(federation, pretrained):
