@@ -22,6 +22,7 @@ from experiments.lib.command import SPLITS, checked, parse
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.study import parse_or_exit
+from jaxfedmvc import data
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, Reveals, reveals
 
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = checked(lambda: study.read(AdviseSettings))
     checked(require_tqdm)
     given = study.flags.flag_values_dict()
+    checked(lambda: _check_data(study.read(DataSettings)))
     with Progress(study.folder.progress) as progress:
         progress.expect(dict.fromkeys(METHODS, 1))
         fits, not_fit = [], []
@@ -72,6 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 fits.append(found)
             progress.done(name)
     print(report(fits, not_fit))
+
+
+def _check_data(settings: DataSettings) -> None:
+    """Reads the data once by themselves: what is wrong with them is not a method's fault."""
+    if settings.dataset is None:
+        raise ValueError("dataset: none is given; allowed is a named set or a path")
+    data.load(settings.dataset, settings.data_dir, settings.scale, settings.table)
 
 
 def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dict[str, Any], str]:

@@ -48,6 +48,7 @@ from experiments.lib.grid import Axis
 from experiments.lib.groups import Group, flags_of, groups_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
+from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh
 from jaxfedmvc.files import write_text
 
@@ -97,7 +98,8 @@ def settings_of(command: Command, sweep: SweepSettings) -> tuple[list[Axis], lis
     for axis in axes:
         if axis.name not in (*traced, *static):
             raise ValueError(
-                f"grid: {command.name} has no setting {axis.name!r}; allowed are"
+                f"grid: {command.name} has no setting {axis.name!r};"
+                f" {checks.meant(axis.name, (*traced, *static))}allowed are"
                 f" {', '.join(traced) or 'none'} (runs that differ in these share a program),"
                 f" {', '.join(static)}"
             )
@@ -180,10 +182,14 @@ def start_devices(job: JobSettings, sweep: SweepSettings) -> Any:
 # --- The job --------------------------------------------------------------------------------------
 
 
+def _programs(groups: Sequence[Group]) -> str:
+    return f"{len(groups)} program{'s' * (len(groups) > 1)}"
+
+
 def plan(groups: Sequence[Group], devices: Any, batch: int | None) -> Iterator[str]:
     """Yields what --dry_run prints: runs, programs, and the memory that each was compiled for."""
     n_runs = sum(len(group.runs) for group in groups)
-    yield f"{n_runs} runs, {len(groups)} programs"
+    yield f"{n_runs} runs, {_programs(groups)}"
     yield f"free memory: {free_bytes() / 1e9:.2f} GB on {jax.devices()[0].device_kind}"
     yield f"{'program':>8s}{'runs':>7s}{'batch':>7s}{'MB a batch':>12s}{'MB a run':>10s}"
     for i, group in enumerate(groups):
@@ -222,7 +228,9 @@ def run(arguments: Sequence[str], command: Command) -> None:
         return
     with Progress(command.folder.progress) as progress:
         n_runs, n_clients = sum(len(g.runs) for g in groups), groups[0].federation.n_clients
-        progress.write(f"{n_runs} runs of {n_clients} clients, {len(groups)} programs")
+        progress.write(f"{n_runs} runs of {n_clients} clients, {_programs(groups)}")
+        if ledger.rows:
+            progress.write(f"{len(ledger.rows)} of these runs were made before")
         compilations = execute(groups, ledger, batch=batch, mesh=devices, progress=progress)
     for line in report(path, command, axes, ledger, compilations):
         print(line)

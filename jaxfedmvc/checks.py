@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
@@ -17,6 +18,12 @@ NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more
 def wrong(name: str, got: Any, allowed: str) -> ValueError:
     """Returns the error to raise for an argument: its name, its value and what is allowed."""
     return ValueError(f"{name}: got {got!r}; allowed is {allowed}")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Returns which of the known names was probably meant, as a part of a sentence; else ""."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def at_least(settings: Any, least: int, *names: str) -> None:

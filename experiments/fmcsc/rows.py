@@ -210,7 +210,10 @@ def preset(name: str, dataset: str, quick: bool) -> list[str]:
         # Epochs of a round last, which the paper sets per set, too.
         files += ["best", f"best_{dataset}"]
     paths = [PRESETS / f"{file}.flags" for file in [*files, *["quick"] * quick]]
-    return [f"--flagfile={path}" for path in paths if path.exists()]
+    # As one would type it, since rows say by which command they were made.
+    here = Path.cwd()
+    typed = [path.relative_to(here) if path.is_relative_to(here) else path for path in paths]
+    return [f"--flagfile={path}" for path in typed if path.exists()]
 
 
 # --- Rows -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from absl import flags
 from experiments.lib import settings
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.hooks import Hooks, hooks_of
+from jaxfedmvc import checks
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.registry import Method
 
@@ -245,7 +246,10 @@ def method_of(name: str) -> Method:
       ValueError: There is none of this name.
     """
     if name not in METHODS:
-        raise ValueError(f"algorithm: got {name!r}; allowed are {', '.join(sorted(METHODS))}")
+        raise ValueError(
+            f"algorithm: got {name!r}; {checks.meant(name, METHODS)}allowed are"
+            f" {', '.join(sorted(METHODS))}"
+        )
     return METHODS[name]
 
 

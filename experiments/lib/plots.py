@@ -53,17 +53,15 @@ def curves(
 
     Args:
       path: Where to write, .png.
-      scores: For each curve [seeds, rounds] fractions in [0, 1]; may be empty.
-      losses: For each curve [seeds, rounds].
+      scores: For each curve [seeds, rounds] fractions in [0, 1]; if empty, losses stand alone.
+      losses: For each curve [seeds, rounds]; may be empty where scores are not.
       references: Levels drawn as dashed lines beside the scores.
       title: Of the whole picture.
     """
     plt = require_matplotlib()
-    n_losses = max(1, len(losses))
-    figure = plt.figure(figsize=(11.5, 4.8), layout="constrained")
-    grid = figure.add_gridspec(n_losses, 2)
-    left = figure.add_subplot(grid[:, 0])
-    right = [figure.add_subplot(grid[i, 1]) for i in range(n_losses)]
+    figure = plt.figure(figsize=(11.5 if scores and losses else 6.4, 4.8), layout="constrained")
+    parts = figure.subfigures(1, bool(scores) + bool(losses), squeeze=False)[0]
+    right = list(parts[-1].subplots(len(losses), squeeze=False)[:, 0]) if losses else []
 
     def draw(axis: Any, name: str, runs: np.ndarray) -> None:
         rounds = np.arange(1, runs.shape[1] + 1)
@@ -76,20 +74,25 @@ def curves(
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
 
-    for name, runs in scores.items():
-        draw(left, name, runs)
-    for (name, level), style in zip(references.items(), _cycle(("--", ":", "-.")), strict=False):
-        left.axhline(level, linestyle=style, color="0.3", label=name)
-    left.set_ylim(0, 1.02)
-    left.set_ylabel("score (fraction)")
-    left.set_xlabel("round")
-    if scores or references:
+    if scores:
+        left = parts[0].subplots()
+        for name, runs in scores.items():
+            draw(left, name, runs)
+        for (name, level), style in zip(
+            references.items(), _cycle(("--", ":", "-.")), strict=False
+        ):
+            left.axhline(level, linestyle=style, color="0.3", label=name)
+        left.set_ylim(0, 1.02)
+        left.set_ylabel("score (fraction)")
+        left.set_xlabel("round")
         left.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     # Losses of different kinds have nothing to do with each other's scale: a panel each.
-    for axis, (name, runs) in zip(right, losses.items(), strict=False):
+    for axis, (name, runs) in zip(right, losses.items(), strict=True):
         draw(axis, name, runs)
         axis.set_ylabel(name)
-    right[-1].set_xlabel("round (losses: mean over clients)")
+        axis.ticklabel_format(useOffset=False)
+    if right:
+        right[-1].set_xlabel("round (losses: mean over clients)")
     figure.suptitle(title)
     save(figure, path)
 

@@ -30,6 +30,7 @@ _GROUP_TITLES = {
     "participating": "took part in this round",
     "non_participating": "took no part in this round",
 }
+_MOST_SIZES = 20  # clusters whose sizes are printed
 Row = dict[str, Any]
 
 
@@ -52,7 +53,8 @@ class Report:
         self.references: list[dict[str, Any]] = []
         self.figures: list[page.Figure] = []
         self.seconds = {"compile": 0.0, "run": 0.0}
-        self.groups = _shown_groups(command, federation)
+        self.is_scored = federation.labels is not None
+        self.groups = _shown_groups(command, federation) if self.is_scored else []
         # Agents share their samples, so that each is matched by itself.
         self.way = "per_client" if command.method.topology == "vertical" else "pooled"
 
@@ -122,16 +124,21 @@ class Report:
 
     def finish(self, last: SeedResult, traffic: Mapping[str, Traffic], facts: Row) -> Iterator[str]:
         """Writes summary and pictures; yields the lines for the terminal."""
-        if not self.references:
-            yield "no labels: nothing is scored"
-        for way, title in _TITLES.items() if self.references else ():
+        n = len(self.references)
+        after = f"(after the last round, mean over {n} seed{'s' * (n > 1)})"
+        for way, title in _TITLES.items() if self.is_scored else ():
             if self.command.method.topology == "vertical" and way == "pooled":
                 continue
-            n = len(self.references)
-            yield f"\n{title} (after the last round, mean over {n} seed{'s' * (n > 1)})"
-            yield self._table(way)
+            yield f"\n{title} {after}"
+            yield self._scores(way).to_string()
+        if not self.is_scored:
+            yield f"\nno labels, no scores; what clusters say of themselves {after}"
+            yield self._internal().to_string()
+            yield from self._sizes(last)
         summary = self._summary(traffic) | facts
         made = max(summary["rounds_made"])
+        if 0 < made < self.command.rounds:
+            yield f"\nended after {made} of at most {self.command.rounds} rounds"
         up, down = (
             max(summary["bytes_rounds"][way])
             + sum(getattr(traffic[stage], way) for stage in ("setup", "finish"))
@@ -146,9 +153,6 @@ class Report:
         files = "summary.json, rounds.csv, labels.csv, flags.txt, *.png"
         also = "report.html, " if page.is_installed() else ""
         yield f"written: {self.path}/ ({also}{files})"
-
-    def _table(self, way: str) -> str:
-        return self._scores(way).to_string()
 
     def _scores(self, way: str) -> pd.DataFrame:
         """Returns the method and its references as rows; mean +- deviation over the seeds."""
@@ -166,14 +170,40 @@ class Report:
                     cells[_GROUP_TITLES[group], metric.upper()] = _mean_cell(
                         values, len(groups) == 1
                     )
-            if len(groups) == 1:
-                for metric in ("silhouette", "clusters"):
-                    values = [s["internal"][metric] for s in scores]
-                    cells[_GROUP_TITLES[groups[0]], metric] = _mean_cell(values, True)
             lines[name] = cells
         table = pd.DataFrame(lines).T
         table.columns = pd.MultiIndex.from_tuples(table.columns)
+        if way == "per_client":  # as these are: of each client's rows by themselves
+            internal = self._internal()
+            internal.columns = pd.MultiIndex.from_product([[_GROUP_TITLES["all"]], internal])
+            table = table.join(internal) if len(groups) == 1 else table
         return table
+
+    def _internal(self) -> pd.DataFrame:
+        """Returns what needs no labels, in the same rows as `_scores`."""
+        return pd.DataFrame(
+            {
+                metric: {
+                    name: _mean_cell([r[name]["internal"][metric] for r in self.references], True)
+                    for name in self.references[0]
+                }
+                for metric in ("silhouette", "clusters")
+            }
+        )
+
+    def _sizes(self, last: SeedResult) -> Iterator[str]:
+        """Yields the sizes of a seed's clusters, of all clients' rows; of agents, each one's."""
+        cohorts = last.problem.federation.cohorts
+        rows = [mine[np.asarray(c.mask)] for mine, c in zip(last.labels, cohorts, strict=True)]
+        owners = [f", agent {int(np.asarray(c.client_ids)[0])}" for c in cohorts]
+        if self.command.method.topology != "vertical":
+            rows, owners = [np.concatenate(rows)], [""]
+        for owner, labels in sorted(zip(owners, rows, strict=True), key=lambda pair: pair[0]):
+            sizes = sorted(np.unique(labels, return_counts=True)[1], reverse=True)
+            shown = ", ".join(map(str, sizes[:_MOST_SIZES]))
+            if len(sizes) > _MOST_SIZES:
+                shown += f" and {len(sizes) - _MOST_SIZES} smaller ones"
+            yield f"rows of each cluster, seed {last.seed}{owner}: {shown}"
 
     def _summary(self, traffic: Mapping[str, Traffic]) -> Row:
         seeds = self.command.job.all_seeds
@@ -182,7 +212,7 @@ class Report:
                 group: {
                     way: _statistics([r[name][group][way] for r in self.references]) for way in WAYS
                 }
-                for group in GROUPS
+                for group in (GROUPS if self.is_scored else ())
             }
             | {"internal": _statistics([r[name]["internal"] for r in self.references])}
             for name in (self.references[0] if self.references else ())
@@ -199,7 +229,7 @@ class Report:
                 max([r["round"] for r in self.rows if r["seed"] == s], default=0) for s in seeds
             ],
             "seeds": seeds,
-            "metrics": rows[self.command.name]["all"][self.way] if rows else {},
+            "metrics": rows[self.command.name]["all"][self.way] if self.is_scored else {},
             "groups": rows,
             "bytes_rounds": {
                 way: [
@@ -247,7 +277,7 @@ class Report:
             told,
             self._arguments(),
             self.rows,
-            self._scores(self.way) if self.references else None,
+            self._scores(self.way) if self.is_scored else self._internal(),
             last,
             self.way,
             flat,
@@ -283,11 +313,11 @@ class Report:
             losses[name.replace("_", " ")] = by_round(name)
         levels = {}
         for name in (ALONE, POOLED):
-            known = [r[name]["all"] for r in self.references if name in r]
+            known = [r[name]["all"] for r in self.references if name in r and self.is_scored]
             if known:
                 levels[f"ACC, {name}"] = float(np.mean([s[self.way]["acc"] for s in known]))
         if scores or losses:
-            title = f"{self.title}, {len(seeds)} seed(s)"
+            title = f"{self.title}, {len(seeds)} seed{'s' * (len(seeds) > 1)}"
             plots.curves(self.path / "curves.png", scores, losses, levels, title)
 
 

@@ -24,7 +24,7 @@ def write_run_page(
     facts: Mapping[str, Any],
     flags: Sequence[str],
     rounds: Sequence[Mapping[str, Any]],
-    scores: pd.DataFrame | None,
+    scores: pd.DataFrame,
     last: SeedResult,
     way: str,
     flat: np.ndarray | None,
@@ -38,7 +38,7 @@ def write_run_page(
       facts: Shown first.
       flags: Of the command that makes the same run.
       rounds: Rows of rounds.csv.
-      scores: The method beside its references, or None.
+      scores: The method beside its references; without labels what needs none.
       last: The last seed's run, which is drawn.
       way: "pooled" or "per_client", how scores are matched.
       flat: Its representation in the plane [n, 2], or None.
@@ -50,7 +50,8 @@ def write_run_page(
     if last.problem.federation.labels is not None:
         figures += _by_client(last, way)
     command = shlex.join(["python", "-m", "experiments.run", *flags])
-    tables = {} if scores is None else {"Scores, mean over the seeds": scores}
+    of = "Scores" if last.problem.federation.labels is not None else "Clusters without labels"
+    tables = {f"{of}, mean over the seeds": scores}
     page.write(path, title, facts, command, tables, figures)
 
 
@@ -102,7 +103,9 @@ def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
         colourings = {"clusters": charts.coloured_as(classes, clusters), "classes": classes}
         told = [f"{text}, class {c}" for text, c in zip(told, classes, strict=True)]
     kept = plots.thinned(len(clusters), len(flat))
-    note = f"t-SNE, seed {last.seed}; colours of clusters are those of the classes they match"
+    note = f"t-SNE, seed {last.seed}"
+    if federation.labels is not None:
+        note += "; colours of clusters are those of the classes they match"
     if len(kept) < len(clusters):
         note += f"; {len(kept)} of {len(clusters)} rows"
     chosen = {name: values[kept] for name, values in colourings.items()}

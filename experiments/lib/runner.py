@@ -294,6 +294,8 @@ class _Runner:
         resumes = command.folder.resume
         at = checked(self._reopened) if resumes else (*self._beginning(), [])
         seed, made, state, rows = at
+        if state is not None:
+            write(f"goes on with seed {seed}, after round {made}")
         for line in self.job.problems[0].notes:
             write(line)
         write(self.job.federation.describe())
@@ -424,20 +426,25 @@ class _Runner:
         if command.hooks.after_seed is not None:
             for line in command.hooks.after_seed(self.path, result, command.job.seeds):
                 self.progress.write(line)
-        if federation.labels is not None:
-            rivals = {command.name: found.labels}
-            if k is not None:
-                rivals |= references(problem, k, seed, found.embedding)
-                if command.hooks.references is not None:
-                    rivals |= command.hooks.references(problem, k, seed)
-            scored = {
-                name: host.score(federation, labels, state.participants)
-                | {"internal": internal_scores(federation, labels)}
-                for name, labels in rivals.items()
-            }
-            self.report.references.append(scored)
+        rivals = {command.name: found.labels}
+        if k is not None:
+            rivals |= references(problem, k, seed, found.embedding)
+            if command.hooks.references is not None:
+                rivals |= command.hooks.references(problem, k, seed)
+        self.report.references.append(
+            {name: self._scored(federation, labels, state) for name, labels in rivals.items()}
+        )
         self.last = result
         self.progress.done("references")
+
+    def _scored(
+        self, federation: Federation, labels: Sequence[np.ndarray], state: RunState
+    ) -> dict[str, Any]:
+        """Returns scores, if there are labels, and what clusters say of themselves."""
+        internal = {"internal": internal_scores(federation, labels)}
+        if federation.labels is None:
+            return internal
+        return host.score(federation, labels, state.participants) | internal
 
     # --- Resuming ---------------------------------------------------------------------------------
 

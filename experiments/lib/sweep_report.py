@@ -114,9 +114,12 @@ def best_lines(
     if not names:
         entry = summary.loc[0]
         return [f"mean {_named(by)} of the one setting: {_spread(entry, by)}{_failures(entry)}"]
-    scored = bool(summary[f"{by}_mean"].notna().any())
+    means = summary[f"{by}_mean"]
+    scored = bool(means.notna().any())
     entry = summary.loc[ranking(summary, by)[0]]
     found = f"{_setting(entry, names)}: {_spread(entry, by)}{_failures(entry)}"
+    if (n_alike := int((means == entry[f"{by}_mean"]).sum())) > 1:
+        found = f"{n_alike} settings are level, of which the first is {found}"
     lines = [
         f"best by mean {_named(by)} (needs labels): {found if scored else 'no setting has one'}"
     ]

@@ -19,7 +19,7 @@ KINDS = {
     "labels": "a label or a rank for each row",
     "codes": "several numbers for each row",
     "rows": "rows as they are",
-    "unknown": "nobody has said",
+    "unknown": "what jaxfedmvc/algorithms/reveals.py does not say",
 }
 
 
@@ -87,4 +87,4 @@ def reveals(name: str, method: Method) -> Reveals:
     """Returns what the messages of a method of the table tell."""
     if method.topology == "pooled":
         return _ROWS
-    return REVEALS.get(name, Reveals("unknown", "Nobody has said what its messages tell."))
+    return REVEALS.get(name, Reveals("unknown", "Not known: the method has no entry in REVEALS."))

@@ -207,7 +207,8 @@ def _find(name: str, data_dir: str | None) -> Path:
     looked = ", ".join(str(folder.absolute()) for folder in folders)
     if record is None:
         raise ValueError(
-            f"unknown data set {name!r}: known names are {', '.join(names())}; a path to a .npz, "
+            f"unknown data set {name!r}: {checks.meant(name.lower(), names())}known names are "
+            f"{', '.join(names())}; a path to a .npz, "
             f".mat, .csv or .parquet file, or the name of one of the first two in the data folder, "
             f"also works (looked in {looked})"
         )

@@ -272,10 +272,10 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
     for view, wanted in patterns.items():
         for pattern in wanted:
             if pattern in others:
-                raise ValueError(f"views: the column {pattern!r} of {view} is labels or id")
+                raise ValueError(f"views: the column {pattern!r} of view {view} is labels or id")
             if not any(fnmatch.fnmatchcase(column, pattern) for column in free):
                 raise ValueError(
-                    f"views: {pattern!r} of {view} matches no column of {_some(frame.columns)}"
+                    f"views: {pattern!r} of view {view} matches no column of {_some(frame.columns)}"
                 )
         mine = [c for c in free if any(fnmatch.fnmatchcase(c, p) for p in wanted)]
         _check_unnamed([column for column in mine if column not in wanted])
@@ -319,12 +319,15 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     words = [c for c in words if part[c].notna().any()]  # an empty column has no type
     if words and options.categories == "refuse":
         cells = part[words[0]].dropna()
-        hint = f", or id={words[0]}" if cells.is_unique else ""
+        names_rows = cells.is_unique and options.id is None
+        hint = f"id={words[0]} if these name the rows, " if names_rows else ""
+        if not cells.is_unique and options.labels is None:
+            hint = f"labels={words[0]} if these are classes, "
         wrong = pandas.to_numeric(cells, errors="coerce").isna()
         cell = str((cells[wrong] if wrong.any() else cells).iloc[0])
         raise ValueError(
-            f"views: the column {words[0]!r} of {view} has cells such as {cell!r}; allowed"
-            f" are numbers, or categories=onehot{hint}"
+            f"views: the column {words[0]!r} of view {view} has cells such as {cell!r}; allowed"
+            f" are numbers, {hint}or categories=onehot"
         )
     columns, made = [], 0
     for name in part:
@@ -338,7 +341,7 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     found = pandas.concat(columns, axis=1)
     infinite = [c for c in found if np.isinf(found[c]).any()]
     if infinite:
-        raise ValueError(f"views: the column {infinite[0]!r} of {view} has infinite cells")
+        raise ValueError(f"views: the column {infinite[0]!r} of view {view} has infinite cells")
     note = f"columns {_some(part.columns, 6)}"
     if words:
         note += f"; {_some(words, 6)} one-hot, {made} columns"
@@ -357,17 +360,17 @@ def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.nd
         column = part.columns[int(np.flatnonzero(empty[partly].any(axis=0))[0])]
         if options.missing == "refuse":
             raise ValueError(
-                f"views: the column {column!r} of {view} is empty in"
+                f"views: the column {column!r} of view {view} is empty in"
                 f" {int(empty[partly][:, list(part.columns).index(column)].sum())} rows that have"
                 " other values of the view; allowed are missing=median and missing=lack"
             )
         if options.missing == "lack":
             held = held & ~partly
             if not held.any():
-                raise ValueError(f"views: no row has all values of {view}")
+                raise ValueError(f"views: no row has all values of view {view}")
         else:
             if empty[held].all(axis=0).any():
-                raise ValueError(f"views: the column {column!r} of {view} is empty everywhere")
+                raise ValueError(f"views: the column {column!r} of view {view} is empty everywhere")
             middle = np.nanmedian(values[held], axis=0)
             values = np.where(empty, middle, values)
     return np.where(held[:, None], values, 0.0).astype(np.float32), held

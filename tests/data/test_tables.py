@@ -109,7 +109,7 @@ def test_parquet_is_as_csv(tmp_path):
 @pytest.mark.parametrize(
     ("table", "options", "text"),
     [
-        (TABLE, TableOptions(), "the column 'patient' of 0 has cells such as 'a'.*id=patient"),
+        (TABLE, TableOptions(), "the column 'patient' of view 0 has cells such as 'a'.*id=patient"),
         (TABLE.rename(columns={"ill": "Y"}), TableOptions(), "column 'Y' looks like labels"),
         (TABLE.rename(columns={"hb": "id"}), TableOptions(), "column 'id' looks like id"),
         (
@@ -117,18 +117,18 @@ def test_parquet_is_as_csv(tmp_path):
             TableOptions(labels="sick"),
             "labels: got 'sick'; allowed is a column: patient, hb",
         ),
-        (TABLE, TableOptions("blood=hb,rbc"), "'rbc' of blood matches no column of patient"),
+        (TABLE, TableOptions("blood=hb,rbc"), "'rbc' of view blood matches no column of patient"),
         (TABLE, TableOptions("a=hb;b=h*"), "column 'hb' is in a and b"),
-        (TABLE, TableOptions("a=hb,ill", labels="ill"), "column 'ill' of a is labels or id"),
-        (TABLE, TableOptions("who=sex"), "column 'sex' of who has cells such as 'f'"),
-        (with_cell("img_1", 2, np.nan), BLOOD, "column 'img_1' of imaging is empty in 1 rows"),
-        (with_cell("hb", 1, np.inf), BLOOD, "column 'hb' of blood has infinite cells"),
+        (TABLE, TableOptions("a=hb,ill", labels="ill"), "column 'ill' of view a is labels or id"),
+        (TABLE, TableOptions("who=sex"), "column 'sex' of view who has cells such as 'f'"),
+        (with_cell("img_1", 2, np.nan), BLOOD, "column 'img_1' of view imaging is empty in 1 rows"),
+        (with_cell("hb", 1, np.inf), BLOOD, "column 'hb' of view blood has infinite cells"),
         (with_cell("ill", 1, None), BLOOD, "labels: the column 'ill' has 1 empty cells"),
-        (with_cell("hb", 1, "n/a?"), BLOOD, "column 'hb' of blood has cells such as 'n/a.'"),
+        (with_cell("hb", 1, "n/a?"), BLOOD, "column 'hb' of view blood has cells such as 'n/a.'"),
         (
             TABLE.assign(flag=[True, False, True, True]),
             TableOptions("a=flag"),
-            "'flag' of a .* 'True'",
+            "'flag' of view a .* 'True'",
         ),
     ],
 )

@@ -1,5 +1,7 @@
 """Which methods apply: the methods' own refusals, wishes of the parties, bytes of a run."""
 
+import re
+
 import pytest
 
 from experiments.advise import AdviseSettings, main
@@ -54,6 +56,22 @@ def test_what_applies_is_listed_with_the_bytes_of_a_run():
     times = {"setup": 1, "round": command.rounds, "finish": 1}
     up = sum(n * steps.traffic()[stage].up for stage, n in times.items())
     assert float(lines["e_fkmvc"][4]) == pytest.approx(up / 1e6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "dataset: none is given"),
+        (("--dataset=nosuch.csv",), "nosuch.csv: no such file"),
+        (("--dataset={own}",), "the column 'who' of view 0 has cells such as 'p0'.*id=who"),
+    ],
+)
+def test_what_is_wrong_with_the_data_is_said_once(tmp_path, arguments, said):
+    own = tmp_path / "own.csv"
+    own.write_text("who,hb,wbc\n" + "".join(f"p{i},{i}.5,{i * i}\n" for i in range(8)))
+    code, out, err = binaries.launch(main, *(a.format(own=own) for a in arguments), "--noprogress")
+    assert code == 2 and not out
+    assert re.fullmatch(f"error: .*{said}.*\n", err)
 
 
 @pytest.mark.slow

@@ -28,10 +28,9 @@ LOSSES = {"reconstruction": np.array([[3.0, 2.0, 1.0]]), "contrast": np.ones((2,
         (SCORES, LOSSES, {"pooled k-means": 0.6, "local k-means": 0.4, "another": 0.5}),
         ({}, LOSSES, {}),
         (SCORES, {}, {}),
-        ({}, {}, {}),
         ({"ACC": np.array([[0.5]])}, {"loss": np.array([[1.0]])}, {"pooled k-means": 0.6}),
     ],
-    ids=["everything", "no scores", "no losses", "nothing", "one round of one seed"],
+    ids=["everything", "no scores", "no losses", "one round of one seed"],
 )
 def test_curves_write_a_whole_png(tmp_path, scores, losses, references):
     plots.curves(tmp_path / "curves.png", scores, losses, references, "title")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -200,7 +201,11 @@ def test_without_labels_nothing_is_scored(files, tmp_path):
         f"--output_dir={folder}",
     )
     assert code == 0
-    assert "no labels: nothing is scored" in out and "k-means" not in out
+    assert "no labels, no scores" in out and "ACC" not in out
+    table = out.split("no labels, no scores")[1]
+    assert re.search(r"\npooled k-means +-?\d\.\d+ +\d", table)
+    sizes = re.search(r"rows of each cluster, seed \d+: ([\d, ]+)", table)[1]
+    assert sum(map(int, sizes.split(", "))) == len(read_rows(folder / "labels.csv"))
     summary, (row,) = read_summary(folder), read_rows(folder / "rounds.csv")
     assert summary["metrics"] == {} and summary["n_clusters"] == 2
     assert np.isnan(float(row["all/pooled/acc"])) and np.isfinite(float(row["loss"]))
@@ -256,7 +261,9 @@ BAD = {
     "misspelt flag": (["--tolerence=1"], "did you mean --tolerance"),
     "absent flagfile": (["--flagfile={folder}/absent.flags"], "absent.flags"),
     "no flag at all": (["digits"], "unexpected arguments .*'digits'"),
-    "unknown method": (["--algorithm=magic"], "algorithm: got 'magic'; allowed are .*fmcsc"),
+    "unknown method": (["--algorithm=nothing"], "algorithm: got 'nothing'; allowed are .*fmcsc"),
+    "misspelt method": (["--algorithm=e_fkvmc"], "got 'e_fkvmc'; did you mean 'e_fkmvc'"),
+    "misspelt set": (["--dataset=digitz"], "set 'digitz': did you mean 'digits'"),
     "a flag that went": (["--method=tucker"], "method: is no flag any more; give --algorithm="),
     "enum": (["--hkc=cosine"], "hkc=cosine.*bandwidth or minmax or absmean"),
     "no number": (["--n_clients=few"], "n_clients.*few"),

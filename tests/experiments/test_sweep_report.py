@@ -119,6 +119,11 @@ def test_best_lines_tell_what_choosing_without_labels_is_worth():
     ]
 
 
+def test_settings_that_are_level_are_counted():
+    line = sweep_report.best_lines(summary_of([0.5, 1.0, 1.0]), ["x"])[0]
+    assert line.endswith("2 settings are level, of which the first is x=b: 1.000")
+
+
 def test_best_lines_do_without_labels_and_without_measures():
     lines = sweep_report.best_lines(summary_of([NAN, NAN], losses=[2.0, 1.0]), ["x"])
     assert lines == [

@@ -145,7 +145,9 @@ def test_a_set_without_labels_needs_no_k(toy, tmp_path):
     arguments = ("--local_clusters=3", "--relaxed=0.8")
     code, out, err = launch(f"--dataset={bare}", f"--output_dir={path}", *arguments)
     assert code == 0, err
-    assert "nothing is scored" in out and len(rows_of(path / "labels.csv")) == 30
+    assert (
+        "rows of each cluster, seed 0, agent 1: " in out and len(rows_of(path / "labels.csv")) == 30
+    )
     code, _, err = launch(f"--dataset={bare}", "--repetitions=2")
     assert code == 2 and "local_clusters" in err
 
