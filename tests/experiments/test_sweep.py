@@ -237,7 +237,7 @@ def test_two_processes_make_the_runs_of_one(toy, tmp_path):
 
 WRONG = {
     ("--algorithm=nope",): "algorithm: got 'nope'; allowed are comvc, coreset_kmeans, ",
-    ("--grid=tau_x=1",): "grid: e_fkmvc has no setting 'tau_x'; allowed are fuzzifier, alpha, beta",
+    ("--grid=tau_x=1",): "has no setting 'tau_x'; did you mean 'tau'? allowed are fuzzifier,",
     ("--grid=seeds=1,2",): "e_fkmvc has no setting 'seeds'",
     ("--grid=beta=0.1,,0.3",): "grid: beta: got '0.1,,0.3'",
     ("--grid=beta=-1",): "beta: got -1",
