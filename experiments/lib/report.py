@@ -138,15 +138,18 @@ class Report:
         summary = self._summary(traffic) | facts
         made = max(summary["rounds_made"])
         if 0 < made < self.command.rounds:
-            yield f"\nended after {made} of at most {self.command.rounds} rounds"
+            yield f"\nended by itself after {made} of at most {self.command.rounds} rounds"
         up, down = (
             max(summary["bytes_rounds"][way])
             + sum(getattr(traffic[stage], way) for stage in ("setup", "finish"))
             for way in ("up", "down")
         )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
-        most = f"a run of {made} rounds, all clients"
-        yield f"\n{most}: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
+        before, after = (sum(traffic[stage]) / 1e6 for stage in ("setup", "finish"))
+        yield (
+            f"\na run of {made} rounds, all clients: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
+            f" ({before:.3f} before and {after:.3f} after the rounds, both ways)"
+        )
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
