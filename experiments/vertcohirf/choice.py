@@ -34,7 +34,7 @@ class LocalChoice(NamedTuple):
 
     Attributes:
       tried: A row for each trial: local_clusters, relaxed_agents (NaN for the strict consensus),
-        clusters (how many it ended with) and agreement.
+        clusters (how many it ended with), agreement, bytes_up and bytes_down of its messages.
       row: The chosen one.
     """
 
@@ -66,6 +66,8 @@ class LocalChoice(NamedTuple):
             " agree best with what the agents find alone"
             f" (mean ARI {row['agreement']:.3f}, from {self.tried['agreement'].min():.3f} on)"
         )
+        up, down = (self.tried[f"bytes_{way}"].sum() / 1e6 for way in ("up", "down"))
+        yield f"the trials' messages, all agents: {up:.3f} MB up, {down:.3f} MB down"
 
     def figure(self) -> page.Figure:
         """Returns the agreement by number of clusters, for the page."""
@@ -105,6 +107,8 @@ def of_trials(tried: Sequence[choice.Trial]) -> LocalChoice:
             "relaxed_agents": np.array([trial.relaxed_agents for trial in tried], float),
             "clusters": [len(np.unique(trial.labels)) for trial in tried],
             "agreement": choice.agreements(tried),
+            "bytes_up": [trial.traffic.up for trial in tried],
+            "bytes_down": [trial.traffic.down for trial in tried],
         }
     )
     return LocalChoice(table, int(np.argmax(table["agreement"])))

@@ -29,6 +29,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.vertcohirf.method import compact, vertcohirf
 from jaxfedmvc.algorithms.vertcohirf.settings import VertCoHiRFConfig, VertCoHiRFHyperparams
+from jaxfedmvc.engine import Traffic
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.choice import agreement
@@ -52,12 +53,14 @@ class Trial(NamedTuple):
       relaxed_agents: As in `VertCoHiRFHyperparams`.
       labels: The shared clusters, int32 [samples].
       sent: What each agent sent in the first round, int32 [agents, samples].
+      traffic: Bytes of all messages of the run, of all agents.
     """
 
     local_clusters: int
     relaxed_agents: float | None
     labels: np.ndarray
     sent: np.ndarray
+    traffic: Traffic
 
 
 def agreements(tried: Sequence[Trial]) -> np.ndarray:
@@ -148,24 +151,27 @@ def trials(
     for threshold in thresholds:
         for c in numbers:
             these = steps.with_numbers(numbers_of(c, threshold))
-            labels, sent = _one_run(these, agents, key, rounds)
-            yield Trial(c, threshold, labels[mask], sent[:, mask])
+            labels, sent, traffic = _one_run(these, agents, key, rounds)
+            yield Trial(c, threshold, labels[mask], sent[:, mask], traffic)
 
 
 def _one_run(
     steps: Steps, federation: Federation, key: jax.Array, rounds: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the clusters [n] of all samples, and what the agents sent first [agents, n]."""
+) -> tuple[np.ndarray, np.ndarray, Traffic]:
+    """Returns the clusters [n] of all samples, what agents sent first [agents, n], and bytes."""
     state = steps.start(federation, key)
     sent: list[np.ndarray] = []
+    exchanged: list[Traffic] = []  # arrays shrink, and with them the messages
     made = 0
     while made < rounds and not (made and steps.is_done(state)):
         state, info = steps.one_round(federation, key, state, made)
+        exchanged.append(steps.traffic()["round"])
         state = steps.compacted(state)
         sent = sent or [np.asarray(client["labels"])[0] for client in info[0]["clients"]]
         made += 1
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
-    return found.labels[0][0], np.stack(sent)
+    traffic = Traffic(sum(e.up for e in exchanged), sum(e.down for e in exchanged))
+    return found.labels[0][0], np.stack(sent), traffic
 
 
 def _reporting(config: VertCoHiRFConfig, hyperparams: VertCoHiRFHyperparams) -> FederatedAlgorithm:

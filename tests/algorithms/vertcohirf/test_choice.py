@@ -15,6 +15,7 @@ from jaxfedmvc.algorithms.vertcohirf import (
     vertcohirf,
     vertcohirf_of_steps,
 )
+from jaxfedmvc.engine import Traffic
 from tests.helpers.vertical import by_halves, federation
 
 CONFIG, HYPER = VertCoHiRFConfig(repetitions=1), VertCoHiRFHyperparams()
@@ -33,7 +34,7 @@ def groups(n=90, noise=1, k=3):
 
 
 def trial(labels, sent, c=2):
-    return choice.Trial(c, None, np.asarray(labels), np.asarray(sent))
+    return choice.Trial(c, None, np.asarray(labels), np.asarray(sent), Traffic(0, 0))
 
 
 def test_clusters_that_are_degenerate_are_not_chosen():
@@ -138,6 +139,10 @@ def test_a_run_with_what_was_chosen_finds_the_clusters_of_the_trial():
         hyper = VertCoHiRFHyperparams(relaxed_agents=found.relaxed_agents)
         result = ONCE(vertcohirf(config, hyper), agents, key, 20)
         np.testing.assert_array_equal(np.asarray(result.labels[0][0]), found.labels)
+        # Arrays as short as these do not shrink: all rounds are alike, and of the run's size.
+        a_round = engine.traffic(vertcohirf(config, hyper), agents)["round"]
+        rounds = found.traffic.up / a_round.up
+        assert rounds == found.traffic.down / a_round.down and rounds in range(1, 20)
 
 
 @pytest.mark.slow

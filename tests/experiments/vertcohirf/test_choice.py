@@ -64,9 +64,11 @@ def test_settings_are_chosen_and_kept(data, tmp_path, monkeypatch):
     given = (*COMMON, f"--dataset={data / 'wrong.npz'}", f"--output_dir={folder}")
     code, out, err = binaries.launch(run.main, *given)
     assert code == 0, err
-    (line,) = out.splitlines()
+    line, sent = out.splitlines()
     assert "local_clusters=3, relaxed (0.8) consensus" in line and "mean ARI" in line
     found = saved(folder)
+    assert f"{found.tried['bytes_up'].sum() / 1e6:.3f} MB up" in sent
+    assert (found.tried["bytes_up"] > 0).all()
     assert (found.local_clusters, found.relaxed_agents) == (3, 0.8)
     assert list(found.tried["local_clusters"]) == 2 * [2, 3, 4, 5, 6]  # ten samples for each
     # A job that was killed after its choice goes on with it, whatever it would choose now.
