@@ -274,6 +274,8 @@ def report(
         "compilations_here": compilations,
         "seconds": ledger.seconds,
         "best": best,
+        "command": list(command.arguments),
+        "commit": folder.commit(),
         "device": folder.device(),
         "versions": folder.versions(),
     }

@@ -83,10 +83,10 @@ def heat_map(
             j + 0.5, i + 0.5, note, ha="center", va="center", fontsize=9, color="0.25", bbox=box
         )
     if not np.isnan(values).all():
-        best = np.nanargmin(values) if smaller_is_better else np.nanargmax(values)
-        i, j = np.unravel_index(best, values.shape)
+        best = np.nanmin(values) if smaller_is_better else np.nanmax(values)
         frame = {"fill": False, "linewidth": 2.6, "edgecolor": "#D55E00", "zorder": 3}
-        axis.add_patch(Rectangle((j + 0.03, i + 0.03), 0.94, 0.94, **frame))
+        for i, j in np.argwhere(values == best):
+            axis.add_patch(Rectangle((j + 0.03, i + 0.03), 0.94, 0.94, **frame))
     axis.tick_params(length=0)
     axis.tick_params(axis="y", rotation=0)
     axis.tick_params(axis="x", rotation=0)

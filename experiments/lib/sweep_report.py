@@ -292,7 +292,7 @@ def _draw_heat_map(
 
     n_ok = grid("n_ok")
     notes = n_ok.map(lambda n: "not run" if math.isnan(n) else "none" if n else "failed")
-    title = f"{_named(metric)} over {rows.name} and {columns.name}"
+    title = f"{_named(metric)} over {rows.name} and {columns.name}, the best in a frame"
     if others:
         title += f"\n{_setting(best, others)}, as in the best setting"
     plots_sweep.heat_map(
