@@ -62,10 +62,11 @@ class Progress:
         A kind without operations is taken to be short until it has been met; without any known, all
         kinds are taken to be alike. What was done before anything was expected is subtracted once.
         """
-        self._left = collections.Counter(calls) - self._early
-        self._early.clear()
-        self._efforts = efforts or {}
-        self._last = time.perf_counter()
+        with self._lock:
+            self._left = collections.Counter(calls) - self._early
+            self._early.clear()
+            self._efforts = efforts or {}
+            self._last = time.perf_counter()
 
     def done(self, kind: str, n: int = 1) -> None:
         """Counts work of this kind as done; the time since the last call is what it took."""

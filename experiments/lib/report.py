@@ -145,10 +145,10 @@ class Report:
             for way in ("up", "down")
         )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
-        before, after = (sum(traffic[stage]) / 1e6 for stage in ("setup", "finish"))
+        mb_before, mb_after = (sum(traffic[stage]) / 1e6 for stage in ("setup", "finish"))
         yield (
             f"\na run of {made} rounds, all clients: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
-            f" ({before:.3f} before and {after:.3f} after the rounds, both ways)"
+            f" ({mb_before:.3f} before and {mb_after:.3f} after the rounds, both ways)"
         )
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -198,10 +198,11 @@ class Report:
         """Yields the sizes of a seed's clusters, of all clients' rows; of agents, each one's."""
         cohorts = last.problem.federation.cohorts
         rows = [mine[np.asarray(c.mask)] for mine, c in zip(last.labels, cohorts, strict=True)]
-        owners = [f", agent {int(np.asarray(c.client_ids)[0])}" for c in cohorts]
+        agents = [int(np.asarray(c.client_ids)[0]) for c in cohorts]
+        found = [(f", agent {agents[i]}", rows[i]) for i in np.argsort(agents)]
         if self.command.method.topology != "vertical":
-            rows, owners = [np.concatenate(rows)], [""]
-        for owner, labels in sorted(zip(owners, rows, strict=True), key=lambda pair: pair[0]):
+            found = [("", np.concatenate(rows))]
+        for owner, labels in found:
             sizes = sorted(np.unique(labels, return_counts=True)[1], reverse=True)
             shown = ", ".join(map(str, sizes[:_MOST_SIZES]))
             if len(sizes) > _MOST_SIZES:

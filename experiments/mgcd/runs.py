@@ -219,11 +219,10 @@ def run_cells(
             one = seed_runner(runner.prepare(command), progress, kind)
             progress.expect(left)
             for seed, rounds in zip(seeds_left, each(one, seeds_left, mesh), strict=True):
-                left[kind] -= command.rounds
-                progress.expect(left)
                 append_rows(path, [_flat(dataset, name, seed, row) for row in rounds])
                 acc, seconds = rounds[-1]["acc"], rounds[-1]["seconds"]
                 progress.write(f"{kind}, seed {seed}: ACC {acc:.3f}, {seconds:.0f} s")
+            left[kind] = 0  # whatever seeds that ended by themselves have left over
             jax.clear_caches()  # programs of many settings would exhaust the memory maps
         for seed in todo[dataset, ALL_VIEWS]:
             of_set = runner.prepare(next(iter(rows.values())))

@@ -153,6 +153,7 @@ class Steps:
         self._has_traced, self._stop = threading.Condition(), threading.Event()
         self._stop_walker: Callable[[], None] = lambda: None
         self._on_walked: Callable[[], None] = lambda: None
+        self._was_cut_off = False  # a walk that `close` ended before it was through
         self._is_abstract = False
         self._on_program: Callable[[int, int, str], None] = lambda i, n, name: None
         # Of each stage, phase and cohort: clients that take part, and what travels. Compacting
@@ -205,7 +206,9 @@ class Steps:
         Args:
           hyperparams: Of the same structure and types.
         """
+        self._walked()  # a copy has no walk of its own to wait for
         other = copy.copy(self)
+        other._compilers = other._tracer = None
         other._hyper = jax.tree.map(as_number, hyperparams)
         return other
 
@@ -268,13 +271,16 @@ class Steps:
             ready.
           until_ready: Whether to return only when all are compiled. If not, other threads trace and
             compile them, a call waits for its own program, and the run begins while later ones are
-            on their way; see `close`.
+            on their way; see `close`. Of settings that JAX keeps for each thread they take over the
+            default device and the default precision of products.
           on_walked: Called by the first call after all are traced, when `calls`, `efforts` and
             `traffic` need not wait any more.
         """
         if not self._ahead:
             on_walked()
             return
+        self._walked()
+        self.close()
         self._on_program = on_program
         # Tracing and lowering hold Python's lock; XLA compiles meanwhile without it.
         self._compilers = ThreadPoolExecutor(_COMPILERS)
@@ -303,6 +309,7 @@ class Steps:
         if self._tracer is not None:
             self._stop_walker()
             self._tracer.shutdown()
+            self._was_cut_off = self._walking is not None
             self._tracer = self._walking = None
 
     def _walk_aside(self) -> None:
@@ -311,17 +318,32 @@ class Steps:
         walker._stop = threading.Event()
         self._stop_walker = walker._stop.set
         walker._on_program = lambda i, n, name: None  # calls tell what they wait for
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+
+        def walk() -> RunState:
+            with jax.default_device(device), jax.default_matmul_precision(precision):
+                return walker._walk()
+
         self._tracer = ThreadPoolExecutor(1)
-        self._walking = self._tracer.submit(walker._walk)
+        self._walking = self._tracer.submit(walk)
         self._walking.add_done_callback(lambda walked: self._tell_traced())
 
     def _walked(self) -> None:
         """Waits for a walk in another thread to end, if there is one, and raises what it raised."""
         if self._walking is None:
             return
+        began = time.perf_counter()
         shapes, self._walking = self._walking.result(), None
+        self.seconds += time.perf_counter() - began
         self._n_participants = sum(map(len, shapes.participants))
         self._on_walked()
+
+    def _know_all(self) -> None:
+        """Makes sure that what follows from shapes is known of all programs, if of any."""
+        self._walked()
+        if self._was_cut_off:
+            self._walk()
 
     def _wait_until_traced(self, place: Any, name: str) -> None:
         """Waits until another thread has traced a program, or everything that it will."""
@@ -332,10 +354,10 @@ class Steps:
             flat = self._flat.get(place)
             return flat is not None and (flat.compiled is not None or flat.picked is not None)
 
-        with self._has_traced:
-            if not is_traced():
-                self._on_program(0, 0, name)
-            self._has_traced.wait_for(lambda: is_traced() or walking.done())
+        if not is_traced():
+            self._on_program(0, 0, name)
+            with self._has_traced:
+                self._has_traced.wait_for(lambda: is_traced() or walking.done())
         self.seconds += time.perf_counter() - began
         if walking.done():
             self._walked()
@@ -367,7 +389,7 @@ class Steps:
         """Compiles a traced program, or finds one of the same text; returns its future."""
         lowered = flat.traced.traced.lower()
         text = lowered.as_text()
-        if text not in self._compiled:
+        if text not in self._compiled or self._compiled[text].cancelled():
             self._compiled[text] = submit(lowered.compile, flat.traced.options)
         return self._compiled[text]
 
@@ -378,7 +400,7 @@ class Steps:
 
     def calls(self) -> dict[str, dict[str, int]]:
         """Counts the calls of each program in each stage, of those that `on_call` is told of."""
-        self._walked()
+        self._know_all()
         counts: dict[str, dict[str, int]] = {stage: {} for stage in _STAGES}
         for (stage, p, c), n in self._sizes.items():
             counts[stage][_client_name(stage, p, c)] = phases.chunk_sizes(n, self._chunk)[0]
@@ -387,13 +409,13 @@ class Steps:
 
     def efforts(self) -> dict[str, float]:
         """Returns the rough number of operations of each program of shapes that were walked."""
-        self._walked()
+        self._know_all()
         traced = [flat.traced for flat in self._flat.values() if flat.traced is not None]
         return {program.name: operations(program.traced.jaxpr) for program in traced}
 
     def traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
-        self._walked()
+        self._know_all()
         found = {}
         for stage in _STAGES:
             parts = [e for (s, _, _), e in self._exchanged.items() if s == stage]
@@ -414,6 +436,7 @@ class Steps:
                 self.is_done(state)
                 state, _ = self.one_round(self._federation, key, state, 0)
             self.evaluate(self._federation, key, state, 0)
+            self._was_cut_off = False
             return shapes
         finally:
             self._is_abstract = False
@@ -579,7 +602,7 @@ class Steps:
         elif flat.picked is not None:
             found = [leaves[i] for i in flat.picked]
         else:
-            if flat.compiled is None:
+            if flat.compiled is None or flat.compiled.cancelled():
                 began = time.perf_counter()
                 flat.compiled = self._compile(flat, _at_once)
                 self.seconds += time.perf_counter() - began

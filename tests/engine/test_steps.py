@@ -198,6 +198,30 @@ def test_a_job_that_is_given_up_stops_tracing(monkeypatch):
     threading.Timer(0.2, closing.set).start()  # `close` waits for the one that is being traced
     steps.close()
     assert names == ["start"]
+    # What follows from shapes is known all the same, for who asks.
+    assert steps.calls()["finish"] and steps.traffic()["round"].up > 0
+
+
+def test_other_threads_trace_with_the_precision_of_the_caller():
+    steps = Steps(functools.partial(fmcsc, FMCSC), FMCSCHyperparams(), complete())
+    with jax.default_matmul_precision("high"):
+        steps.compile(until_ready=False)
+        steps.calls()
+    steps.close()
+    (assign,) = (p for p in steps.programs() if p.name.startswith("assign"))
+    assert "Precision.HIGH," in str(assign.traced.jaxpr)
+
+
+def test_other_numbers_can_be_taken_while_programs_are_traced():
+    make, hyper = METHODS["e_fkmvc"]
+    walked = []
+    steps = Steps(make, hyper, federation())
+    steps.compile(until_ready=False, on_walked=lambda: walked.append(0))
+    other = steps.with_numbers(hyper)
+    state = steps.start(federation(), KEY)
+    steps.close()
+    other.evaluate(federation(), KEY, state, 0)
+    assert walked == [0]
 
 
 def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
