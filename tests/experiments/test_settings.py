@@ -340,11 +340,10 @@ def test_precision_is_a_flag_of_studies_too(name, arguments):
     assert code == 0 and "--precision" in out
 
 
-def test_the_precision_of_a_study_holds_once_its_folder_is_open(tmp_path):
+def test_the_precision_of_a_study_holds_once_its_command_line_is_read():
     before = jax.config.jax_default_matmul_precision
     try:
-        given = (f"--output_dir={tmp_path / 'out'}", "--compilation_cache=", "--precision=bfloat16")
-        study.parse(given, {JobSettings: ("seed",)}).open("study")
+        study.parse_or_exit(("--precision=bfloat16",), None, {JobSettings: ("seed",)})
         assert jax.config.jax_default_matmul_precision == "bfloat16"
     finally:
         jax.config.update("jax_default_matmul_precision", before)
