@@ -12,10 +12,13 @@ host (`jaxfedmvc.metrics.host`). Sweeps and the tables of papers are built on it
 
 from __future__ import annotations
 
+import collections
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +52,8 @@ ROUNDS = "rounds/"
 _SHARE = 0.8
 # Bytes of the last level of common processors' caches.
 _CPU_CACHE = 2**25
+# Programs that are compiled while another one runs.
+_AHEAD = 2
 
 
 class Group(NamedTuple):
@@ -228,7 +233,9 @@ class Program:
         self.compilations = 0
         self._data: Any = None
         self._compiled: dict[int, Any] = {}
+        self._ahead: dict[int, Future] = {}
         self._stages: dict[str, Traffic] | None = None
+        self._counting = threading.Lock()
 
     @property
     def least(self) -> int:
@@ -250,34 +257,53 @@ class Program:
 
     def traffic(self, rounds: int) -> dict[str, int]:
         """Returns the bytes that all clients send and receive over a run of so many rounds."""
-        if self._stages is None:
-            group = self.group
-            self._stages = engine.traffic(
-                group.make(group.hyperparams[0]),
-                group.federation,
-                participation=group.participation,
-            )
+        with self._counting:
+            if self._stages is None:
+                group = self.group
+                self._stages = engine.traffic(
+                    group.make(group.hyperparams[0]),
+                    group.federation,
+                    participation=group.participation,
+                )
         times = {"setup": 1, "round": rounds, "finish": 1}
         return {
             f"bytes_{way}": sum(getattr(self._stages[stage], way) * n for stage, n in times.items())
             for way in ("up", "down")
         }
 
+    def compile_ahead(self, size: int, compilers: ThreadPoolExecutor) -> None:
+        """Has the program for batches of this size compiled while others run; for one device.
+
+        No data are placed for it. What fails then is raised where the program is first needed.
+        """
+        # What of the caller's settings is its thread's own.
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+
+        def compiled() -> Any:
+            with jax.default_device(device), jax.default_matmul_precision(precision):
+                self.traffic(0)
+                return self._compile(size, batching.shapes(self.group.source))
+
+        self._ahead[size] = compilers.submit(compiled)
+
     def _of_size(self, size: int) -> Any:
         if size not in self._compiled:
-            program = batching.batched(one_run(self.group), self.group.source.build, self.mesh)
-            # Arguments that it does not read lie on the device all the same, and count as memory.
-            options: dict[str, Any] = {
-                "keep_unused": True,
-                "compiler_options": compiler_options(),
-            }
-            if self.mesh is not None:
-                options["out_shardings"] = sharding(self.mesh)
-            arguments = *self._placed(), *self._arguments([(0, 0)] * size)
+            ahead = self._ahead.pop(size, None)
+            found = self._compile(size, self._placed()) if ahead is None else ahead.result()
             # One at a time is kept: programs take memory, too.
-            self._compiled = {size: jax.jit(program, **options).lower(*arguments).compile()}
+            self._compiled = {size: found}
             self.compilations += 1
         return self._compiled[size]
+
+    def _compile(self, size: int, data: Any) -> Any:
+        program = batching.batched(one_run(self.group), self.group.source.build, self.mesh)
+        # Arguments that it does not read lie on the device all the same, and count as memory.
+        options: dict[str, Any] = {"keep_unused": True, "compiler_options": compiler_options()}
+        if self.mesh is not None:
+            options["out_shardings"] = sharding(self.mesh)
+        arguments = *data, *self._arguments([(0, 0)] * size)
+        return jax.jit(program, **options).lower(*arguments).compile()
 
     def _placed(self) -> Any:
         if self._data is None:
@@ -352,17 +378,33 @@ def execute(
     if progress is not None:
         progress.expect(left)
     compilations = 0
-    for place, group in enumerate(groups):
-        if ledger.done(place) == len(group.runs):
-            continue
-        if progress is not None:
-            progress.compiling(place, len(groups), f"program {place}")
-        program = Program(group, mesh)
-        _execute(program, place, ledger, batch, progress)
-        compilations += program.compilations
-        del program
-        jax.clear_caches()  # programs take memory, and the next group has its own
+    waiting = [(i, g) for i, g in enumerate(groups) if ledger.done(i) < len(g.runs)]
+    ahead: collections.deque[tuple[int, Program]] = collections.deque()
+    compilers = ThreadPoolExecutor(_AHEAD)
+    try:
+        while waiting or ahead:
+            while waiting and len(ahead) <= _AHEAD:
+                place, group = waiting.pop(0)
+                ahead.append((place, program := Program(group, mesh)))
+                if mesh is None:
+                    program.compile_ahead(first_size(program, place, ledger, batch), compilers)
+            place, program = ahead.popleft()
+            if progress is not None:
+                progress.compiling(place, len(groups), f"program {place}")
+            _execute(program, place, ledger, batch, progress)
+            compilations += program.compilations
+            del program  # it takes memory
+    finally:
+        compilers.shutdown(cancel_futures=True)
+    jax.clear_caches()
     return compilations
+
+
+def first_size(program: Program, place: int, ledger: Ledger, batch: int | None) -> int:
+    """Returns the size of the group's program that is needed first: its own, or to plan by."""
+    if place in ledger.sizes:
+        return ledger.sizes[place]
+    return program.least if batch is None else planned_batch(program, batch)
 
 
 def _execute(

@@ -224,6 +224,14 @@ def place(source: Source, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
     )
 
 
+def shapes(source: Source) -> tuple[PyTree, PyTree]:
+    """Returns those of the arrays that `place` puts on one device; nothing is read or placed."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)),
+        (source.shared, source.by_seed),
+    )
+
+
 # --- Memory ---------------------------------------------------------------------------------------
 
 

@@ -359,6 +359,43 @@ def test_tables_become_the_scores_of_the_last_round_and_of_every_one(tmp_path):
     assert sent[-1] == int(row["bytes_up"]) + int(row["bytes_down"]) and sent[0] < sent[1]
 
 
+def test_programs_compiled_ahead_are_used_and_make_the_same_rows(tmp_path, monkeypatch):
+    """Four groups: no program is compiled twice, and each row is its own group's."""
+    made = [group(cut_at, FIVE[i : i + 2]) for i in range(4)]
+    alone = []
+    for place, one in enumerate(made):
+        program = batches.Program(one)
+        alone += [batches.row_of(program, r, program_row(program, r)) for r in one.runs]
+        assert program.compilations == 1, place
+    compiled, real = [], batches.Program._compile
+
+    def counted(self, size, data):
+        compiled.append((id(self.group), size, isinstance(jax.tree.leaves(data)[0], jax.Array)))
+        return real(self, size, data)
+
+    monkeypatch.setattr(batches.Program, "_compile", counted)
+    kept = Ledger(tmp_path)
+    assert batches.execute(made, kept, batch=1) == 4
+    assert len(set(compiled)) == len(compiled) == 4
+    assert not any(placed for *_, placed in compiled)  # shapes were enough
+    for row, expected in zip(kept.rows, alone, strict=True):
+        assert {k: str(v) for k, v in expected.items()} == {k: str(row[k]) for k in expected}
+
+
+def program_row(program, run):
+    return jax.tree.map(lambda x: x[0], program.run([run]))
+
+
+def test_what_cannot_be_compiled_ahead_ends_the_job_where_it_is_needed(tmp_path):
+    def broken(hyperparams):
+        raise ValueError("x: not allowed")
+
+    kept = Ledger(tmp_path)
+    with pytest.raises(ValueError, match="x: not allowed"):
+        batches.execute([group(cut_at, FIVE[:1]), group(broken, FIVE[:1])], kept)
+    assert len(kept.rows) == 2  # those of the first group
+
+
 def test_fewest_runs_are_filled_in():
     sizes = [batches.chunk_sizes(10, most)[1] for most in (1, 3, 4, 9, 10, 99)]
     assert sizes == [1, 3, 4, 5, 10, 10]
