@@ -44,3 +44,10 @@ def room_for_programs():
     """No module leaves more compiled programs behind than the next one has room beside."""
     yield
     programs.make_room()
+
+
+@pytest.fixture(autouse=True)
+def no_freed_memory():
+    """Workers stay below 1.5 GB: what one test's compilers freed is not kept for the next."""
+    yield
+    programs.give_back()

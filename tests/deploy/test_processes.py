@@ -78,7 +78,13 @@ def all_methods(kind):
     ("federation", "methods"),
     [
         pytest.param(hospitals, lambda: ["e_fkmvc"], id="sums"),
-        pytest.param(agents, lambda: ["mgcd", "vertcohirf"], id="stacks-and-peers"),
+        # `.ci/run` has it beside the default tests.
+        pytest.param(
+            agents,
+            lambda: ["mgcd", "vertcohirf"],
+            id="stacks-and-peers",
+            marks=pytest.mark.slow,
+        ),
         *(
             pytest.param(
                 partial(of_common_tests, kind),

@@ -45,7 +45,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
     check_hyperparams(hyper)
     return FederatedAlgorithm(
-        init=partial(_init, config),
+        init=partial(_init, config, hyper),
         setup=_setup(config, hyper),
         round=_round(config, hyper),
         finish=centroids.phases(config, hyper),
@@ -55,7 +55,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
 
 
 def _init(
-    config: FMCSCConfig, key: jax.Array, federation: Federation
+    config: FMCSCConfig, hyper: FMCSCHyperparams, key: jax.Array, federation: Federation
 ) -> tuple[ServerState, tuple[ClientState, ...]]:
     """Draws one model for each kind, which partial clients of that kind keep too."""
     _check_federation(config, federation)
@@ -74,7 +74,12 @@ def _init(
 
     centroids = jnp.zeros((config.n_clusters, config.latent_dim))
     starts = jnp.zeros((config.centroid_starts, *centroids.shape))
-    server = ServerState(models, centroids, starts if config.centroid_starts > 1 else ())
+    server = ServerState(
+        models,
+        centroids,
+        starts if config.centroid_starts > 1 else (),
+        () if hyper.settle_rounds is None else jnp.zeros(()),
+    )
     return server, tuple(clients(cohort) for cohort in federation.cohorts)
 
 
@@ -131,7 +136,7 @@ def _round(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
         phase = Phase(
             send,
             partial(train, config, hyper, parts),
-            partial(aggregate, config),
+            partial(aggregate, config, hyper),
             reduce="sum",
         )
         return protected(hyper, phase)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxfedmvc.algorithms.fmcsc.client import Update
 from jaxfedmvc.algorithms.fmcsc.networks import Autoencoder, Kind, Model, PyTree, branch
-from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 
 
 class ServerState(NamedTuple):
@@ -21,11 +21,13 @@ class ServerState(NamedTuple):
         every other subset that a client holds.
       centroids: The common centroids [K, d]; zeros before the last exchanges.
       starts: Those of all starts of federated k-means, [starts, K, d]; () where there is one.
+      rounds: Rounds that were averaged so far, a scalar; () where all are averaged alike.
     """
 
     models: dict[Kind, Model]
     centroids: jax.Array
     starts: jax.Array | tuple[()] = ()
+    rounds: jax.Array | tuple[()] = ()
 
 
 # --- What is sent ---------------------------------------------------------------------------------
@@ -106,19 +108,38 @@ def adopt(
 
 def aggregate(
     config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
     key: jax.Array,
     server: ServerState,
     messages: tuple[Update, ...],
     counts: tuple[jax.Array, ...],
 ) -> tuple[ServerState, dict]:
-    """Averages models of each kind by their weights, eq. (10); what nobody sent stays as it was."""
+    """Averages models of each kind by their weights, eq. (10); what nobody sent stays as it was.
+
+    With `settle_rounds` the global models go a share of the way to the average, see `settled`.
+    """
     models = {
         kind: average(
             [(m.models[kind], m.weights[kind]) for m in messages if kind in m.models], model
         )
         for kind, model in server.models.items()
     }
+    if hyper.settle_rounds is not None:
+        made = server.rounds + 1  # type: ignore[operator]
+        models = settled(hyper.settle_rounds, made, server.models, models)
+        server = server._replace(rounds=made)
     return with_models(config, server, models), {}
+
+
+def settled(settle_rounds: jax.Array | float, made: jax.Array, old: PyTree, new: PyTree) -> PyTree:
+    """Moves models from `old` towards `new`: the whole way, and less in each round that follows.
+
+    In round `made`, counted from 1, by the share min(1, (settle_rounds / made)^2). These add up to
+    less than 2 settle_rounds + 1 whole steps, however many rounds there are: contrast that goes on
+    for too long takes clusters apart. Not in the paper.
+    """
+    share = jnp.minimum(1.0, (settle_rounds / made) ** 2)
+    return jax.tree.map(lambda a, b: a + share * (b - a), old, new)
 
 
 def average(sums: Sequence[tuple[PyTree, jax.Array]], otherwise: PyTree) -> PyTree:

@@ -169,6 +169,9 @@ class FMCSCHyperparams:
         something of the data without noise. None: off. A client's whole data changes an upload by
         at most 2 C in L1, so that T uploads are (2 C T / b)-differentially private for clients, not
         counting the centroids.
+      settle_rounds: Rounds in which the global models become the average of what clients sent, eq.
+        (10). In a round r after them they go the share (settle_rounds / r)^2 of the way, so that a
+        run of many rounds settles. Not in the paper. None: off.
       limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
         the number of clusters; messages keep their size for n_clusters; none: all.
     """
@@ -180,6 +183,7 @@ class FMCSCHyperparams:
     mask_rate: jax.Array | float | None = None
     upload_noise: jax.Array | float | None = None
     upload_clip: jax.Array | float | None = None
+    settle_rounds: jax.Array | float | None = None
     limit: jax.Array | int | None = None
 
 
@@ -194,5 +198,5 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
         hyper,
         {name: (lambda x: x > 0, "above 0") for name in positive}
         | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")}
-        | {"limit": (lambda k: k >= 1, "1 or more")},
+        | {name: (lambda k: k >= 1, "1 or more") for name in ("settle_rounds", "limit")},
     )

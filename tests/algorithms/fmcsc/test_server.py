@@ -4,12 +4,17 @@ import functools
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fmcsc.client import Update
+from jaxfedmvc.algorithms.fmcsc.method import fmcsc
 from jaxfedmvc.algorithms.fmcsc.networks import branch, features
 from jaxfedmvc.algorithms.fmcsc.objective import distillation_loss, multi_view_loss
+from jaxfedmvc.algorithms.fmcsc.server import ServerState, aggregate
+from jaxfedmvc.algorithms.fmcsc.settings import FMCSCHyperparams
 from tests.algorithms.fmcsc.by_numpy import np_bits, np_features, np_partial_bits
 from tests.algorithms.fmcsc.tiny import (
     BRANCHES,
@@ -165,6 +170,35 @@ def test_without_b_multi_view_clients_send_their_own_model_only(federation, pret
             chex.assert_trees_all_equal(model, pretrained.server.models[kind])
         else:
             assert largest_difference(model, pretrained.server.models[kind]) > 1e-3
+
+
+@pytest.mark.parametrize("settle_rounds", [None, 2])
+def test_global_models_go_a_falling_share_of_the_way_to_the_average(settle_rounds):
+    """By hand: two clients with weights 1 and 3 at 4 and 8, so that the average is 7."""
+    hyper = FMCSCHyperparams(settle_rounds=settle_rounds)
+    kind, sums = (0,), Update({(0,): jnp.array([4.0 + 3 * 8.0])}, {(0,): jnp.array(4.0)})
+    server = ServerState({kind: jnp.array([0.0])}, (), (), () if settle_rounds is None else 0.0)
+    for share in (1.0, 1.0, 4 / 9, 1 / 4):
+        server = server._replace(models={kind: jnp.array([0.0])})
+        server, _ = aggregate(CONFIG, hyper, KEY, server, (sums,), (jnp.array(2.0),))
+        close(server.models[kind], np.array([7.0 * (share if settle_rounds else 1.0)]))
+    assert server.rounds == (4 if settle_rounds else ())
+
+
+def test_only_where_models_settle_does_the_server_count_rounds(federation):
+    """What is sent is the same with it and without: clients need not know."""
+
+    def start(**options):
+        method = fmcsc(CONFIG, FMCSCHyperparams(**options))
+        return jax.eval_shape(functools.partial(engine.start, method), federation, KEY)
+
+    assert start().server.rounds == ()
+    assert start(settle_rounds=5).server.rounds.shape == ()
+    plain, settling = (
+        engine.traffic(fmcsc(CONFIG, FMCSCHyperparams(settle_rounds=n)), federation)
+        for n in (None, 5)
+    )
+    assert plain == settling
 
 
 def test_what_is_sent_down_is_what_will_be_trained(pretrained):
