@@ -10,7 +10,7 @@ not say how they were made, and cells of the papers' tables that nobody has run 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +41,13 @@ _ABLATION = {
     "ABCD": "all (ABCD)",
     "ABD, idle": "ABD, single-view clients idle in the rounds",
     "ABD, branches": "the same, with partial models that are branches (`best`)",
+}
+# What figures vary, as the page says it.
+_FIGURES = {
+    "figure4a": "4a: rows ",
+    "figure4c": "4c: epsilon ",
+    "figure7": "7: beta ",
+    "figure2": "2: tau_m ",
 }
 _MADE_BY = ("command", "commit", "device", "jax", "seconds")
 # What a cell's runs may differ in.
@@ -103,6 +110,28 @@ def ablation() -> list[str]:
     return [f"| {title} | {found[letters]} |" for letters, title in _ABLATION.items()]
 
 
+def participation() -> list[str]:
+    """Returns ACC of FMCSC's table 3: clients that take part, and those that do not."""
+    return _varied("table3", "", ("participating", "non_participating"))
+
+
+def figures() -> list[str]:
+    """Returns ACC of what FMCSC's figures 2, 4a, 4c and 7 vary, by kind of client."""
+    groups = ("all", "multi_view", "partial_view")
+    return [line for name, what in _FIGURES.items() for line in _varied(name, what, groups)]
+
+
+def _varied(name: str, what: str, groups: Sequence[str]) -> list[str]:
+    """Returns a line for each value that is varied; a column for each group of clients."""
+    runs = fmcsc.read_runs(FMCSC / f"{name}_runs.csv")
+    return [
+        f"| {fmcsc_rows.SETS[of]} | {what}{x.split()[0]}{row.removeprefix('best')} | {len(mine)} | "
+        + " | ".join(of_samples(mine[f"{g}/pooled/acc"].astype(float)) for g in groups)
+        + " |"
+        for (of, x, row), mine in runs.groupby(["set", "x", "row"], sort=False)
+    ]
+
+
 def variants() -> list[str]:
     """Returns ACC and NMI of FMCSC's variants."""
     runs = pd.read_csv(FMCSC / "variants.csv")
@@ -163,6 +192,8 @@ def mgcd_titles() -> dict[str, str]:
 SHOWN = (
     Shown("results.md", "FMCSC, table 1", table_1),
     Shown("results.md", "FMCSC, ablation", ablation),
+    Shown("results.md", "FMCSC, table 3", participation),
+    Shown("results.md", "FMCSC, figures", figures),
     Shown("notebook/fmcsc-table1.md", "FMCSC, variants", variants),
     Shown(
         "methods/comparison.md",
@@ -180,6 +211,7 @@ SHOWN = (
 ROWS = (
     Rows(FMCSC / "table1_runs.csv", ("set", "x", "row")),
     Rows(FMCSC / "table2_runs.csv", ("set", "x", "row")),
+    *(Rows(FMCSC / f"{name}_runs.csv", ("set", "x", "row")) for name in ("table3", *_FIGURES)),
     Rows(FMCSC / "variants.csv", ("set", "row")),
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),

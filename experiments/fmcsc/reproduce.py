@@ -24,7 +24,7 @@ from sklearn.metrics.cluster import contingency_matrix
 
 from experiments.fmcsc import figures, tables
 from experiments.fmcsc.rows import POOLED, SETS, ReproduceSettings, Request, Row, peers, rows
-from experiments.lib import folder, plots, runner
+from experiments.lib import folder, one_by_one, plots, runner
 from experiments.lib import peers as peers_lib
 from experiments.lib.batches import execute
 from experiments.lib.command import Command, FolderSettings, checked, fail, parse_or_exit
@@ -121,9 +121,6 @@ def main(arguments: Sequence[str]) -> None:
     job = checked(partial(job_of, command))
     folder.use_compilation_cache(command)
     devices = checked(partial(runner.start_devices, command.job))
-    if job.asked.quick and jax.default_backend() == "cpu":
-        # A program runs for seconds here; optimising it takes more than half a minute.
-        jax.config.update("jax_disable_most_optimizations", True)
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     if job.asked.runs_file:
@@ -166,18 +163,19 @@ def show_scores(job: Job, devices: Any) -> None:
     groups = checked(partial(groups_of, commands, columns, every_round=by_round))
     for group in groups if devices is not None else ():
         checked(partial(mesh.check_mesh, devices, group.federation))
-    if asked.quick and batch is None and devices is None:
-        # Small enough; to plan it would compile every program once more.
-        batch = len(groups[0].seeds)
+    # On a CPU runs side by side gain nothing, and most of what rows compute is the same in all.
+    program = None
+    if asked.batch == "auto" and devices is None and jax.default_backend() == "cpu":
+        batch, program = 1, one_by_one.programs()
+    size = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} programs"
     if asked.dry_run:
-        for line in plan(groups, devices, batch):
+        for line in [f"{size}, one run at a time"] if program else plan(groups, devices, batch):
             print(line)
         return
     path = job.open_folder()
     with Progress(job.command.folder.progress) as progress:
-        n_runs = sum(len(group.runs) for group in groups)
-        progress.write(f"{n_runs} runs, {len(groups)} programs")
-        execute(groups, Ledger(path), batch=batch, mesh=devices, progress=progress)
+        progress.write(size)
+        execute(groups, Ledger(path), batch=batch, mesh=devices, progress=progress, program=program)
     references = None
     if asked.what == "table1" and "pooled" in asked.references:
         references = pooled_kmeans(job.rows)

@@ -153,7 +153,7 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
         }
         if k is None:
             return out | {"labels": result.labels}
-        out["silhouette"] = _mean_silhouette(algorithm, federation, result, group)
+        out["silhouette"] = _silhouette(algorithm, federation, result, group)
         if labelled:
             out["tables"] = federation_scores.tables(federation, result.labels, k)
             out["participants"] = result.state.participants
@@ -180,25 +180,36 @@ def _has_nan(tree: PyTree) -> jax.Array:
     return sum((jnp.any(jnp.isnan(x)) for x in floats), start=jnp.zeros((), bool))
 
 
-def _mean_silhouette(
+def _silhouette(
     algorithm: FederatedAlgorithm, federation: Federation, result: engine.RunResult, group: Group
 ) -> jax.Array:
-    """Computes that of every client's own rows on what the method clusters (H), else on its views.
-
-    The mean over rows; clients without two clusters do not count. No labels are seen.
-    """
-    k = group.n_clusters
-    assert k is not None
+    """Computes `mean_silhouette` on what the method clusters (H), else on the clients' views."""
+    assert group.n_clusters is not None
     if algorithm.embed is not None:
         found = engine.embed(algorithm, federation, result.state, client_chunk=group.client_chunk)
     else:
         found = tuple(jnp.concatenate(cohort.views, axis=-1) for cohort in federation.cohorts)
+    masks = [cohort.mask for cohort in federation.cohorts]
+    return mean_silhouette(found, result.labels, masks, group.n_clusters)
+
+
+def mean_silhouette(
+    found: Sequence[jax.Array], labels: Sequence[jax.Array], masks: Sequence[jax.Array], k: int
+) -> jax.Array:
+    """Computes the mean over rows of every client's own silhouette; no labels of data are seen.
+
+    Args:
+      found: For each cohort what is clustered, [clients, rows, d].
+      labels: Clusters, [clients, rows].
+      masks: bool [clients, rows].
+      k: Static number of clusters; clients without two of them do not count.
+    """
     total, count = jnp.zeros(()), jnp.zeros(())
-    for x, labels, cohort in zip(found, result.labels, federation.cohorts, strict=True):
+    for x, mine, mask in zip(found, labels, masks, strict=True):
         values = jax.vmap(lambda *client: simplified_silhouette(*client[:2], k, client[2]))(
-            x, labels, cohort.mask
+            x, mine, mask
         )
-        rows = jnp.where(jnp.isnan(values), 0.0, jnp.sum(cohort.mask, axis=1))
+        rows = jnp.where(jnp.isnan(values), 0.0, jnp.sum(mask, axis=1))
         total += jnp.sum(jnp.where(rows > 0, values, 0.0) * rows)
         count += jnp.sum(rows)
     return total / count
@@ -259,12 +270,7 @@ class Program:
         """Returns the bytes that all clients send and receive over a run of so many rounds."""
         with self._counting:
             if self._stages is None:
-                group = self.group
-                self._stages = engine.traffic(
-                    group.make(group.hyperparams[0]),
-                    group.federation,
-                    participation=group.participation,
-                )
+                self._stages = self._traffic_of_stages()
         times = {"setup": 1, "round": rounds, "finish": 1}
         return {
             f"bytes_{way}": sum(getattr(self._stages[stage], way) * n for stage, n in times.items())
@@ -286,6 +292,11 @@ class Program:
                 return self._compile(size, batching.shapes(self.group.source))
 
         self._ahead[size] = compilers.submit(compiled)
+
+    def _traffic_of_stages(self) -> dict[str, Traffic]:
+        group = self.group
+        algorithm = group.make(group.hyperparams[0])
+        return engine.traffic(algorithm, group.federation, participation=group.participation)
 
     def _of_size(self, size: int) -> Any:
         if size not in self._compiled:
@@ -360,6 +371,7 @@ def execute(
     batch: int | None = None,
     mesh: Mesh | None = None,
     progress: Progress | None = None,
+    program: Callable[[Group], Program] | None = None,
 ) -> int:
     """Makes all runs that the ledger lacks; returns how many programs were compiled.
 
@@ -372,6 +384,7 @@ def execute(
       batch: Runs that go together; None plans it by memory, see `planned_batch`.
       mesh: Devices to lay runs and clients out on, or None.
       progress: Shows compilations, finished runs and the time left; None shows nothing.
+      program: Makes the program of a group; None: a `Program`, of whole batches.
     """
     _share_progress(ledger, len(groups))
     left = {f"program {i}": len(g.runs) - ledger.done(i) for i, g in enumerate(groups)}
@@ -380,20 +393,22 @@ def execute(
     compilations = 0
     waiting = [(i, g) for i, g in enumerate(groups) if ledger.done(i) < len(g.runs)]
     ahead: collections.deque[tuple[int, Program]] = collections.deque()
-    compilers = ThreadPoolExecutor(_AHEAD)
+    # Those of one group are compiled by several threads of their own.
+    compilers = ThreadPoolExecutor(_AHEAD if program is None else 1)
     try:
         while waiting or ahead:
             while waiting and len(ahead) <= _AHEAD:
                 place, group = waiting.pop(0)
-                ahead.append((place, program := Program(group, mesh)))
+                made = Program(group, mesh) if program is None else program(group)
+                ahead.append((place, made))
                 if mesh is None:
-                    program.compile_ahead(first_size(program, place, ledger, batch), compilers)
-            place, program = ahead.popleft()
+                    made.compile_ahead(first_size(made, place, ledger, batch), compilers)
+            place, made = ahead.popleft()
             if progress is not None:
                 progress.compiling(place, len(groups), f"program {place}")
-            _execute(program, place, ledger, batch, progress)
-            compilations += program.compilations
-            del program  # it takes memory
+            _execute(made, place, ledger, batch, progress)
+            compilations += made.compilations
+            del made  # it takes memory
     finally:
         compilers.shutdown(cancel_futures=True)
     jax.clear_caches()

@@ -118,6 +118,7 @@ class Steps:
         client_chunk: int | None = None,
         ahead: bool = True,
         on_call: Callable[[str], None] = lambda name: None,
+        compiled: dict[str, Future] | None = None,
     ) -> None:
         """Prepares the programs; nothing is traced yet.
 
@@ -131,6 +132,8 @@ class Steps:
           ahead: Whether programs are compiled for shapes alone. False for arrays laid out over a
             mesh, whose programs depend on where they lie: these are compiled as they are called.
           on_call: Called on the host with a program's name after each of its calls.
+          compiled: Programs of other `Steps` by their text, which are not compiled again; receives
+            those of this one.
 
         Raises:
           ValueError: `client_chunk` is below 1.
@@ -145,7 +148,7 @@ class Steps:
         self._chunk, self._ahead, self._on_call = client_chunk, ahead, on_call
         # By name, structure and shapes of the arguments; and what was compiled, by its text.
         self._flat: dict[Any, _Flat] = {}
-        self._compiled: dict[str, Future] = {}
+        self._compiled: dict[str, Future] = {} if compiled is None else compiled
         self._compilers: ThreadPoolExecutor | None = None
         # A walk through shapes in another thread, and what its copy of this object stops at.
         self._walking: Future | None = None
@@ -291,8 +294,9 @@ class Steps:
                 self._walk()
                 self._wait()
                 self.close()
-                for job in self._compiled.values():
-                    job.result()
+                for flat in self._flat.values():
+                    if flat.compiled is not None:
+                        flat.compiled.result()
                 on_walked()
             else:
                 self._on_walked = on_walked

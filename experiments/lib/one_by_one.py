@@ -1,0 +1,141 @@
+"""Runs of several groups one after another, by programs that the groups share.
+
+For tables on a CPU: their groups are many and of few runs each, and runs side by side gain nothing
+there. A batch program holds a whole run and is compiled for every group; of the programs of `Steps`
+most are the same text in all groups, such as pre-training in each row of an ablation.
+
+    programs: dict = {}
+    execute(groups, ledger, batch=1, program=lambda group: OneByOne(group, programs))
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.lib.batches import Group, Program, mean_silhouette
+from experiments.lib.report import losses_of
+from jaxfedmvc.engine import Traffic
+from jaxfedmvc.engine.steps import Evaluation, Steps
+from jaxfedmvc.federation import Federation
+from jaxfedmvc.messages.secure import any_unread
+from jaxfedmvc.metrics.host import client_tables
+
+PyTree = Any
+
+
+class OneByOne(Program):
+    """The programs of a group's runs, which the host calls step by step; for one device.
+
+    Attributes:
+      group: Whose runs they make, with a number of clusters.
+      compilations: 1 once they are compiled.
+    """
+
+    def __init__(self, group: Group, compiled: dict[str, Future]) -> None:
+        """Prepares the programs; nothing is traced yet.
+
+        Args:
+          group: Of runs.
+          compiled: By their text the programs of other groups; receives those of this one.
+        """
+        super().__init__(group)
+        self._steps = Steps(
+            group.make,
+            group.hyperparams[0],
+            group.federation,
+            participation=group.participation,
+            resample_participants=group.resample_participants,
+            client_chunk=group.client_chunk,
+            compiled=compiled,
+        )
+        # Another thread may compile them ahead, while bytes are asked for.
+        self._compiling, self._is_compiled = threading.Lock(), False
+
+    def run(self, runs: Sequence[tuple[int, int]]) -> PyTree:
+        """Makes these runs one after another; returns their outputs with a leading axis."""
+        self._of_size(1)
+        found = [self._one(*run) for run in runs]
+        return jax.tree.map(lambda *x: np.stack([np.asarray(v) for v in x]), *found)
+
+    def _one(self, setting: int, place: int) -> dict[str, Any]:
+        """Returns what `batches.one_run` returns of a run, on the host."""
+        group = self.group
+        steps = self._steps.with_numbers(group.hyperparams[setting])
+        shared, by_seed = self._placed()
+        federation = group.source.build(shared, jax.tree.map(lambda x: x[place], by_seed))
+        hidden, key = federation.without_labels(), jax.random.key(group.seeds[place])
+        state, info = steps.setup(hidden, key, steps.start(hidden, key))
+        infos, tables, took_part = [info], [], []
+        made = 0
+        while made < group.rounds and not (made and steps.is_done(state)):
+            state, info = steps.one_round(hidden, key, state, made)
+            infos.append(info)
+            if group.every_round:
+                found = steps.evaluate(hidden, key, state, made)
+                tables.append(self._tables(federation, found))
+                took_part.append(state.participants)
+            made += 1
+        found = steps.evaluate(hidden, key, state, max(made - 1, 0))
+        loss = losses_of(info, federation).get("loss") if made else None
+        out = {
+            "rounds": made,
+            "loss": np.float32(np.nan if loss is None else loss),
+            "nan": _has_nan((found.state.server, found.state.clients, loss)),
+            "unread": any_unread(infos),
+            "silhouette": self._silhouette(federation, found),
+        }
+        if federation.labels is None:
+            return out
+        out |= {"tables": self._tables(federation, found), "participants": state.participants}
+        if group.every_round:
+            each = jax.tree.map(lambda *x: np.stack(x), *took_part)
+            out["by_round"] = {"tables": np.stack(tables), "participants": each}
+        return out
+
+    def _tables(self, federation: Federation, found: Evaluation) -> np.ndarray:
+        k, n_classes = self.group.n_clusters, federation.n_classes
+        assert k is not None and n_classes is not None and federation.labels is not None
+        cohorts = zip(federation.labels, found.labels, federation.cohorts, strict=True)
+        return np.concatenate(
+            [client_tables(truth, mine, c.mask, (n_classes, k)) for truth, mine, c in cohorts]
+        )
+
+    def _silhouette(self, federation: Federation, found: Evaluation) -> jax.Array:
+        rows = found.embedding
+        if rows is None:
+            rows = [jnp.concatenate(cohort.views, axis=-1) for cohort in federation.cohorts]
+        k = self.group.n_clusters
+        assert k is not None
+        masks = [cohort.mask for cohort in federation.cohorts]
+        return _mean_silhouette(rows, found.labels, masks, k)
+
+    def _compile(self, size: int, data: Any) -> Steps:
+        with self._compiling:
+            if not self._is_compiled:
+                self._steps.compile()
+                self._is_compiled = True
+        return self._steps
+
+    def _traffic_of_stages(self) -> dict[str, Traffic]:
+        return self._compile(1, None).traffic()
+
+
+_mean_silhouette = jax.jit(mean_silhouette, static_argnums=3)
+
+
+def _has_nan(tree: PyTree) -> bool:
+    leaves = [np.asarray(x) for x in jax.tree.leaves(jax.device_get(tree))]
+    return any(np.isnan(x).any() for x in leaves if np.issubdtype(x.dtype, np.floating))
+
+
+def programs() -> Any:
+    """Returns what makes the programs of a job's groups, `group -> OneByOne`."""
+    return partial(OneByOne, compiled={})

@@ -1,0 +1,74 @@
+"""Runs one after another are those of a batch, and groups share what they have in common."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.lib import batches, one_by_one
+from experiments.lib.ledger import Ledger
+from jaxfedmvc.engine import batching
+from tests.engine.test_run import toy
+from tests.helpers import on_devices
+
+# Of the toy the only number is how fast it learns.
+RATES = [0.3, 0.6]
+
+
+def group():
+    """Two settings with two seeds each, of whom half take part, drawn anew every round."""
+    source = on_devices.source(dealt=False)
+    shared, by_seed = batching.place(source)
+    return batches.Group(
+        [{"rate": str(rate)} for rate in RATES],
+        RATES,
+        toy,
+        source,
+        source.build(shared, jax.tree.map(lambda x: x[0], by_seed)),
+        list(range(on_devices.SEEDS)),
+        on_devices.ROUNDS,
+        2,
+        [0.5, 0.5],
+        resample_participants=True,
+        client_chunk=1,
+        every_round=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Rows of two groups that are alike, and how many programs each of them added."""
+    compiled, added = {}, []
+    kept = Ledger(tmp_path_factory.mktemp("kept"))
+    for n_groups in (1, 2):
+        before = len(compiled)
+        made = batches.execute(
+            [group()] * n_groups,
+            kept,
+            batch=1,
+            program=lambda one: one_by_one.OneByOne(one, compiled),
+        )
+        assert made == 1
+        added.append(len(compiled) - before)
+    return kept.rows, added
+
+
+def test_rows_are_those_of_a_batch(rows, tmp_path):
+    batch = Ledger(tmp_path)
+    batches.execute([group()], batch, batch=4)
+    assert len(batch.rows) == 4
+    for mine, expected in zip(rows[0], batch.rows, strict=False):
+        assert mine.keys() == expected.keys()
+        for name in expected.keys() - {"seconds", "rate", "status"}:
+            found, wanted = (
+                np.array([float(x) for x in row[name].split()]) for row in (mine, expected)
+            )
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert (mine["status"], mine["rate"]) == ("ok", expected["rate"])
+    assert len({row["acc"] for row in batch.rows}) > 1  # or this would compare constants
+
+
+def test_groups_share_the_programs_that_they_have_in_common(rows):
+    found, (first, second) = rows
+    assert first > 3 and second == 0
+    for a, b in zip(found[:4], found[4:], strict=True):
+        assert a | {"seconds": 0} == b | {"seconds": 0}
