@@ -135,7 +135,7 @@ def _varied(name: str, what: str, groups: Sequence[str]) -> list[str]:
 def variants() -> list[str]:
     """Returns ACC and NMI of FMCSC's variants."""
     runs = pd.read_csv(FMCSC / "variants.csv")
-    names = {"bdgp": "BDGP", "multi_fashion": "Multi-Fashion"}
+    names = fmcsc_rows.SETS
     return [
         f"| {names.get(of, of)}: {row} |*| {of_samples(mine['acc'])} | {of_samples(mine['nmi'])} |"
         for (of, row), mine in runs.groupby(["set", "row"], sort=False)
