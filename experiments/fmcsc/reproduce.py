@@ -4,7 +4,8 @@
 
 Rows are made of presets (experiments/fmcsc/presets): "paper", algorithm 1 and appendix D.2 taken at
 their word, and "best", one setting for all sets. A flag of `experiments.fmcsc` that is given goes
-before the presets. Runs are batched as `experiments.sweep` batches them, --resume included.
+before the presets. On a CPU runs go one by one, elsewhere they are batched as `experiments.sweep`
+batches them; --resume goes on with either.
 """
 
 from __future__ import annotations
@@ -167,6 +168,9 @@ def show_scores(job: Job, devices: Any) -> None:
     program = None
     if asked.batch == "auto" and devices is None and jax.default_backend() == "cpu":
         batch, program = 1, one_by_one.programs()
+    elif asked.quick and batch is None and devices is None:
+        # Small enough; to plan it would compile every program once more.
+        batch = len(groups[0].seeds)
     size = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} programs"
     if asked.dry_run:
         for line in [f"{size}, one run at a time"] if program else plan(groups, devices, batch):

@@ -113,7 +113,8 @@ class ReproduceSettings:
       quick: The same on the digits with narrow networks: a few minutes on a CPU.
       readme: File that table 1 is written into, too, between its marks.
       runs_file: Files runs.csv of earlier jobs: shown anew, nothing is run.
-      batch: Runs that go together; auto: as memory allows, see --dry_run.
+      batch: Runs that go together; auto: one after another on a CPU, else as memory allows, see
+        --dry_run.
       dry_run: Say what would be run, and what it takes, and end.
     """
 

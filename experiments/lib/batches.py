@@ -384,7 +384,7 @@ def execute(
       batch: Runs that go together; None plans it by memory, see `planned_batch`.
       mesh: Devices to lay runs and clients out on, or None.
       progress: Shows compilations, finished runs and the time left; None shows nothing.
-      program: Makes the program of a group; None: a `Program`, of whole batches.
+      program: Makes the program of a group, if not a `Program` of whole batches; needs `batch`.
     """
     _share_progress(ledger, len(groups))
     left = {f"program {i}": len(g.runs) - ledger.done(i) for i, g in enumerate(groups)}

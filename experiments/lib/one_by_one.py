@@ -4,16 +4,14 @@ For tables on a CPU: their groups are many and of few runs each, and runs side b
 there. A batch program holds a whole run and is compiled for every group; of the programs of `Steps`
 most are the same text in all groups, such as pre-training in each row of an ablation.
 
-    programs: dict = {}
-    execute(groups, ledger, batch=1, program=lambda group: OneByOne(group, programs))
+    execute(groups, ledger, batch=1, program=programs())
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any
 
 import jax
@@ -62,8 +60,9 @@ class OneByOne(Program):
     def run(self, runs: Sequence[tuple[int, int]]) -> PyTree:
         """Makes these runs one after another; returns their outputs with a leading axis."""
         self._of_size(1)
-        found = [self._one(*run) for run in runs]
-        return jax.tree.map(lambda *x: np.stack([np.asarray(v) for v in x]), *found)
+        found = {run: self._one(*run) for run in dict.fromkeys(runs)}
+        stack = [found[run] for run in runs]
+        return jax.tree.map(lambda *x: np.stack([np.asarray(v) for v in x]), *stack)
 
     def _one(self, setting: int, place: int) -> dict[str, Any]:
         """Returns what `batches.one_run` returns of a run, on the host."""
@@ -74,28 +73,30 @@ class OneByOne(Program):
         hidden, key = federation.without_labels(), jax.random.key(group.seeds[place])
         state, info = steps.setup(hidden, key, steps.start(hidden, key))
         infos, tables, took_part = [info], [], []
-        made = 0
+        by_round = group.every_round and federation.labels is not None
+        found, made = None, 0
         while made < group.rounds and not (made and steps.is_done(state)):
             state, info = steps.one_round(hidden, key, state, made)
             infos.append(info)
-            if group.every_round:
+            if by_round:
                 found = steps.evaluate(hidden, key, state, made)
                 tables.append(self._tables(federation, found))
                 took_part.append(state.participants)
             made += 1
-        found = steps.evaluate(hidden, key, state, max(made - 1, 0))
+        if found is None:
+            found = steps.evaluate(hidden, key, state, max(made - 1, 0))
         loss = losses_of(info, federation).get("loss") if made else None
         out = {
             "rounds": made,
             "loss": np.float32(np.nan if loss is None else loss),
             "nan": _has_nan((found.state.server, found.state.clients, loss)),
-            "unread": any_unread(infos),
+            "unread": any_unread((infos, found.info)),
             "silhouette": self._silhouette(federation, found),
         }
         if federation.labels is None:
             return out
         out |= {"tables": self._tables(federation, found), "participants": state.participants}
-        if group.every_round:
+        if tables:
             each = jax.tree.map(lambda *x: np.stack(x), *took_part)
             out["by_round"] = {"tables": np.stack(tables), "participants": each}
         return out
@@ -132,10 +133,20 @@ _mean_silhouette = jax.jit(mean_silhouette, static_argnums=3)
 
 
 def _has_nan(tree: PyTree) -> bool:
-    leaves = [np.asarray(x) for x in jax.tree.leaves(jax.device_get(tree))]
-    return any(np.isnan(x).any() for x in leaves if np.issubdtype(x.dtype, np.floating))
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
+    return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
-def programs() -> Any:
-    """Returns what makes the programs of a job's groups, `group -> OneByOne`."""
-    return partial(OneByOne, compiled={})
+def programs() -> Callable[[Group], OneByOne]:
+    """Returns what makes the programs of a job's groups; those of equal shapes in a row share."""
+    shared: dict[Any, dict[str, Future]] = {}
+
+    def program(group: Group) -> OneByOne:
+        shapes = tuple(np.shape(x) for x in jax.tree.leaves(group.federation))
+        if shapes not in shared:
+            shared.clear()  # programs take memory
+            shared[shapes] = {}
+        return OneByOne(group, shared[shapes])
+
+    return program

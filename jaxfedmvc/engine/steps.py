@@ -53,11 +53,13 @@ class Evaluation(NamedTuple):
       state: After `finish`.
       labels: For each cohort int32 [clients, rows], on the host.
       embedding: For each cohort [clients, rows, d], on the host; None for methods without one.
+      info: Of each phase of `finish`.
     """
 
     state: RunState
     labels: list[np.ndarray]
     embedding: list[np.ndarray] | None
+    info: list[Any]
 
 
 class Traced(NamedTuple):
@@ -196,12 +198,12 @@ class Steps:
         self, federation: Federation, key: jax.Array, state: RunState, r: int
     ) -> Evaluation:
         """Makes `finish` as after round `r` and clusters all rows; `state` may go on from there."""
-        state, _ = self._stage("finish", federation, key, state, r)
+        state, info = self._stage("finish", federation, key, state, r)
         labels = self._over_clients("assign", federation, state)
         embedding = None
         if self.algorithm.embed is not None:
             embedding = self._over_clients("embed", federation, state)
-        return Evaluation(state, labels, embedding)
+        return Evaluation(state, labels, embedding, info)
 
     def with_numbers(self, hyperparams: PyTree) -> Steps:
         """Returns the same programs for other hyper-parameters; what is compiled is shared.
@@ -393,7 +395,7 @@ class Steps:
         """Compiles a traced program, or finds one of the same text; returns its future."""
         lowered = flat.traced.traced.lower()
         text = lowered.as_text()
-        if text not in self._compiled or self._compiled[text].cancelled():
+        if text not in self._compiled or _is_lost(self._compiled[text]):
             self._compiled[text] = submit(lowered.compile, flat.traced.options)
         return self._compiled[text]
 
@@ -700,6 +702,11 @@ def _taking_part(
 def _joined(concatenate: Callable[..., Any], chunks: Sequence[PyTree], n: int) -> PyTree:
     """Returns the first n rows of the chunks one after another."""
     return jax.tree.map(lambda *xs: concatenate(xs)[:n], *chunks)
+
+
+def _is_lost(job: Future) -> bool:
+    """Whether a job was given up or failed, here or with who shares its program."""
+    return job.done() and (job.cancelled() or job.exception() is not None)
 
 
 def _at_once(function: Callable[..., Any], *arguments: Any) -> Future:

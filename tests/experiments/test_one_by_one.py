@@ -6,6 +6,7 @@ import pytest
 
 from experiments.lib import batches, one_by_one
 from experiments.lib.ledger import Ledger
+from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.engine import batching
 from tests.engine.test_run import toy
 from tests.helpers import on_devices
@@ -72,3 +73,19 @@ def test_groups_share_the_programs_that_they_have_in_common(rows):
     assert first > 3 and second == 0
     for a, b in zip(found[:4], found[4:], strict=True):
         assert a | {"seconds": 0} == b | {"seconds": 0}
+
+
+def test_methods_without_rounds_and_with_keys_in_their_states(tmp_path):
+    """Local k-means draws from a key that each client keeps, and makes no round."""
+    method = METHODS["local_kmeans"]
+    config = method.config(n_clusters=2, n_init=2)
+    alone = group()._replace(
+        columns=[{"rate": "none"}],
+        hyperparams=[method.hyperparams()],
+        make=lambda hyper: method.make(config, hyper),
+        rounds=0,
+    )
+    kept = Ledger(tmp_path)
+    batches.execute([alone], kept, batch=1, program=one_by_one.programs())
+    assert [row["status"] for row in kept.rows] == ["ok"] * on_devices.SEEDS
+    assert all(0.4 < float(row["acc"]) <= 1 for row in kept.rows)

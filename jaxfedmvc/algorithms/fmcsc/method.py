@@ -132,11 +132,11 @@ def _round(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     One exchange, or two where partial models are fitted to the new f_g: own models, then the rest.
     """
 
-    def exchange(send: PyTree, *parts: Part) -> Phase:
+    def exchange(send: PyTree, *parts: Part, ends_round: bool = True) -> Phase:
         phase = Phase(
             send,
             partial(train, config, hyper, parts),
-            partial(aggregate, config, hyper),
+            partial(aggregate, config, hyper, ends_round),
             reduce="sum",
         )
         return protected(hyper, phase)
@@ -145,7 +145,8 @@ def _round(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     if config.takes_branches:
         return (exchange(send_own, "own"),)
     if config.target == "global" and config.fits_partial_models:
-        return exchange(send_own, "own"), exchange(send_trained, "copies")
+        first = exchange(send_own, "own", ends_round=False)
+        return first, exchange(send_trained, "copies")
     return (exchange(send_trained, "own", "copies"),)
 
 

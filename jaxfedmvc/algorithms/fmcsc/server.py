@@ -109,6 +109,7 @@ def adopt(
 def aggregate(
     config: FMCSCConfig,
     hyper: FMCSCHyperparams,
+    ends_round: bool,
     key: jax.Array,
     server: ServerState,
     messages: tuple[Update, ...],
@@ -116,7 +117,8 @@ def aggregate(
 ) -> tuple[ServerState, dict]:
     """Averages models of each kind by their weights, eq. (10); what nobody sent stays as it was.
 
-    With `settle_rounds` the global models go a share of the way to the average, see `settled`.
+    With `settle_rounds` the global models go a share of the way to the average, see `settled`; a
+    round counts as made by the last of its exchanges.
     """
     models = {
         kind: average(
@@ -127,7 +129,7 @@ def aggregate(
     if hyper.settle_rounds is not None:
         made = server.rounds + 1  # type: ignore[operator]
         models = settled(hyper.settle_rounds, made, server.models, models)
-        server = server._replace(rounds=made)
+        server = server._replace(rounds=made if ends_round else server.rounds)
     return with_models(config, server, models), {}
 
 

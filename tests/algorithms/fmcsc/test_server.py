@@ -180,7 +180,11 @@ def test_global_models_go_a_falling_share_of_the_way_to_the_average(settle_round
     server = ServerState({kind: jnp.array([0.0])}, (), (), () if settle_rounds is None else 0.0)
     for share in (1.0, 1.0, 4 / 9, 1 / 4):
         server = server._replace(models={kind: jnp.array([0.0])})
-        server, _ = aggregate(CONFIG, hyper, KEY, server, (sums,), (jnp.array(2.0),))
+        arguments = KEY, server, (sums,), (jnp.array(2.0),)
+        first, _ = aggregate(CONFIG, hyper, False, *arguments)  # of a round of two exchanges
+        assert first.rounds == server.rounds
+        server, _ = aggregate(CONFIG, hyper, True, *arguments)
+        chex.assert_trees_all_equal(first.models, server.models)
         close(server.models[kind], np.array([7.0 * (share if settle_rounds else 1.0)]))
     assert server.rounds == (4 if settle_rounds else ())
 
