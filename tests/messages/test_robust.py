@@ -12,7 +12,7 @@ from scipy.stats import trim_mean
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
-from jaxfedmvc.algorithms.fmcsc import FMCSCConfig
+from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.client import Update
 from jaxfedmvc.algorithms.fmcsc.server import ServerState, aggregate
 from jaxfedmvc.attacks.hostile import attacked, scaled
@@ -283,7 +283,7 @@ def test_fmcscs_models_stay_within_what_honest_clients_send():
     models[4] = -300.0
     update = Update({(0,): weights[:, None] * models}, {(0,): weights})
     server = ServerState({(0,): jnp.zeros(4)}, jnp.zeros(1))
-    step = functools.partial(aggregate, FMCSCConfig(2))
+    step = functools.partial(aggregate, FMCSCConfig(2), FMCSCHyperparams(), True)
     phase = summing()._replace(server=lambda *args: step(*args))
     for name in ("median", "norm_bounding"):
         guarded = robust(method(phase), RULES[name], ratios=RATIO).round[0]
