@@ -153,7 +153,11 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
         }
         if k is None:
             return out | {"labels": result.labels}
-        out["silhouette"] = _silhouette(algorithm, federation, result, group)
+        embedding = None
+        if algorithm.embed is not None:
+            chunk = group.client_chunk
+            embedding = engine.embed(algorithm, federation, result.state, client_chunk=chunk)
+        out["silhouette"] = mean_silhouette(federation, embedding, result.labels, k)
         if labelled:
             out["tables"] = federation_scores.tables(federation, result.labels, k)
             out["participants"] = result.state.participants
@@ -180,36 +184,28 @@ def _has_nan(tree: PyTree) -> jax.Array:
     return sum((jnp.any(jnp.isnan(x)) for x in floats), start=jnp.zeros((), bool))
 
 
-def _silhouette(
-    algorithm: FederatedAlgorithm, federation: Federation, result: engine.RunResult, group: Group
-) -> jax.Array:
-    """Computes `mean_silhouette` on what the method clusters (H), else on the clients' views."""
-    assert group.n_clusters is not None
-    if algorithm.embed is not None:
-        found = engine.embed(algorithm, federation, result.state, client_chunk=group.client_chunk)
-    else:
-        found = tuple(jnp.concatenate(cohort.views, axis=-1) for cohort in federation.cohorts)
-    masks = [cohort.mask for cohort in federation.cohorts]
-    return mean_silhouette(found, result.labels, masks, group.n_clusters)
-
-
 def mean_silhouette(
-    found: Sequence[jax.Array], labels: Sequence[jax.Array], masks: Sequence[jax.Array], k: int
+    federation: Federation,
+    embedding: Sequence[jax.Array] | None,
+    labels: Sequence[jax.Array],
+    k: int,
 ) -> jax.Array:
     """Computes the mean over rows of every client's own silhouette; no labels of data are seen.
 
     Args:
-      found: For each cohort what is clustered, [clients, rows, d].
-      labels: Clusters, [clients, rows].
-      masks: bool [clients, rows].
+      federation: The data.
+      embedding: For each cohort what the method clusters (H), [clients, rows, d]; None: its views.
+      labels: For each cohort the clusters, [clients, rows].
       k: Static number of clusters; clients without two of them do not count.
     """
+    if embedding is None:
+        embedding = [jnp.concatenate(cohort.views, axis=-1) for cohort in federation.cohorts]
     total, count = jnp.zeros(()), jnp.zeros(())
-    for x, mine, mask in zip(found, labels, masks, strict=True):
+    for x, mine, cohort in zip(embedding, labels, federation.cohorts, strict=True):
         values = jax.vmap(lambda *client: simplified_silhouette(*client[:2], k, client[2]))(
-            x, mine, mask
+            x, mine, cohort.mask
         )
-        rows = jnp.where(jnp.isnan(values), 0.0, jnp.sum(mask, axis=1))
+        rows = jnp.where(jnp.isnan(values), 0.0, jnp.sum(cohort.mask, axis=1))
         total += jnp.sum(jnp.where(rows > 0, values, 0.0) * rows)
         count += jnp.sum(rows)
     return total / count

@@ -91,7 +91,7 @@ class OneByOne(Program):
             "loss": np.float32(np.nan if loss is None else loss),
             "nan": _has_nan((found.state.server, found.state.clients, loss)),
             "unread": any_unread((infos, found.info)),
-            "silhouette": self._silhouette(federation, found),
+            "silhouette": _silhouette(hidden, found.embedding, found.labels, group.n_clusters),
         }
         if federation.labels is None:
             return out
@@ -109,15 +109,6 @@ class OneByOne(Program):
             [client_tables(truth, mine, c.mask, (n_classes, k)) for truth, mine, c in cohorts]
         )
 
-    def _silhouette(self, federation: Federation, found: Evaluation) -> jax.Array:
-        rows = found.embedding
-        if rows is None:
-            rows = [jnp.concatenate(cohort.views, axis=-1) for cohort in federation.cohorts]
-        k = self.group.n_clusters
-        assert k is not None
-        masks = [cohort.mask for cohort in federation.cohorts]
-        return _mean_silhouette(rows, found.labels, masks, k)
-
     def _compile(self, size: int, data: Any) -> Steps:
         with self._compiling:
             if not self._is_compiled:
@@ -129,7 +120,7 @@ class OneByOne(Program):
         return self._compile(1, None).traffic()
 
 
-_mean_silhouette = jax.jit(mean_silhouette, static_argnums=3)
+_silhouette = jax.jit(mean_silhouette, static_argnums=3)
 
 
 def _has_nan(tree: PyTree) -> bool:
