@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
-from experiments.lib import runner
+from experiments.lib import folder, runner
 from experiments.lib.command import Command, parse
 from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
@@ -46,6 +46,7 @@ ALL_VIEWS = "k-means, all views"
 REFERENCES = (ALL_VIEWS, hooks.BEST_VIEW, hooks.SPECTRAL)
 WEIGHTS = tuple(10.0**e for e in range(-3, 4))
 
+_ROOT = Path(__file__).parents[2]
 # Flags of a row.
 Row = tuple[str, ...]
 MODES: dict[str, Row] = {
@@ -75,6 +76,7 @@ ABLATED = {
 COLUMNS = ("set", "row", "seed", "round", *METRICS, "client_loss", "server_loss", "separation")
 COLUMNS += ("average_separation", "server_separation", "norm", "seconds")
 COLUMNS += tuple(f"{graph}/{metric}" for graph in REPORTED for metric in ("acc", "nmi"))
+COLUMNS += ("command", "commit", "device", "jax")
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -219,14 +221,19 @@ def run_cells(
             one = seed_runner(runner.prepare(command), progress, kind)
             progress.expect(left)
             for seed, rounds in zip(seeds_left, each(one, seeds_left, mesh), strict=True):
-                append_rows(path, [_flat(dataset, name, seed, row) for row in rounds])
+                made_by = _made_by(command)
+                append_rows(path, [_flat(dataset, name, seed, row | made_by) for row in rounds])
                 acc, seconds = rounds[-1]["acc"], rounds[-1]["seconds"]
                 progress.write(f"{kind}, seed {seed}: ACC {acc:.3f}, {seconds:.0f} s")
             left[kind] = 0  # whatever seeds that ended by themselves have left over
             jax.clear_caches()  # programs of many settings would exhaust the memory maps
         for seed in todo[dataset, ALL_VIEWS]:
             of_set = runner.prepare(next(iter(rows.values())))
-            append_rows(path, [_flat(dataset, *found) for found in _references(of_set, seed)])
+            made_by = _made_by(of_set.command)
+            append_rows(
+                path,
+                [_flat(dataset, *of, row | made_by) for *of, row in _references(of_set, seed)],
+            )
     found = read_runs(path)
     names = [(d, name) for d, rows in wanted.items() for name in (*rows, *REFERENCES)]
     mine = pd.MultiIndex.from_frame(found[["set", "row"]]).isin(names)
@@ -292,6 +299,16 @@ def one_run(
     rows = [row | {"seconds": seconds} for row in rows]
     rows[-1] |= hooks.scores(problem.labels, np.asarray(state.server.clusters.labels))
     return rows, state
+
+
+def _made_by(command: Command) -> dict[str, str]:
+    """Returns what a row says of how it was made; its seed stands beside it."""
+    return {
+        "command": " ".join(command.arguments).replace(f"{_ROOT}/", ""),
+        "commit": folder.commit(),
+        "device": folder.device(),
+        "jax": jax.__version__,
+    }
 
 
 def _references(job: Job, seed: int) -> list[tuple[str, int, dict[str, Any]]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd.graph import Graph
@@ -29,10 +29,12 @@ def clusters(
     Two affinities are sound for different data. Where views agree on which samples are alike, the
     largest entries of the views' MEAN graph are those that all support. Where each view links a
     sample to others of its cluster than the next view does, the mean of EACH view's own largest
-    entries keeps all these links, and the views bridge each other's gaps. "auto" takes the one
-    whose spectrum has the larger separation, (1 - e_{K+1}) / (1 - e_K) for the eigenvalues e of the
-    normalised affinity: the ratio by which theory says that spectral clustering works (Peng, Sun &
-    Zanetti, 2017, there with the K-way expansion for 1 - e_K). No label is needed for it.
+    entries keeps all these links, and the views bridge each other's gaps. BOTH is the mean of the
+    two at equal totals: seldom the best, and seldom far from it where one of them fails. "auto"
+    takes the one whose spectrum has the largest separation, (1 - e_{K+1}) / (1 - e_K) for the
+    eigenvalues e of the normalised affinity: the ratio by which theory says that spectral
+    clustering works (Peng, Sun & Zanetti, 2017, there with the K-way expansion for 1 - e_K). No
+    label is needed for it.
 
     Args:
       key: Key of the starts of k-means.
@@ -42,17 +44,38 @@ def clusters(
       config: The settings.
     """
     rule = config.affinity
-    if rule in ("each", "auto"):
-        each = _cut(key, of_each_view(refined, where, config), where, config, of_each=True)
-        if rule == "each":
-            return each
-    strongest = _widened(_strongest(mean, where, config), len(refined) * _k(mean, config))
+    width = n_edges(config, len(refined), graphs_lib.n_samples(mean))
+    together = _strongest(mean, where, config)
     if rule == "absolute":
         whole = jnp.abs(graphs_lib.dense(mean))
-        found = _cut(key, (whole + whole.T) / 2, where, config, of_each=False)
-        return found._replace(affinity=strongest)
-    together = _cut(key, strongest, where, config, of_each=False)
-    return together if rule == "mean" else better(each, together)
+        found = _cut(key, (whole + whole.T) / 2, where, config, of_each=0)
+        return found._replace(affinity=_widened(together, width))
+    # By the share that the views' own affinities have in it; "auto" tries all three.
+    asked = {"each": (1.0,), "mean": (0.0,), "both": (0.5,), "auto": (1.0, 0.0, 0.5)}[rule]
+    apart = of_each_view(refined, where, config) if max(asked) else together
+    affinities = {1.0: apart, 0.0: together, 0.5: _mixed(apart, together)}
+    tried = [(jnp.float32(share), _widened(affinities[share], width)) for share in asked]
+    # One after another: compiling a cut takes longer than making one.
+    cuts = lax.map(
+        lambda one: _cut(key, one[1], where, config, of_each=one[0]),
+        jax.tree.map(lambda *x: jnp.stack(x), *tried),
+    )
+    best = jnp.argmax(cuts.separation)  # of equal ones the first
+    return jax.tree.map(lambda x: x[best], cuts)
+
+
+def n_edges(config: ResolvedConfig, n_views: int, n: int) -> int:
+    """Returns how many edges a sample of n may have in an affinity of so many views."""
+    return (n_views + 1) * min(config.n_neighbours, n - 1)
+
+
+def _mixed(first: Neighbours, second: Neighbours) -> Neighbours:
+    """Returns the mean of two graphs, of which the second is brought to the first one's total."""
+    ratio = jnp.sum(first.weight) / jnp.maximum(jnp.sum(second.weight), 1e-30)
+    return Neighbours(
+        jnp.concatenate([first.index, second.index], axis=1),
+        jnp.concatenate([first.weight, ratio * second.weight], axis=1) / 2,
+    )
 
 
 def better(first: Clusters, second: Clusters) -> Clusters:
@@ -93,11 +116,11 @@ def _widened(affinity: Neighbours, width: int) -> Neighbours:
 
 
 def _cut(
-    key: Array, affinity: Any, where: Array, config: ResolvedConfig, *, of_each: bool
+    key: Array, affinity: Any, where: Array, config: ResolvedConfig, *, of_each: Array | float
 ) -> Clusters:
     k = config.n_clusters
     found = sparse_embedding(affinity, k + 1, where=where)
     rows = l2_normalize(found.vectors[:, :k])
     labels = kmeans(key, rows, k, where=where, n_init=config.n_init).labels
     separation = (1 - found.values[k] + _EPS) / (1 - found.values[k - 1] + _EPS)
-    return Clusters(labels, rows, separation, jnp.bool_(of_each), affinity)
+    return Clusters(labels, rows, separation, jnp.float32(of_each), affinity)

@@ -28,7 +28,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.mgcd import client as client_lib
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd import server as server_lib
-from jaxfedmvc.algorithms.mgcd.affinity import better, clusters
+from jaxfedmvc.algorithms.mgcd.affinity import better, clusters, n_edges
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
@@ -117,13 +117,13 @@ def _init_server(
     if config.server_trains:
         networks = server_lib.init_networks(key, config, n, jnp.maximum(jnp.sum(where), 1))
     rank = None if config.dense else graph_rank(config, n, dims)
-    n_edges = len(dims) * min(config.n_neighbours, n - 1)
+    width = n_edges(config, len(dims), n)
     none_yet = Clusters(
         jnp.full(n, -1, jnp.int32),
         jnp.zeros((n, config.n_clusters)),
         jnp.float32(0),
-        jnp.bool_(False),
-        Neighbours(jnp.zeros((n, n_edges), jnp.int32), jnp.zeros((n, n_edges))),
+        jnp.float32(0),
+        Neighbours(jnp.zeros((n, width), jnp.int32), jnp.zeros((n, width))),
     )
     return ServerState(
         networks,

@@ -40,8 +40,9 @@ class Clusters(NamedTuple):
       embedding: Leading eigenvectors of the normalised affinity, rows of unit length, [N, K].
       separation: (1 - e_{K+1}) / (1 - e_K) of its eigenvalues, 1 or more: how well K clusters are
         separated compared with K + 1. See `affinity.clusters`.
-      of_each: Whether the affinity is the mean of the views' own.
-      affinity: The graph that was clustered, at most V k edges a sample; of "absolute" the k
+      of_each: Share of the views' own affinities in the one that was clustered: 1 for their mean, 0
+        for that of the mean graph, 1/2 for both.
+      affinity: The graph that was clustered, at most (V + 1) k edges a sample; of "absolute" the k
         heaviest of each.
     """
 

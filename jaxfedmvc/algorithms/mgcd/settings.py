@@ -13,7 +13,7 @@ from jaxfedmvc.checks import NOT_NEGATIVE, POSITIVE, at_least, choices, numbers,
 Mode = Literal["robust", "literal"]
 Server = Literal["trained", "average"]
 Encoder = Literal["linear", "deep"]
-Affinity = Literal["auto", "each", "mean", "absolute"]
+Affinity = Literal["auto", "each", "mean", "both", "absolute"]
 Contrast = Literal["printed", "infonce"]
 LOSSES = ("r", "s", "cl", "dd")
 
@@ -69,9 +69,9 @@ class MGCDConfig:
       contrast: Form of eq. (4): as printed, or infonce, which has the positive in the denominator.
       affinity: How spectral clustering reads the consistency graphs. each: the largest positive
         entries of every row of each view's graph, averaged; mean: those of the views' mean graph;
-        auto: of these two the one that separates the clusters better; absolute: (|G| + |G^T|) / 2
-        of the mean graph, which needs N x N numbers. None: auto in the robust mode, mean in the
-        literal one.
+        both: the mean of these two; auto: of these three the one that separates the clusters best;
+        absolute: (|G| + |G^T|) / 2 of the mean graph, which needs N x N numbers. None: auto in the
+        robust mode, mean in the literal one.
       n_neighbours: Entries of a row that the affinity keeps (k).
       dense: Whether graphs are sent and kept as N x N numbers, and not as factors.
       rank: Rank of the factored consistency graph; None: one that loses nothing in the first

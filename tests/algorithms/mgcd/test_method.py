@@ -20,6 +20,7 @@ from jaxfedmvc.algorithms.mgcd import (
     client,
     mgcd,
     server,
+    sparse_spectral,
 )
 from jaxfedmvc.algorithms.mgcd import graph as graphs
 from jaxfedmvc.algorithms.mgcd.graph import Factored
@@ -33,6 +34,7 @@ from jaxfedmvc.algorithms.mgcd.model import (
 )
 from jaxfedmvc.algorithms.mgcd.settings import BY_MODE, diversity_weight
 from jaxfedmvc.algorithms.mgcd.sizes import predicted_bytes
+from jaxfedmvc.algorithms.mgcd.sparse_spectral import to_sparse
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Cohort, Federation
 
@@ -531,7 +533,7 @@ def signed(linked, noise, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["each", "mean", "auto", "absolute"])
+@pytest.mark.parametrize("rule", ["each", "mean", "both", "auto", "absolute"])
 def test_planted_blocks_are_found(rule):
     same = TRUTH[:, None] == TRUTH
     # Without the sign, what is not linked must be small.
@@ -539,7 +541,7 @@ def test_planted_blocks_are_found(rule):
     found = cut(rule)(refined)
     assert agrees(found) == 1 and found.separation > 1.5
     close(np.linalg.norm(found.embedding[: M - 2], axis=1), 1.0)
-    assert found.of_each == (rule == "each") or rule == "auto"
+    assert found.of_each == {"each": 1, "both": 0.5}.get(rule, 0) or rule == "auto"
 
 
 @pytest.mark.slow
@@ -552,7 +554,7 @@ def test_views_that_link_different_pairs_are_bridged():
     each, mean, auto = (cut(rule)(refined) for rule in ("each", "mean", "auto"))
     assert agrees(each) == 1 and each.separation > 2 * mean.separation
     assert agrees(mean) < 1  # its largest entries are the first view's alone
-    assert auto.of_each and agrees(auto) == 1 and auto.separation == each.separation
+    assert auto.of_each == 1 and agrees(auto) == 1 and auto.separation == each.separation
 
 
 @pytest.mark.slow
@@ -561,7 +563,20 @@ def test_views_that_agree_but_for_noise_are_averaged():
     refined = [signed(same, 0.7, seed=s) for s in (0, 1)]
     each, mean, auto = (cut(rule)(refined) for rule in ("each", "mean", "auto"))
     assert mean.separation > each.separation
-    assert not auto.of_each and auto.separation == mean.separation and agrees(auto) == 1
+    assert auto.of_each < 1 and agrees(auto) == 1
+    assert auto.separation >= mean.separation
+
+
+@pytest.mark.slow
+def test_both_affinities_weigh_the_same():
+    """By hand: the mean of the two, the mean graph's brought to the total of the views' own."""
+    same = TRUTH[:, None] == TRUTH
+    refined = [signed(same, 0.5, seed=s) for s in (0, 1)]
+    each, mean, both = (
+        np.asarray(to_sparse(jax.tree.map(np.asarray, cut(rule)(refined).affinity)).todense())
+        for rule in ("each", "mean", "both")
+    )
+    close(both, (each + mean * each.sum() / mean.sum()) / 2)
 
 
 # --- Whole runs ----------------------------------------------------------------------------------
@@ -642,8 +657,9 @@ def test_seeds_and_hyperparameters_share_a_program_and_vmap_is_a_loop():
     )
     for i, one in enumerate(alone):
         assert together.n_rounds[i] == one.n_rounds
+        # Every start of k-means finds clusters so far apart: rounding tells which one numbers them.
         for labels, expected in zip(together.labels, one.labels, strict=True):
-            np.testing.assert_array_equal(labels[i], expected)
+            assert adjusted_rand_score(labels[i][0], expected[0]) == 1
 
 
 @pytest.mark.slow
@@ -677,8 +693,10 @@ def widest(jaxpr, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["trained", "literal"])
-def test_factored_graphs_need_no_array_of_all_pairs(name):
+def test_factored_graphs_need_no_array_of_all_pairs(name, monkeypatch):
     n = 600
+    # What stands in on other devices than a CPU for few samples, which is in the trace, too.
+    monkeypatch.setattr(sparse_spectral, "_DENSE", 0)
     config, dims = RUNS[name]
     federation = make_federation(planted(dims[:2], n=n)[0])
 
