@@ -78,9 +78,9 @@ def _mixed(first: Neighbours, second: Neighbours) -> Neighbours:
     )
 
 
-def better(first: Clusters, second: Clusters) -> Clusters:
-    """Returns the clusters of the larger separation, the first ones where they are equal."""
-    chosen = second.separation > first.separation
+def better(first: Clusters, second: Clusters, factor: float = 1.0) -> Clusters:
+    """Returns the second clusters if they separate by more than `factor` times the first ones."""
+    chosen = second.separation > factor * first.separation
     return jax.tree.map(lambda a, b: jnp.where(chosen, b, a), first, second)
 
 

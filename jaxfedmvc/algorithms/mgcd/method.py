@@ -54,6 +54,9 @@ from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
 
+# How many times the best separation so far a later round must reach. Smaller gains tell nothing:
+# where no affinity separates well, all are near 1.
+_IMPROVES = 1.05
 # Names of the graphs that `report_graphs` reports.
 REPORTED = ("consistency", "diversity", "average")
 
@@ -61,9 +64,10 @@ REPORTED = ("consistency", "diversity", "average")
 def mgcd(config: MGCDConfig, hyperparams: MGCDHyperparams | None = None) -> FederatedAlgorithm:
     """Makes the method for a vertical federation, one client for each view.
 
-    The robust mode keeps the clusters of the round whose affinity separates them best, and is
-    `done` after a round that separates them no better; a trained server falls back on the average
-    of a round wherever that separates better. The literal mode runs all rounds and takes the last.
+    The robust mode keeps the clusters of the last round whose affinity separates them better than
+    those before, by a twentieth, and is `done` after the first that does not; a trained server
+    falls back on the average of a round wherever that separates better. The literal mode runs all
+    rounds and takes the last.
 
     Args:
       config: Static settings.
@@ -239,8 +243,9 @@ def _build_refine(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., 
             info["labels"] = {name: c.labels for name, c in zip(REPORTED, reported, strict=True)}
         if isinstance(old, Factored):
             new = graphs_lib.of_rank(new, old.left.shape[1])
-        best = better(state.clusters, found) if robust else found
-        finished = jnp.bool_(robust) & (found.separation <= state.clusters.separation)
+        improves = found.separation > _IMPROVES * state.clusters.separation
+        best = better(state.clusters, found, _IMPROVES) if robust else found
+        finished = jnp.bool_(robust) & ~improves
         return ServerState(networks, opt_state, where, new, best, finished), info
 
     return refine

@@ -62,7 +62,7 @@ class ServerState(NamedTuple):
       where: Real samples, bool [N].
       graph: The consistency graph G_c.
       clusters: Of the last round; of the best round so far in the robust mode.
-      finished: Whether a round of the robust mode separated clusters no better than one before.
+      finished: Whether a round of the robust mode separated clusters hardly better than one before.
     """
 
     networks: PyTree
