@@ -117,7 +117,12 @@ class OneByOne(Program):
         return self._steps
 
     def _traffic_of_stages(self) -> dict[str, Traffic]:
-        return self._compile(1, None).traffic()
+        try:
+            return self._compile(1, None).traffic()
+        except (jax.errors.JaxRuntimeError, MemoryError):
+            # Bytes follow from shapes alone; the runs will say what is wrong, each in its row.
+            self._steps.state_shapes()
+            return self._steps.traffic()
 
 
 _silhouette = jax.jit(mean_silhouette, static_argnums=3)

@@ -8,6 +8,7 @@ from experiments.lib import batches, one_by_one
 from experiments.lib.ledger import Ledger
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.engine import batching
+from jaxfedmvc.engine.steps import Steps
 from tests.engine.test_run import toy
 from tests.helpers import on_devices
 
@@ -73,6 +74,25 @@ def test_groups_share_the_programs_that_they_have_in_common(rows):
     assert first > 3 and second == 0
     for a, b in zip(found[:4], found[4:], strict=True):
         assert a | {"seconds": 0} == b | {"seconds": 0}
+
+
+def test_a_group_that_cannot_be_compiled_fails_alone(tmp_path, monkeypatch):
+    """Its rows say why and what would have been sent; the next group's runs are made."""
+    real, bad = Steps.compile, []
+
+    def compile_(self, *arguments, **settings):
+        bad.append(self) if not bad else None
+        if self is bad[0]:
+            raise jax.errors.JaxRuntimeError("INTERNAL: no such instruction")
+        real(self, *arguments, **settings)
+
+    monkeypatch.setattr(Steps, "compile", compile_)
+    kept = Ledger(tmp_path)
+    batches.execute([group()] * 2, kept, batch=1, program=one_by_one.programs())
+    assert [row["status"] == "ok" for row in kept.rows] == [False] * 4 + [True] * 4
+    assert kept.rows[0]["status"] == "failed: INTERNAL: no such instruction"
+    fixed = [int(row["bytes_up"]) for row in kept.rows[:4]]
+    assert fixed == [min(fixed)] * 4 and 0 <= fixed[0] < int(kept.rows[4]["bytes_up"])
 
 
 def test_methods_without_rounds_and_with_keys_in_their_states(tmp_path):
