@@ -26,8 +26,8 @@ from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, reveals
 
 ROOT = Path(__file__).parents[1]
-FMCSC, MGCD, VERTCOHIRF = (
-    ROOT / "experiments" / paper / "measured" for paper in ("fmcsc", "mgcd", "vertcohirf")
+FEDHK, FMCSC, MGCD, VERTCOHIRF = (
+    ROOT / "experiments" / paper / "measured" for paper in ("fedhk", "fmcsc", "mgcd", "vertcohirf")
 )
 # As `experiments.compare` writes it, and the partitions of its sets.
 SIDE_BY_SIDE = ROOT / "experiments" / "measured" / "side_by_side.csv"
@@ -48,6 +48,14 @@ _FIGURES = {
     "figure4c": "4c: epsilon ",
     "figure7": "7: beta ",
     "figure2": "2: tau_m ",
+}
+# Rows of FedHK's study, as its page calls them.
+_FEDHK = {
+    "E-FKMVC": "E-FKMVC",
+    "Tucker": "FedHK-Tucker",
+    "PARAFAC2 of views": "FedHK-PARAFAC2, views",
+    "average (60) E=1": "averages, (60)",
+    "k-means of each client": "k-means of each client",
 }
 _MADE_BY = ("command", "commit", "device", "jax", "seconds")
 # What a cell's runs may differ in.
@@ -142,6 +150,32 @@ def variants() -> list[str]:
     ]
 
 
+def mgcd_table(name: str) -> list[str]:
+    """Returns ACC, NMI and ARI of runs of MGCD by set and row, after their last rounds."""
+    runs = pd.read_csv(MGCD / f"{name}_runs.csv")
+    return [
+        f"| {of} | {row} | {len(mine)} | "
+        + " | ".join(of_samples(mine[metric]) for metric in ("acc", "nmi", "ari"))
+        + " |"
+        for (of, row), mine in runs.groupby(["set", "row"], sort=False)
+    ]
+
+
+def fedhk_methods() -> list[str]:
+    """Returns ARI of FedHK's methods, clients alike / skewed, a column for each set."""
+    runs = pd.read_csv(FEDHK / "methods_runs.csv")
+    cells = runs.groupby(["method", "set", "clients"])["all/pooled/ari"].apply(of_samples)
+    return [
+        f"| {title} | "
+        + " | ".join(
+            f"{cells[method, of, 'alike']} / {cells[method, of, 'skewed']}"
+            for of in runs["set"].unique()
+        )
+        + " |"
+        for method, title in _FEDHK.items()
+    ]
+
+
 def compared(path: Path, paper: pd.DataFrame, titles: dict[str, str]) -> list[str]:
     """Returns the lines of comparison methods."""
     table = peers.compare(peers.read_peers(path), paper)
@@ -206,6 +240,8 @@ SHOWN = (
         lambda: compared(MGCD / "peers.csv", mgcd.published_peers(), mgcd_titles()),
     ),
     Shown("methods/comparison.md", "all methods side by side", side_by_side),
+    Shown("methods/fedhk.md", "FedHK's methods", fedhk_methods),
+    Shown("methods/mgcd.md", "MGCD, table 2", lambda: mgcd_table("table2")),
     Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
 )
 ROWS = (
@@ -215,6 +251,8 @@ ROWS = (
     Rows(FMCSC / "variants.csv", ("set", "row")),
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),
+    Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
+    Rows(MGCD / "table2_runs.csv", ("set", "row")),
     Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
 )
 
