@@ -12,6 +12,8 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # seconds where one takes milliseconds.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Of workers: an arena for each thread of a compiler keeps an eighth of the memory for nothing.
+os.environ.setdefault("MALLOC_ARENA_MAX", "1")
 # Workers, and processes that tests start, compile many of the same programs: one folder for all of
 # a session, made by the first process and removed when it ends.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
