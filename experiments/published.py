@@ -152,7 +152,7 @@ def variants() -> list[str]:
 
 def mgcd_table(name: str) -> list[str]:
     """Returns ACC, NMI and ARI of runs of MGCD by set and row, after their last rounds."""
-    runs = pd.read_csv(MGCD / f"{name}_runs.csv")
+    runs = pd.read_csv(MGCD / f"{name}_runs.csv").dropna(subset="acc")  # each run's last round
     return [
         f"| {of} | {row} | {len(mine)} | "
         + " | ".join(of_samples(mine[metric]) for metric in ("acc", "nmi", "ari"))

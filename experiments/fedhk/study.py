@@ -144,16 +144,6 @@ def cells(settings: StudySettings, sets: Mapping[str, Dataset]) -> Iterator[Cell
                 yield _cell("privacy", name, "alike", f"{noise} noise", epsilon, *flags)
 
 
-def made_by(arguments: Sequence[str]) -> dict[str, str]:
-    """Returns what a row says of how it was made, of the flags that make it."""
-    return {
-        "command": " ".join(a for a in arguments if not a.startswith("--data_dir=")),
-        "commit": folder.commit(),
-        "device": folder.device(),
-        "jax": jax.__version__,
-    }
-
-
 def _private_flags(noise: str, epsilon: float) -> list[str]:
     """Returns the flags of a private run; noise is a traced number, so that all share a program."""
     z = 0.0
@@ -210,7 +200,16 @@ def drifting_group(settings: StudySettings, seeds: list[int], drift: float) -> G
     """Returns the runs of "personal" on clients that differ by construction."""
     federations = [drifting(seed, drift, settings.study_clients) for seed in seeds]
     config = FedHKConfig(_DRIFTING_CLUSTERS, personal="proximal")
-    command = made_by(["--study_parts=personal", f"--seeds={len(seeds)}"])
+    command = folder.made_by(
+        [
+            "experiments.fedhk.study",
+            "--study_parts=personal",
+            f"--study_clients={settings.study_clients}",
+            f"--max_rounds={settings.max_rounds}",
+            f"--seed={seeds[0]}",
+            f"--seeds={len(seeds)}",
+        ]
+    )
     return Group(
         [
             _cell("personal", f"drift {drift:g}", "drifting", "proximal", t)[0] | command
@@ -267,7 +266,7 @@ def plan(
     ]
     chosen = list(cells(settings, sets))
     commands = [parse([*shared, *flags]) for _, flags in chosen]
-    named = [names | made_by([*shared, *flags]) for names, flags in chosen]
+    named = [names | folder.made_by([*shared, *flags]) for names, flags in chosen]
     groups = groups_of(commands, named)
     for drift in _DRIFTS if "personal" in settings.study_parts else ():
         groups.append(drifting_group(settings, job.all_seeds, drift))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import os
 import platform
@@ -20,6 +21,8 @@ from absl import flags
 
 from experiments.lib.command import FREE_FLAGS, FolderSettings
 from jaxfedmvc.files import write_text
+
+_ROOT = Path(__file__).parents[2]
 
 
 class Parsed(Protocol):
@@ -48,14 +51,33 @@ def device() -> str:
     return f"{jax.devices()[0].device_kind} ({jax.default_backend()})"
 
 
+@functools.cache
 def commit() -> str:
-    """Names the commit of the source tree, with a + where it was changed; empty outside of one."""
-    root = Path(__file__).parents[2]
+    """Names the commit of the source tree, with a + where it was changed; empty outside of one.
+
+    As it is when first asked for: a commit that is made during a job is not what made its rows.
+    """
     try:
-        run = ["git", "-C", str(root), "describe", "--always", "--abbrev=10", "--dirty=+"]
+        run = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=10", "--dirty=+"]
         return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def made_by(arguments: Sequence[str]) -> dict[str, str]:
+    """Returns what a row says of how it was made.
+
+    Args:
+      arguments: The command line that makes it; where sets lie and the source tree's own place are
+        left out.
+    """
+    command = " ".join(a for a in arguments if not a.startswith("--data_dir="))
+    return {
+        "command": command.replace(f"{_ROOT}/", ""),
+        "commit": commit(),
+        "device": device(),
+        "jax": jax.__version__,
+    }
 
 
 def use_compilation_cache(command: Parsed) -> None:

@@ -56,6 +56,7 @@ class OneByOne(Program):
         )
         # Another thread may compile them ahead, while bytes are asked for.
         self._compiling, self._is_compiled = threading.Lock(), False
+        self._wrong: jax.errors.JaxRuntimeError | MemoryError | None = None
 
     def run(self, runs: Sequence[tuple[int, int]]) -> PyTree:
         """Makes these runs one after another; returns their outputs with a leading axis."""
@@ -111,8 +112,14 @@ class OneByOne(Program):
 
     def _compile(self, size: int, data: Any) -> Steps:
         with self._compiling:
+            if self._wrong is not None:
+                raise self._wrong  # what failed once fails for every run
             if not self._is_compiled:
-                self._steps.compile()
+                try:
+                    self._steps.compile()
+                except (jax.errors.JaxRuntimeError, MemoryError) as error:
+                    self._wrong = error
+                    raise
                 self._is_compiled = True
         return self._steps
 

@@ -46,7 +46,6 @@ ALL_VIEWS = "k-means, all views"
 REFERENCES = (ALL_VIEWS, hooks.BEST_VIEW, hooks.SPECTRAL)
 WEIGHTS = tuple(10.0**e for e in range(-3, 4))
 
-_ROOT = Path(__file__).parents[2]
 # Flags of a row.
 Row = tuple[str, ...]
 MODES: dict[str, Row] = {
@@ -221,7 +220,7 @@ def run_cells(
             one = seed_runner(runner.prepare(command), progress, kind)
             progress.expect(left)
             for seed, rounds in zip(seeds_left, each(one, seeds_left, mesh), strict=True):
-                made_by = _made_by(command)
+                made_by = folder.made_by(command.arguments)
                 append_rows(path, [_flat(dataset, name, seed, row | made_by) for row in rounds])
                 acc, seconds = rounds[-1]["acc"], rounds[-1]["seconds"]
                 progress.write(f"{kind}, seed {seed}: ACC {acc:.3f}, {seconds:.0f} s")
@@ -229,7 +228,7 @@ def run_cells(
             jax.clear_caches()  # programs of many settings would exhaust the memory maps
         for seed in todo[dataset, ALL_VIEWS]:
             of_set = runner.prepare(next(iter(rows.values())))
-            made_by = _made_by(of_set.command)
+            made_by = folder.made_by(_of_data(of_set.command))
             append_rows(
                 path,
                 [_flat(dataset, *of, row | made_by) for *of, row in _references(of_set, seed)],
@@ -301,14 +300,9 @@ def one_run(
     return rows, state
 
 
-def _made_by(command: Command) -> dict[str, str]:
-    """Returns what a row says of how it was made; its seed stands beside it."""
-    return {
-        "command": " ".join(command.arguments).replace(f"{_ROOT}/", ""),
-        "commit": folder.commit(),
-        "device": folder.device(),
-        "jax": jax.__version__,
-    }
+def _of_data(command: Command) -> list[str]:
+    """Returns the flags that say what the data are."""
+    return [a for a in command.arguments if a.startswith(("--dataset=", "--split="))]
 
 
 def _references(job: Job, seed: int) -> list[tuple[str, int, dict[str, Any]]]:

@@ -13,6 +13,7 @@ from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd.graph import Graph
 from jaxfedmvc.algorithms.mgcd.model import Clusters
 from jaxfedmvc.algorithms.mgcd.settings import ResolvedConfig
+from jaxfedmvc.algorithms.mgcd.sizes import n_edges
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours, heaviest_edges, sparse_embedding
 from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.losses import l2_normalize
@@ -48,25 +49,21 @@ def clusters(
     together = _strongest(mean, where, config)
     if rule == "absolute":
         whole = jnp.abs(graphs_lib.dense(mean))
-        found = _cut(key, (whole + whole.T) / 2, where, config, of_each=0)
-        return found._replace(affinity=_widened(together, width))
+        found = _cut(key, (whole + whole.T) / 2, where, config)
+        return Clusters(*found, jnp.float32(0), _widened(together, width))
     # By the share that the views' own affinities have in it; "auto" tries all three.
     asked = {"each": (1.0,), "mean": (0.0,), "both": (0.5,), "auto": (1.0, 0.0, 0.5)}[rule]
     apart = of_each_view(refined, where, config) if max(asked) else together
     affinities = {1.0: apart, 0.0: together, 0.5: _mixed(apart, together)}
-    tried = [(jnp.float32(share), _widened(affinities[share], width)) for share in asked]
-    # One after another: compiling a cut takes longer than making one.
-    cuts = lax.map(
-        lambda one: _cut(key, one[1], where, config, of_each=one[0]),
-        jax.tree.map(lambda *x: jnp.stack(x), *tried),
+    tried = [_widened(affinities[share], width) for share in asked]
+    stack = jax.tree.map(lambda *x: jnp.stack(x), *tried)
+    # One after another: the program of one cut serves all three.
+    cuts = lax.map(lambda affinity: _cut(key, affinity, where, config), stack)
+    best = jnp.argmax(cuts[2])  # of equal separations the first
+    labels, rows, separation, share, affinity = jax.tree.map(
+        lambda x: x[best], (*cuts, jnp.array(asked), stack)
     )
-    best = jnp.argmax(cuts.separation)  # of equal ones the first
-    return jax.tree.map(lambda x: x[best], cuts)
-
-
-def n_edges(config: ResolvedConfig, n_views: int, n: int) -> int:
-    """Returns how many edges a sample of n may have in an affinity of so many views."""
-    return (n_views + 1) * min(config.n_neighbours, n - 1)
+    return Clusters(labels, rows, separation, share, affinity)
 
 
 def _mixed(first: Neighbours, second: Neighbours) -> Neighbours:
@@ -116,11 +113,12 @@ def _widened(affinity: Neighbours, width: int) -> Neighbours:
 
 
 def _cut(
-    key: Array, affinity: Any, where: Array, config: ResolvedConfig, *, of_each: Array | float
-) -> Clusters:
+    key: Array, affinity: Any, where: Array, config: ResolvedConfig
+) -> tuple[Array, Array, Array]:
+    """Returns the first three fields of `Clusters`."""
     k = config.n_clusters
     found = sparse_embedding(affinity, k + 1, where=where)
     rows = l2_normalize(found.vectors[:, :k])
     labels = kmeans(key, rows, k, where=where, n_init=config.n_init).labels
     separation = (1 - found.values[k] + _EPS) / (1 - found.values[k - 1] + _EPS)
-    return Clusters(labels, rows, separation, jnp.float32(of_each), affinity)
+    return labels, rows, separation

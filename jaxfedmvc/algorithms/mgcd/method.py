@@ -28,7 +28,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.mgcd import client as client_lib
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd import server as server_lib
-from jaxfedmvc.algorithms.mgcd.affinity import better, clusters, n_edges
+from jaxfedmvc.algorithms.mgcd.affinity import better, clusters
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
@@ -48,6 +48,7 @@ from jaxfedmvc.algorithms.mgcd.sizes import (
     check_federation,
     graph_rank,
     latent_dims,
+    n_edges,
     view_dims,
 )
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours

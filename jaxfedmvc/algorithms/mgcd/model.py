@@ -61,7 +61,7 @@ class ServerState(NamedTuple):
       opt_state: Of their Adam.
       where: Real samples, bool [N].
       graph: The consistency graph G_c.
-      clusters: Of the last round; of the best round so far in the robust mode.
+      clusters: Of the last round; in the robust mode of the last that counted.
       finished: Whether a round of the robust mode separated clusters hardly better than one before.
     """
 

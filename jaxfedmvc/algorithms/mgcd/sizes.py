@@ -37,11 +37,16 @@ def graph_rank(config: ResolvedConfig, n: int, view_dims: Sequence[int]) -> int:
     return min(rank, n)
 
 
+def n_edges(config: ResolvedConfig, n_views: int, n: int) -> int:
+    """Returns how many edges a sample of n may have in an affinity of so many views."""
+    return (n_views + 1) * min(config.n_neighbours, n - 1)
+
+
 def predicted_bytes(config: ResolvedConfig, n: int, view_dims: Sequence[int]) -> float:
     """Predicts the bytes that the server's side of a round takes at its peak, in float32.
 
-    Counted are the graphs that exist at once, the server's networks with gradients and Adam's two
-    moments, and the row blocks of a step.
+    Counted are the graphs that exist at once, the edges of affinities, the server's networks with
+    gradients and Adam's two moments, and the row blocks of a step.
     """
     views = len(view_dims)
     if config.dense:
@@ -53,10 +58,12 @@ def predicted_bytes(config: ResolvedConfig, n: int, view_dims: Sequence[int]) ->
         graphs = 2.0 * n * (4 * widest + 2 * sum(latent_dims(config, view_dims)))
     if config.affinity == "absolute":
         graphs += 3.0 * n * n
+    # Index and weight: each view's, the three that are tried, and the stack of these.
+    edges = 12.0 * n * n_edges(config, views, n)
     networks = 4 * 4.0 * n * config.server_hidden if config.server_trains else 0.0
     batch = min(config.batch_size, n)
     blocks = (8.0 * views + 2) * batch * n if config.server_trains else 4.0 * batch * n
-    return 4.0 * (graphs + networks + blocks)
+    return 4.0 * (graphs + edges + networks + blocks)
 
 
 def check_federation(federation: Federation, config: ResolvedConfig) -> None:

@@ -579,6 +579,14 @@ def test_both_affinities_weigh_the_same():
     close(both, (each + mean * each.sum() / mean.sum()) / 2)
 
 
+def test_of_two_the_later_counts_if_it_separates_better_by_the_factor():
+    def made(separation):
+        return affinity.Clusters(*(jnp.float32(separation),) * 5)
+
+    for later, factor, kept in ((1.04, 1.0, 1.04), (1.04, 1.05, 1.0), (1.06, 1.05, 1.06)):
+        close(affinity.better(made(1.0), made(later), factor).separation, kept)
+
+
 # --- Whole runs ----------------------------------------------------------------------------------
 
 

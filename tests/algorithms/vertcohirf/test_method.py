@@ -397,7 +397,7 @@ def test_settings_make_the_same_steps_as_by_hand():
     config = VertCoHiRFConfig(
         3, ("2:sc_srgf", "0:kernel_kmeans", "dbscan"), repetitions=2, n_graphs=3, similarity="rbf"
     )
-    hyper = VertCoHiRFHyperparams(0.6, 0.8, 4, eps=2.0, min_samples=3, gamma=0.1)
+    hyper = VertCoHiRFHyperparams(0.6, 0.8, n_candidates=4, eps=2.0, min_samples=3, gamma=0.1)
     steps = [
         LocalStep(kernel_kmeans_method(3, 0.1), 0.6, 2, threshold=0.8),
         LocalStep(dbscan_method(2.0, 3), 0.6, 2, threshold=0.8),
