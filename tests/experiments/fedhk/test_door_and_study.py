@@ -223,7 +223,7 @@ def test_the_summary_is_made_of_the_runs_under_their_own_headings(studied):
     for cell, own in runs.groupby(["method", "clients"]):
         for name in ("pooled/ari", "per_client/acc"):
             assert own[f"all/{name}"].mean() == pytest.approx(summary.loc[cell, f"{name}/mean"])
-            assert own[f"all/{name}"].std(ddof=0) == pytest.approx(summary.loc[cell, f"{name}/std"])
+            assert own[f"all/{name}"].std(ddof=1) == pytest.approx(summary.loc[cell, f"{name}/std"])
     assert (runs.loc[runs["method"] == "E-FKMVC", "rounds_made"] <= 4).all()
 
 
