@@ -247,7 +247,10 @@ SHOWN = (
 ROWS = (
     Rows(FMCSC / "table1_runs.csv", ("set", "x", "row")),
     Rows(FMCSC / "table2_runs.csv", ("set", "x", "row")),
-    *(Rows(FMCSC / f"{name}_runs.csv", ("set", "x", "row")) for name in ("table3", *_FIGURES)),
+    *(
+        Rows(FMCSC / f"{name}_runs.csv", ("set", "x", "row"))
+        for name in ("table3", "figurebytes", *_FIGURES)
+    ),
     Rows(FMCSC / "variants.csv", ("set", "row")),
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),
