@@ -293,9 +293,11 @@ def _table_1(request: Request) -> Iterator[Row]:
 def peers(request: Request) -> list[Cell]:
     """Returns the comparison methods of table 1, each on the partitions of its cells."""
     asked, cells = request.settings, []
+    if not asked.peers:
+        return []  # other tables and figures may be asked for with a ratio
     for dataset, ratio in itertools.product(asked.datasets or (), asked.ratios or ()):
         like = request.row(dataset, ratio, "best", ratio=ratio).command
-        for method in asked.peers or ():
+        for method in asked.peers:
             cells.append(cell(dataset, ratio, method, like.split.n_clients, data_flags_of(like)))
     return cells
 

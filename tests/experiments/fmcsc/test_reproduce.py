@@ -266,7 +266,7 @@ def launch(*arguments):
 
 
 JOB = ("--figure=2", "--quick", "--presets=best", *TINY, "--ratio=1:0")
-JOB += ("--centroid_rounds=1", "--components=ACD", "--rounds=1", "--noprogress")
+JOB += ("--centroid_rounds=1", "--rounds=1", "--noprogress")
 JOB += ("--compilation_cache=", "--noresample_participants")
 
 
@@ -331,6 +331,14 @@ WRONG = {
     ("--table=1", f"--readme={ROOT}/pyproject.toml"): "pyproject.toml has no lines",
     ("--figure=6", "--runs_file=a.csv"): "runs_file: figure6 is not made of runs",
 }
+
+
+def test_a_figure_may_be_asked_for_with_a_ratio():
+    """It has no rows of comparison methods, which are for every ratio of table 1."""
+    request = request_for("figure2", {"ratio": "--ratio=1:2"}, peers=None)
+    rows = fmcsc_rows.rows(request)
+    assert {row.command.flags["ratio"].value for row in rows} == {"1:2"}
+    assert fmcsc_rows.peers(request) == []
 
 
 @pytest.mark.parametrize("flags", WRONG)
