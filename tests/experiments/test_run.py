@@ -179,7 +179,8 @@ def test_flags_txt_runs_the_job_again_to_the_same_bits(job, tmp_path):
         "--progress",
     )
     assert code == 0, err
-    assert "compiling 1 of " in err and "100%" in err and "Traceback" not in err
+    # Which of the programs the bar is seen to wait for depends on how long each of them takes.
+    assert re.search(r"compiling \d+ of ", err) and "100%" in err and "Traceback" not in err
     assert (again / "rounds.csv").read_text() == (folder / "rounds.csv").read_text()
     first, second = read_summary(folder), read_summary(again)
     for key in first.keys() - {"seconds"}:
