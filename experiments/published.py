@@ -242,6 +242,7 @@ SHOWN = (
     Shown("methods/comparison.md", "all methods side by side", side_by_side),
     Shown("methods/fedhk.md", "FedHK's methods", fedhk_methods),
     Shown("methods/mgcd.md", "MGCD, table 2", lambda: mgcd_table("table2")),
+    Shown("notebook/mgcd.md", "MGCD, table 3", lambda: mgcd_table("table3")),
     Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
 )
 ROWS = (
@@ -255,7 +256,7 @@ ROWS = (
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),
     Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
-    Rows(MGCD / "table2_runs.csv", ("set", "row")),
+    *(Rows(MGCD / f"{name}_runs.csv", ("set", "row")) for name in ("table2", "table3")),
     Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
 )
 

@@ -97,8 +97,8 @@ def test_the_summary_is_mean_and_deviation_over_seeds(swept):
         if (row["beta"], row["hkc"]) == ("2", "minmax")
     )
     assert float(entry["acc_mean"]) == pytest.approx(np.mean(mine))
-    assert float(entry["acc_std"]) == pytest.approx(np.std(mine))
-    assert re.search(r"best by mean ACC \(needs labels\): beta=\S+, hkc=\w+: ", out)
+    assert float(entry["acc_std"]) == pytest.approx(np.std(mine, ddof=1))
+    assert re.search(r"best by mean \S+ \(needs labels\): .*beta=\S+", out)
     assert "first by silhouette (no labels): " in out
     names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt"}
     names |= {"heatmap.png", "report.html"}
@@ -229,7 +229,7 @@ def test_two_processes_make_the_runs_of_one(toy, tmp_path):
     assert code == 0, err
     for one, two in zip(*(rows_of(tmp_path / n / "runs.csv") for n in ("one", "two")), strict=True):
         assert one.keys() == two.keys() and one["limit"] == two["limit"]
-        for name in one.keys() - {"status"}:
+        for name in one.keys() - {"status", "seconds"}:
             assert float(one[name]) == pytest.approx(float(two[name]), nan_ok=True, abs=1e-5)
 
 
@@ -289,7 +289,7 @@ def job(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(toy, tmp_path):
+def test_killed_at_random_moments_a_sweep_ends_with_the_same_rows(toy, tmp_path):
     # Quick to trace and to compile: most processes are killed before they get far.
     method = ("--algorithm=local_kmeans", "--n_clients=4", "--ratio=1:0", "--noprogress")
     arguments = (*method, *toy, "--grid=n_clusters=2,3,4", "--seeds=20", "--batch=1")
@@ -298,7 +298,12 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(toy, tmp_path
     lives = kills.until_done(job, (killed, *arguments), KILLS, 1, killed / "batches.csv", 0.01)
     print([life.changes for life in lives])
     assert len(lives) > 10 and sum(life.changes > 0 for life in lives[:-1]) > 3
-    for name in ("runs.csv", "summary.csv", "flags.txt"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    assert (killed / "flags.txt").read_bytes() == (whole / "flags.txt").read_bytes()
+    for name in ("runs.csv", "summary.csv"):
+        mine, expected = (
+            [{k: v for k, v in row.items() if "seconds" not in k} for row in rows_of(path / name)]
+            for path in (killed, whole)
+        )
+        assert mine == expected
     assert len(rows_of(killed / "runs.csv")) == 60
     assert not [path for path in os.listdir(killed) if "partial" in path]
