@@ -156,11 +156,8 @@ def show_scores(job: Job, devices: Any) -> None:
     batch = checked(partial(asked_batch, asked.batch, least))
     # To score every round costs nothing to speak of but the time to compile it.
     by_round = not asked.quick or asked.what in ("table1", "figurebytes")
-    made_by = {"commit": folder.commit(), "device": folder.device(), "jax": jax.__version__}
     commands = [row.command for row in job.rows]
-    columns = [
-        row.columns | {"command": " ".join(row.command.arguments)} | made_by for row in job.rows
-    ]
+    columns = [row.columns | folder.made_by(row.command.arguments) for row in job.rows]
     groups = checked(partial(groups_of, commands, columns, every_round=by_round))
     for group in groups if devices is not None else ():
         checked(partial(mesh.check_mesh, devices, group.federation))

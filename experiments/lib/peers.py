@@ -143,8 +143,7 @@ def _run_cell(one: Cell, seeds: Sequence[int], path: Path, progress: Progress) -
     for seed in seeds:
         command = parse([*one.command.arguments, f"--seed={seed}", "--seeds=1"])
         row = dict.fromkeys(COLUMNS, "") | {"set": one.set, "x": one.x, "method": one.method}
-        row |= {"seed": seed, "command": " ".join(command.arguments), "commit": folder.commit()}
-        row |= {"device": folder.device(), "jax": jax.__version__}
+        row |= {"seed": seed} | folder.made_by(command.arguments)
         try:
             job = runner.prepare(command)
             if steps is None:  # all seeds' partitions have the same shapes

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = checked(partial(study.open, "vertcohirf-unsupervised"))
     file = Path(settings.runs_file or path / "runs.csv")
     given = without(sys.argv[1:] if arguments is None else arguments, _NOT_RECORDED)
-    command = " ".join(given)
+    made_by = folder.made_by(given)
     done = set(read(file)[["set", "seed"]].itertuples(index=False, name=None))
     todo = [(name, s) for name in settings.sets for s in seeds if (name, s) not in done]
 
@@ -113,8 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         progress.expect({"run": len(todo)})
         for (name, seed), found in zip(todo, each(one, todo, study.mesh), strict=True):
             row = {"set": name, "seed": seed} | found
-            row |= {"command": command, "commit": folder.commit()}
-            row |= {"device": folder.device(), "jax": jax.__version__}
+            row |= made_by
             folder.append_rows(file, [{column: row[column] for column in COLUMNS}])
             progress.done("run")
             progress.write(

@@ -98,7 +98,8 @@ def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     )
     assert float(entry["acc_mean"]) == pytest.approx(np.mean(mine))
     assert float(entry["acc_std"]) == pytest.approx(np.std(mine, ddof=1))
-    assert re.search(r"best by mean \S+ \(needs labels\): .*beta=\S+", out)
+    best = r"best by mean ACC \(needs labels\): 4 settings are level, of which the first is "
+    assert re.search(best + r"beta=\S+, hkc=\w+: ", out)
     assert "first by silhouette (no labels): " in out
     names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt"}
     names |= {"heatmap.png", "report.html"}

@@ -244,9 +244,8 @@ def _build_refine(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., 
             info["labels"] = {name: c.labels for name, c in zip(REPORTED, reported, strict=True)}
         if isinstance(old, Factored):
             new = graphs_lib.of_rank(new, old.left.shape[1])
-        improves = found.separation > _IMPROVES * state.clusters.separation
         best = better(state.clusters, found, _IMPROVES) if robust else found
-        finished = jnp.bool_(robust) & ~improves
+        finished = jnp.bool_(robust) & (best.separation <= state.clusters.separation)
         return ServerState(networks, opt_state, where, new, best, finished), info
 
     return refine

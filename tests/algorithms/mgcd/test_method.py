@@ -561,10 +561,10 @@ def test_views_that_link_different_pairs_are_bridged():
 def test_views_that_agree_but_for_noise_are_averaged():
     same = TRUTH[:, None] == TRUTH
     refined = [signed(same, 0.7, seed=s) for s in (0, 1)]
-    each, mean, auto = (cut(rule)(refined) for rule in ("each", "mean", "auto"))
+    each, mean, both, auto = (cut(rule)(refined) for rule in ("each", "mean", "both", "auto"))
     assert mean.separation > each.separation
-    assert auto.of_each < 1 and agrees(auto) == 1
-    assert auto.separation >= mean.separation
+    assert auto.separation == max(mean.separation, both.separation) and agrees(auto) == 1
+    assert auto.of_each == (0.5 if both.separation > mean.separation else 0)
 
 
 @pytest.mark.slow
@@ -669,6 +669,9 @@ def test_seeds_and_hyperparameters_share_a_program_and_vmap_is_a_loop():
         # Every start of k-means finds clusters so far apart: rounding tells which one numbers them.
         for labels, expected in zip(together.labels, one.labels, strict=True):
             assert adjusted_rand_score(labels[i][0], expected[0]) == 1
+        found = jax.tree.map(lambda x, i=i: x[i], together.state.server.clusters)
+        close(found.embedding, one.state.server.clusters.embedding)
+        close(found.separation, one.state.server.clusters.separation)
 
 
 @pytest.mark.slow
