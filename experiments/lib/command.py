@@ -104,14 +104,15 @@ class FolderSettings:
       output_dir: Result folder; none: results/<method>-<set>-<time>/.
       resume: Go on with a job that was killed, in its --output_dir and with the same flags.
       checkpoint_every: Rounds after which a job is saved; 0: never.
-      compilation_cache: Where compiled programs are kept; empty: nowhere.
+      compilation_cache: Where compiled programs are kept; none: in $JAX_COMPILATION_CACHE_DIR, else
+        in ~/.cache/jaxfedmvc; empty: nowhere else than that variable says.
       progress: Show on stderr what is compiled, and a bar with the time left.
     """
 
     output_dir: str | None = None
     resume: bool = False
     checkpoint_every: int = 1
-    compilation_cache: str = "~/.cache/jaxfedmvc"
+    compilation_cache: str | None = None
     progress: bool = True
 
 

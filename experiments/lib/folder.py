@@ -81,10 +81,12 @@ def made_by(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def use_compilation_cache(command: Parsed) -> None:
-    """Keeps compiled programs where the flag says."""
-    if command.folder.compilation_cache:
-        folder = os.path.expanduser(command.folder.compilation_cache)
-        jax.config.update("jax_compilation_cache_dir", folder)
+    """Keeps compiled programs where the flag says, or else where JAX was told to."""
+    asked = command.folder.compilation_cache
+    if asked is None and jax.config.jax_compilation_cache_dir is None:
+        asked = "~/.cache/jaxfedmvc"
+    if asked:
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(asked))
 
 
 def open_folder(command: Parsed, name: str) -> Path:

@@ -17,7 +17,7 @@ from tests.helpers import programs
 LABELS_ALONE = ("vertcohirf", "dpfmps", "dpfmps_p2est", "local_kmeans")
 
 
-@pytest.mark.slow  # three of them in `test_processes`, which is not
+@pytest.mark.slow  # `.ci/run` has three of them in `test_processes`
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_deployed_run_is_the_simulation(name, tmp_path):
     lab = common.Lab(name)

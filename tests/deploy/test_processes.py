@@ -77,8 +77,8 @@ def all_methods(kind):
 @pytest.mark.parametrize(
     ("federation", "methods"),
     [
-        pytest.param(hospitals, lambda: ["e_fkmvc"], id="sums"),
-        # `.ci/run` has it beside the default tests.
+        # `.ci/run` has the first two beside the default tests.
+        pytest.param(hospitals, lambda: ["e_fkmvc"], id="sums", marks=pytest.mark.slow),
         pytest.param(
             agents,
             lambda: ["mgcd", "vertcohirf"],

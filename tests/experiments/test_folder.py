@@ -1,8 +1,13 @@
 """What result folders and rows say of how they were made."""
 
+import os
+from types import SimpleNamespace
+
 import jax
+import pytest
 
 from experiments.lib import folder
+from experiments.lib.command import FolderSettings
 from experiments.published import ROOT
 
 
@@ -12,3 +17,25 @@ def test_rows_name_no_place_of_the_machine_that_made_them():
     said = folder.made_by(flags)
     assert said["command"] == "--dataset=digits --flagfile=experiments/fmcsc/presets/best.flags"
     assert said["jax"] == jax.__version__ and said["commit"] == folder.commit()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "kept"),
+    [
+        (None, None, "~/.cache/jaxfedmvc"),
+        (None, "told", "told"),
+        ("asked", "told", "asked"),
+        ("", "told", "told"),
+        ("", None, None),
+    ],
+)
+def test_programs_are_kept_where_the_flag_says_or_else_jax_was_told(asked, told, kept):
+    command = SimpleNamespace(folder=FolderSettings(compilation_cache=asked))
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", told)
+        folder.use_compilation_cache(command)
+        found = jax.config.jax_compilation_cache_dir
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert found == (kept and os.path.expanduser(kept))
