@@ -27,14 +27,20 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def at_least(settings: Any, least: int, *names: str) -> None:
-    """Checks that these fields of `settings` are `least` or more; None, where it means off, passes.
+    """Checks that these fields of `settings` are whole numbers, `least` or more.
+
+    None, where it means off, passes.
 
     Raises:
-      ValueError: Names the first field that is smaller.
+      ValueError: Names the first field that is smaller, or no whole number.
     """
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not value >= least:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise wrong(name, value, f"a whole number, {least} or more")
+        if not value >= least:
             raise wrong(name, value, f"{least} or more")
 
 

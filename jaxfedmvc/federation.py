@@ -20,6 +20,9 @@ from jaxfedmvc.data.dataset import check_arrays
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
 
+# Larger numbers stand for other draws than a client's (see `keys`).
+_IDS = 2**29
+
 
 @struct.dataclass
 class Cohort:
@@ -223,7 +226,11 @@ class Federation:
         check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
         n_classes = None
         if labels is not None:
-            names, labels = np.unique(np.asarray(labels), return_inverse=True)
+            labels = np.asarray(labels)
+            nan = labels[labels != labels]
+            if len(nan):
+                raise ValueError(f"labels: got {len(nan)} that are NaN; allowed is none")
+            names, labels = np.unique(labels, return_inverse=True)
             n_classes = len(names)
         cohorts, cohort_labels = [], []
         for part in partition:
@@ -336,8 +343,8 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
     """Checks a division of `n_samples` samples with `n_views` views over clients.
 
     Raises:
-      ValueError: A client is empty or there twice, a sample or a view is not there, two cohorts
-        hold the same views.
+      ValueError: A client is empty or there twice, or has a sample twice; a sample or a view is not
+        there; two cohorts hold the same views.
     """
     if not partition:
         raise ValueError("partition: got no cohort; at least one is needed")
@@ -370,8 +377,17 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
                 f" is 0..{n_samples - 1}, and -1 for padding"
             )
         for client, row in zip(part.client_ids, ids, strict=True):
-            if not (row >= 0).any():
+            real = np.sort(row[row >= 0])
+            if not len(real):
                 raise ValueError(f"partition: client {client} is empty; give it a sample")
+            twice = real[1:][np.diff(real) == 0]
+            if len(twice):
+                raise ValueError(f"partition: client {client} has sample {twice[0]} twice")
         client_ids += [int(c) for c in part.client_ids]
-    if len(set(client_ids)) != len(client_ids) or min(client_ids) < 0:
-        raise ValueError("partition: client_ids must be unique and not negative")
+    if len(set(client_ids)) != len(client_ids):
+        raise ValueError("partition: client_ids must be unique")
+    if not 0 <= min(client_ids) <= max(client_ids) < _IDS:
+        raise ValueError(
+            f"partition: client_ids lie in {min(client_ids)}..{max(client_ids)}; allowed is"
+            f" 0..{_IDS - 1}"
+        )

@@ -17,7 +17,11 @@ def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def l2_normalize(x: jax.Array) -> jax.Array:
-    """Scales rows of `x` [..., d] to length 1; a zero row stays zero, with a finite gradient."""
+    """Scales rows of `x` [..., d] to length 1; a zero row stays zero, with a finite gradient.
+
+    For features of a network: 1e-12 is added to the squared length, so that rows much shorter than
+    1e-5 stay short.
+    """
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)
 
 

@@ -161,6 +161,8 @@ FULL = (0, 1, 2)
         (None, (part(FULL, [[0], [1]], [3, 3]),), "client_ids"),
         (None, (part(FULL, [[0]], [3]), part((1,), [[1]], [3])), "client_ids"),
         (None, (part(FULL, [[0]], [-1]),), "client_ids"),
+        (None, (part(FULL, [[0]], [2**29]),), f"client_ids .*allowed is 0..{2**29 - 1}"),
+        (None, (part(FULL, [[0], [1, 2, 1]], [3, 4]),), "client 4 has sample 1 twice"),
         (None, (part((0, 3), [[0]], [0]),), r"view_ids \(0, 3\)"),
         (None, (part((-1, 0), [[0]], [0]),), r"view_ids \(-1, 0\)"),
         (None, (part((), [[0]], [0]),), r"view_ids \(\)"),
@@ -177,6 +179,13 @@ def test_from_arrays_refuses(views, change, partition, text):
     given = views if change is None else change(views)
     with pytest.raises(ValueError, match=text):
         Federation.from_arrays(given, partition=PARTITION if partition is None else partition)
+
+
+def test_from_arrays_refuses_labels_that_are_not_there(views, labels):
+    with pytest.raises(ValueError, match="labels: got 1 that are NaN"):
+        Federation.from_arrays(
+            views, np.where(np.arange(N) == 3, np.nan, labels), partition=PARTITION
+        )
 
 
 @pytest.mark.parametrize("n", [N - 1, N + 1])

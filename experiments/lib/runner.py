@@ -79,6 +79,12 @@ def prepare(command: Command) -> Job:
     n_clusters = count_classes(command.data, problems[0].labels)
     federation = problems[0].federation
     shares = participation_shares(federation, command.job)
+    asked = command.job.participation
+    if command.method.topology == "pooled" and any(share < 1 for share in asked):
+        raise ValueError(
+            f"participation: got {asked} for {command.name}, which gives labels to the rows that it"
+            " is sent; allowed is 1"
+        )
     config = command.config(n_clusters, federation.n_clients)
     hyperparams = command.hyperparams()
     make = maker(command, config, federation)

@@ -369,7 +369,9 @@ def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.nd
             if not held.any():
                 raise ValueError(f"views: no row has all values of view {view}")
         else:
-            if empty[held].all(axis=0).any():
+            never = empty[held].all(axis=0)
+            if never.any():
+                column = part.columns[int(np.argmax(never))]
                 raise ValueError(f"views: the column {column!r} of view {view} is empty everywhere")
             middle = np.nanmedian(values[held], axis=0)
             values = np.where(empty, middle, values)

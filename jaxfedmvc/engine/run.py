@@ -65,8 +65,8 @@ def start(
       federation: The data; labels are not shown to the algorithm.
       key: The run's key.
       participation: Share of clients, in (0, 1], that take part, of every cohort or one share for
-        each cohort; rounded, at least one client of a cohort. The others take part in nothing and
-        are assigned clusters afterwards, as new clients would be.
+        each cohort; rounded, halves to even, at least one client of a cohort. The others take part
+        in nothing and are assigned clusters afterwards, as new clients would be.
 
     Raises:
       ValueError: A share outside (0, 1], or not one for each cohort.

@@ -64,6 +64,13 @@ def test_an_empty_cell_is_the_median_or_the_row_lacks_the_view(missing, view, he
     np.testing.assert_array_equal(found.held[:, 1], held)
 
 
+def test_a_column_without_any_value_is_the_one_that_is_named():
+    table = with_cell("img_0", 2, np.nan).assign(img_1=np.nan)
+    options = TableOptions(BLOOD.views, "ill", "patient", missing="median")
+    with pytest.raises(ValueError, match="the column 'img_1' of view imaging is empty everywhere"):
+        from_frame(table, options)
+
+
 def test_a_row_without_anything_is_left_out_and_said():
     table = TABLE.copy()
     table.loc[1, ["hb", "wbc"]] = np.nan

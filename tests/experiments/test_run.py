@@ -279,6 +279,10 @@ BAD = {
     "nobody takes part": (["--participation=0"], r"participation: got .*\(0, 1\]"),
     "more than all take part": (["--participation=1.5"], "participation: got"),
     "three shares": (["--participation=1,1,1"], "participation: got '1.0,1.0,1.0'"),
+    "nothing to assign by": (
+        ["--algorithm=lmvsc", "--participation=0.5"],
+        r"participation: got \(0.5,\) for lmvsc",
+    ),
     "share of words": (["--participation=half"], "participation=half"),
     "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),
     "clear phases without masks": (["--in_clear=finish"], "in_clear: got .*secure_aggregation"),

@@ -42,6 +42,7 @@ from jaxfedmvc.algorithms.dpfmps.budget import split
 from jaxfedmvc.algorithms.dpfmps.lsh_tree import tree_noise
 from jaxfedmvc.algorithms.dpfmps.settings import MAX_CELLS, SIZE_SHARE, DPFMPSConfig, P2EstConfig
 from jaxfedmvc.algorithms.registry import NoHyperparams
+from jaxfedmvc.algorithms.vertcohirf.consensus import MOST_SUMMED
 from jaxfedmvc.federation import Federation
 
 
@@ -84,6 +85,9 @@ def _init(
     k, n_agents = config.n_clusters, len(federation.cohorts)
     federation.check_vertical()
     federation.check_rows(k, "as many as clusters, for k-means to start from")
+    n = federation.cohorts[0].mask.shape[-1]
+    if n > MOST_SUMMED:
+        raise checks.wrong("federation", n, f"{MOST_SUMMED} samples or fewer")
     if n_agents < 2:
         raise checks.wrong("federation", n_agents, "2 agents or more")
     if k**n_agents > MAX_CELLS:

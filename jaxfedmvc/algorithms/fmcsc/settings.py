@@ -196,7 +196,7 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
     positive = "learning_rate", "tau_m", "tau_p", "weight_floor", "upload_noise", "upload_clip"
     checks.numbers(
         hyper,
-        {name: (lambda x: x > 0, "above 0") for name in positive}
+        dict.fromkeys(positive, checks.POSITIVE)
         | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")}
         | {name: (lambda k: k >= 1, "1 or more") for name in ("settle_rounds", "limit")},
     )

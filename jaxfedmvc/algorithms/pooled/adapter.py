@@ -69,6 +69,9 @@ def pooled(
 ) -> FederatedAlgorithm:
     """Makes a federated algorithm of a centralised method, to be run for 0 rounds.
 
+    Who does not take part gets no labels (-1), other than with federated methods: there is no
+    model to assign new rows by.
+
     Args:
       fit: The method.
       config: Its static settings, with `n_clusters`.

@@ -21,8 +21,16 @@ def blank(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
 
 
 def unit_samples(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
-    """Scales observed rows to length 1; the others become zero."""
-    return tuple(l2_normalize(x) for x in blank(views, observed))
+    """Scales observed rows to length 1, of whatever magnitude; the others become zero.
+
+    By a power of two first, which changes no digit: squares neither overflow nor vanish.
+    """
+
+    def scaled(x: Array) -> Array:
+        _, power = jnp.frexp(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
+        return l2_normalize(jnp.ldexp(x, -power))
+
+    return tuple(scaled(x) for x in blank(views, observed))
 
 
 def min_max(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:

@@ -92,11 +92,15 @@ def ari_of_refinement(fine: Array, coarse: Array, where: Array) -> Array:
     return jnp.where(same, 1.0, 2 * f * (1 - g) / jnp.where(same, 1.0, spread))
 
 
+# Sums of more rows would not fit the fixed point of `exact_segment_sum`.
+MOST_SUMMED = 2**20
+
+
 def exact_segment_sum(x: Array, cells: Array, n_cells: int) -> Array:
     """Sums rows [c, p] with entries in [-1, 1] over cells, to the same bits in any order.
 
     In fixed point, so that neither padding nor the device's order of summation matters: two limbs
-    of 10 and 11 bits, whose sums over up to 2^20 rows fit int32; the resolution is 2^-21.
+    of 10 and 11 bits, whose sums over up to `MOST_SUMMED` rows fit int32; the resolution is 2^-21.
     """
     high = jnp.round(x * 2.0**10)
     low = jnp.round((x * 2.0**10 - high) * 2.0**11)

@@ -26,6 +26,7 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.vertcohirf.consensus import (
+    MOST_SUMMED,
     relaxed_consensus,
     segment_sizes,
     strict_consensus,
@@ -52,9 +53,6 @@ from jaxfedmvc.algorithms.vertcohirf.settings import (
 )
 from jaxfedmvc.checks import wrong
 from jaxfedmvc.federation import Cohort, Federation
-
-# Sums of more rows would not fit the fixed point of `exact_segment_sum`.
-_MOST_ROWS = 2**20
 
 # Agent (its view id) -> how it clusters.
 StepOf = Callable[[int], LocalStep]
@@ -202,8 +200,8 @@ def _build_init(check: Callable[[Federation], None]) -> Callable[..., Any]:
         check(federation)
         mask = federation.cohorts[0].mask[0]
         n = len(mask)
-        if n > _MOST_ROWS:
-            raise ValueError(f"federation: got {n} samples; allowed are {_MOST_ROWS} or fewer")
+        if n > MOST_SUMMED:
+            raise wrong("federation", n, f"{MOST_SUMMED} samples or fewer")
         (active,) = jnp.nonzero(mask, size=n, fill_value=-1)
         ids = jnp.concatenate([cohort.client_ids for cohort in federation.cohorts])
         state = VertCoHiRFState(

@@ -17,7 +17,7 @@ from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA
 from jaxfedmvc.algorithms.dpfmps.server import grid_centres
 from jaxfedmvc.algorithms.dpfmps.settings import MAX_CELLS
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.federation import Federation, single_client
+from jaxfedmvc.federation import Cohort, Federation, single_client
 
 K = 3
 N = 150
@@ -199,6 +199,8 @@ def test_what_travels(n_sketches, m):
         {"epsilon": 0.0},
         {"epsilon": math.nan},
         {"n_sketches": 0},
+        {"n_sketches": 2.5},
+        {"n_init": True},
         {"estimator": "union"},
         {"n_init": 0},
     ],
@@ -216,6 +218,25 @@ def test_too_many_cells_are_refused():
     many = Federation.from_arrays(np.split(X, 9, axis=1), partition=parts)
     with pytest.raises(ValueError, match=rf"{6**9} cells; allowed is {MAX_CELLS} or less"):
         engine.start(dpfmps(DPFMPSConfig(6)), many, jax.random.key(0))
+
+
+def test_more_rows_than_the_sums_hold_are_refused():
+    ids = jax.ShapeDtypeStruct((1, 2**20 + 1), jnp.int32)
+    cohorts = tuple(
+        Cohort(
+            views=(jax.ShapeDtypeStruct((*ids.shape, 1), jnp.float32),),
+            mask=jax.ShapeDtypeStruct(ids.shape, jnp.bool_),
+            sample_ids=ids,
+            client_ids=jax.ShapeDtypeStruct((1,), jnp.int32),
+            view_ids=(a,),
+        )
+        for a in range(2)
+    )
+    large = Federation(cohorts, None, (1, 1), None)
+    with pytest.raises(ValueError, match=f"got {2**20 + 1}; allowed is {2**20} samples or fewer"):
+        jax.eval_shape(
+            functools.partial(engine.start, dpfmps(DPFMPSConfig(K))), large, jax.random.key(0)
+        )
 
 
 def test_one_agent_alone_is_refused():

@@ -45,6 +45,13 @@ def test_constant_features_and_views_without_rows_become_zero():
     assert not np.asarray(min_max(views, observed)[0]).any()
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1e20])
+def test_rows_of_any_magnitude_become_unit_rows(scale):
+    x = np.array([[3, 4], [-6, 8]], np.float32) * np.float32(scale)
+    (found,) = unit_samples((jnp.asarray(x),), jnp.ones((2, 1), bool))
+    np.testing.assert_allclose(found, [[0.6, 0.8], [-0.6, 0.8]], rtol=1e-6)
+
+
 def test_a_zero_row_stays_zero():
     assert not np.asarray(unit_samples((jnp.zeros((2, 3)),), jnp.ones((2, 1), bool))[0]).any()
 
