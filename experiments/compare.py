@@ -47,7 +47,11 @@ def read(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
 
 
 def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the table shows of a run; deviations are those of samples (ddof = 1)."""
+    """Returns what the table shows of a run; deviations are those of samples (ddof = 1).
+
+    Megabytes are a run's and, where settings were chosen without labels, those of the choice; its
+    seconds, which are mostly compilation, have a column of their own.
+    """
     line: dict[str, Any] = {"method": summary["algorithm"], "data": summary["dataset"]}
     for metric in _METRICS:
         values = summary["metrics"].get(metric, {}).get("per_seed", [])
@@ -56,6 +60,7 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     made = float(np.mean(summary["rounds_made"]))
     for way in ("up", "down"):
         fixed = summary["bytes_setup"][way] + summary["bytes_finish"][way]
+        fixed += summary.get("bytes_choice", {}).get(way, 0)
         line[f"mb_{way}"] = (fixed + np.mean(summary["bytes_rounds"][way])) / 1e6
     seconds = summary["seconds"]
     return line | {
@@ -64,6 +69,7 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": made,
         "compile_seconds": seconds["compile"],
         "seconds_a_run": seconds["run"] / len(summary["seeds"]),
+        "seconds_choice": summary.get("seconds_choice", 0.0),
         "device": summary["device"],
         "command": " ".join(summary.get("command", ())),
         "commit": summary.get("commit", ""),

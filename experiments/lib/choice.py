@@ -11,7 +11,8 @@ of whose exchanges only the last ones read it are trained once a draw.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import has_one_width
 from jaxfedmvc.engine.phases import RunState
 from jaxfedmvc.engine.steps import Evaluation, Steps
+from jaxfedmvc.engine.traffic import Traffic
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics import choice as criteria
 
@@ -174,16 +176,21 @@ def _chosen(plan: _Plan, progress: Progress) -> Choice:
     )
     labels: dict[int, list[np.ndarray]] = {k: [] for k in numbers}
     silhouettes: dict[int, list[float]] = {k: [] for k in numbers}
+    cost = pd.DataFrame(0.0, index=numbers, columns=["bytes_up", "bytes_down", "seconds"])
+    began = time.perf_counter()
     for run in _runs(job, drawn, numbers, progress):
         federation, k = drawn[run.draw], run.n_clusters
         labels[k].append(_by_sample(federation, run.labels, len(problem.rows)))
         silhouettes[k].append(criteria.silhouette(_parts(problem, federation, run, vertical)))
+        cost.loc[k] += [*run.sent, time.perf_counter() - began]
+        began = time.perf_counter()
     tried = pd.DataFrame({"n_clusters": numbers})
     values = np.asarray([silhouettes[k] for k in numbers])
     tried["stability"] = [criteria.stability(labels[k]) for k in numbers]
     tried["silhouette"], tried["silhouette_std"] = values.mean(axis=1), values.std(axis=1, ddof=1)
     for d in range(len(drawn)):
         tried[f"silhouette_{d}"] = values[:, d]
+    tried = tried.join(cost, on="n_clusters").astype({"bytes_up": int, "bytes_down": int})
     chosen = criteria.chosen(numbers, tried["stability"], tried["silhouette"])
     return Choice(chosen, tried)
 
@@ -238,12 +245,14 @@ class _Run(NamedTuple):
       labels: For each cohort [clients, rows].
       embedding: What all numbers of clusters of the draw are found in, or None: one that differs
         with their number, as spectral ones do, has no silhouettes to compare.
+      sent: Bytes of all messages that no run before it counts already.
     """
 
     draw: int
     n_clusters: int
     labels: list[np.ndarray]
     embedding: list[np.ndarray] | None
+    sent: Traffic
 
 
 def _runs(
@@ -258,9 +267,9 @@ def _runs(
             steps.compile(progress.compiling)
             for d, federation in enumerate(drawn):
                 _expect(steps, job, progress, (len(numbers) - i) * len(drawn) - d, 1)
-                found = _whole(steps, job, federation, _key(job, d))
+                found, sent = _whole(steps, job, federation, _key(job, d))
                 progress.done("evaluate")
-                yield _Run(d, k, found.labels, None)
+                yield _Run(d, k, found.labels, None, sent)
         return
     steps, with_limit = limited
     trains_once = not steps.stages_that_read("limit") & _TRAINING
@@ -268,16 +277,18 @@ def _runs(
         key = _key(job, d)
         if trains_once:
             _expect(steps, job, progress, len(drawn) - d, len(numbers))
-            state, r = _trained(steps, job, federation, key)
+            state, made = _trained(steps, job, federation, key)
         for i, k in enumerate(numbers):
             this = steps.with_numbers(with_limit(k))
             if trains_once:
-                found = this.evaluate(federation, key, state, r)
+                found = this.evaluate(federation, key, state, max(made - 1, 0))
+                trained = {"setup": 1, "round": made} if i == 0 else {}
+                sent = _sent(steps, trained | {"finish": 1})
             else:
                 _expect(steps, job, progress, (len(drawn) - d) * len(numbers) - i, 1)
-                found = _whole(this, job, federation, key)
+                found, sent = _whole(this, job, federation, key)
             progress.done("evaluate")
-            yield _Run(d, k, found.labels, found.embedding if trains_once else None)
+            yield _Run(d, k, found.labels, found.embedding if trains_once else None, sent)
 
 
 def _key(job: runner.Job, draw: int) -> jax.Array:
@@ -316,7 +327,7 @@ def _expect(steps: Steps, job: runner.Job, progress: Progress, runs: int, evalua
 def _trained(
     steps: Steps, job: runner.Job, federation: Federation, key: jax.Array
 ) -> tuple[RunState, int]:
-    """Returns the state after the last round, and which one that was."""
+    """Returns the state after the last round, and how many were made."""
     state, info = steps.setup(federation, key, steps.start(federation, key))
     runner.check_masked_sums(job.command.job, info)
     made = 0
@@ -324,12 +335,25 @@ def _trained(
         state, info = steps.one_round(federation, key, state, made)
         runner.check_masked_sums(job.command.job, info)
         made += 1
-    return state, max(made - 1, 0)
+    return state, made
 
 
-def _whole(steps: Steps, job: runner.Job, federation: Federation, key: jax.Array) -> Evaluation:
-    state, r = _trained(steps, job, federation, key)
-    return steps.evaluate(federation, key, state, r)
+def _whole(
+    steps: Steps, job: runner.Job, federation: Federation, key: jax.Array
+) -> tuple[Evaluation, Traffic]:
+    state, made = _trained(steps, job, federation, key)
+    found = steps.evaluate(federation, key, state, max(made - 1, 0))
+    return found, _sent(steps, {"setup": 1, "round": made, "finish": 1})
+
+
+def _sent(steps: Steps, times: Mapping[str, int]) -> Traffic:
+    """Returns the bytes of all clients' messages in so many exchanges of each stage."""
+    of_stage = steps.traffic()
+    up, down = (
+        sum(getattr(of_stage[stage], way) * n for stage, n in times.items())
+        for way in ("up", "down")
+    )
+    return Traffic(up, down)
 
 
 # --- What is compared -----------------------------------------------------------------------------

@@ -30,7 +30,27 @@ class Found(Protocol):
         """Returns the criteria for the page."""
 
     def facts(self) -> dict[str, Any]:
-        """Returns entries of summary.json."""
+        """Returns entries of summary.json, those of `spent` among them."""
+
+
+def spent(tried: pd.DataFrame) -> dict[str, Any]:
+    """Returns what a choice cost beside the run that is kept, for summary.json.
+
+    Args:
+      tried: With the columns bytes_up, bytes_down and seconds, the programs' compilation included.
+    """
+    moved = {way: int(tried[f"bytes_{way}"].sum()) for way in ("up", "down")}
+    return {"bytes_choice": moved, "seconds_choice": float(tried["seconds"].sum())}
+
+
+def cost_line(tried: pd.DataFrame) -> str:
+    """Returns what a choice cost, for the terminal."""
+    cost = spent(tried)
+    up, down = (cost["bytes_choice"][way] / 1e6 for way in ("up", "down"))
+    return (
+        f"the trials' messages, all clients: {up:.3f} MB up, {down:.3f} MB down"
+        f" ({cost['seconds_choice']:.1f} s, compilation included)"
+    )
 
 
 def write_table(path: Path, tried: pd.DataFrame, row: int) -> None:
@@ -52,7 +72,8 @@ class Choice(NamedTuple):
     Attributes:
       n_clusters: The chosen number.
       tried: A row for each number, with the columns n_clusters, stability, silhouette (the mean of
-        the draws), silhouette_std, and silhouette_0 and so on of each draw.
+        the draws), silhouette_std, silhouette_0 and so on of each draw, and bytes_up, bytes_down
+        and seconds of its trials; what all numbers share counts with the first.
     """
 
     n_clusters: int
@@ -81,10 +102,11 @@ class Choice(NamedTuple):
                 f"no number of clusters is stable (ARI {LEAST_STABILITY} when a fifth of the rows"
                 " is left out): take this one with caution"
             )
+        yield cost_line(self.tried)
 
     def facts(self) -> dict[str, Any]:
         """Returns the criteria of all numbers, for summary.json."""
-        return {"n_clusters_tried": self.tried.to_dict("records")}
+        return {"n_clusters_tried": self.tried.to_dict("records")} | spent(self.tried)
 
     def figure(self) -> page.Figure:
         """Returns both criteria for the page."""

@@ -271,6 +271,7 @@ class Report:
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
             "MB of all these rounds, up and down": f"{up} and {down}",
             "seconds": ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items()),
+            **_of_choice(facts),
             "device": folder.device(),
             "versions": ", ".join(f"{k} {v}" for k, v in folder.versions().items()),
             "data": "; ".join(self.notes),
@@ -408,6 +409,14 @@ def _mean_cell(values: Sequence[float], spread: bool) -> str:
         return "-"
     text = f"{np.mean(values):.3f}"
     return f"{text} +- {np.std(values, ddof=1):.3f}" if spread and len(values) > 1 else text
+
+
+def _of_choice(facts: Row) -> dict[str, str]:
+    """Returns what a choice of settings cost, for the page; nothing where there was none."""
+    if "bytes_choice" not in facts:
+        return {}
+    up, down = (f"{facts['bytes_choice'][way] / 1e6:.3f}" for way in ("up", "down"))
+    return {"MB of the choice before them, up and down": f"{up} and {down}"}
 
 
 def _statistics(scores: Sequence[Mapping[str, float]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ meet the command line and the result folder. The trial runs have the first seed'
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ import pandas as pd
 
 from experiments.lib import page, runner
 from experiments.lib.command import Command, parse
-from experiments.lib.criterion import read_table, write_table
+from experiments.lib.criterion import cost_line, read_table, spent, write_table
 from experiments.lib.hooks import Choosing
 from experiments.lib.progress import Progress
 from experiments.lib.settings import OF_THE_JOB, settings_of
@@ -34,7 +35,8 @@ class LocalChoice(NamedTuple):
 
     Attributes:
       tried: A row for each trial: local_clusters, relaxed_agents (NaN for the strict consensus),
-        clusters (how many it ended with), agreement, bytes_up and bytes_down of its messages.
+        clusters (how many it ended with), agreement, bytes_up and bytes_down of its messages; of
+        a job's, seconds too.
       row: The chosen one.
     """
 
@@ -66,8 +68,7 @@ class LocalChoice(NamedTuple):
             " agree best with what the agents find alone"
             f" (mean ARI {row['agreement']:.3f}, from {self.tried['agreement'].min():.3f} on)"
         )
-        up, down = (self.tried[f"bytes_{way}"].sum() / 1e6 for way in ("up", "down"))
-        yield f"the trials' messages, all agents: {up:.3f} MB up, {down:.3f} MB down"
+        yield cost_line(self.tried)
 
     def figure(self) -> page.Figure:
         """Returns the agreement by number of clusters, for the page."""
@@ -90,7 +91,7 @@ class LocalChoice(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """Returns all trials, for summary.json."""
         known = self.tried.astype(object).where(self.tried.notna(), None)
-        return {"local_clusters_tried": known.to_dict("records")}
+        return {"local_clusters_tried": known.to_dict("records")} | spent(self.tried)
 
 
 def saved(path: Path) -> LocalChoice | None:
@@ -148,13 +149,12 @@ def _with(command: Command, flags: dict[str, str]) -> Command:
 
 
 def _applied(command: Command, found: LocalChoice) -> Command:
-    return _with(
-        command,
-        {
-            "local_clusters": str(found.local_clusters),
-            "relaxed_agents": str(found.relaxed_agents).lower(),
-        },
-    )
+    chosen = {
+        "local_clusters": str(found.local_clusters),
+        "relaxed_agents": str(found.relaxed_agents).lower(),
+    }
+    # The job is still the one that was asked for, of which the choice is a part.
+    return _with(command, chosen)._replace(arguments=command.arguments)
 
 
 def _planned(command: Command) -> runner.Job:
@@ -170,7 +170,8 @@ def _planned(command: Command) -> runner.Job:
 
 
 def _made(command: Command, job: runner.Job, progress: Progress) -> LocalChoice:
-    made = []
+    made, seconds = [], []
+    began = time.perf_counter()
     for trial in choice.trials(
         job.config,
         job.hyperparams,
@@ -182,4 +183,7 @@ def _made(command: Command, job: runner.Job, progress: Progress) -> LocalChoice:
     ):
         progress.done("trial")
         made.append(trial)
-    return of_trials(made)
+        seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
+    found = of_trials(made)
+    return found._replace(tried=found.tried.assign(seconds=seconds))

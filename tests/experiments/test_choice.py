@@ -1,13 +1,16 @@
 """--n_clusters=auto: the number is found without labels, kept, and what cannot be is refused."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import make_blobs
 
+from experiments.lib import choice
 from experiments.run import main
+from jaxfedmvc.engine.traffic import Traffic
 from tests.helpers import binaries
 
 K = 4
@@ -54,8 +57,19 @@ def test_blobs_are_counted_without_labels(method, data, tmp_path):
     tried = pd.read_csv(tmp_path / "out" / "n_clusters.csv")
     assert list(tried["n_clusters"]) == [2, 3, 4, 5, 6]
     assert list(tried.loc[tried["chosen"], "n_clusters"]) == [K]
+    for way in ("up", "down"):
+        assert summary["bytes_choice"][way] == tried[f"bytes_{way}"].sum() > 0
+    assert f"{tried['bytes_up'].sum() / 1e6:.3f} MB up" in out
+    assert summary["seconds_choice"] == pytest.approx(tried["seconds"].sum())
     assert (tmp_path / "out" / "n_clusters.png").stat().st_size > 5000
     assert "Number of clusters" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_bytes_of_a_trial_are_those_of_its_exchanges():
+    stages = {"setup": Traffic(5, 7), "round": Traffic(11, 13), "finish": Traffic(0, 2)}
+    steps = SimpleNamespace(traffic=lambda: stages)
+    assert choice._sent(steps, {"setup": 1, "round": 3, "finish": 1}) == (38, 48)
+    assert choice._sent(steps, {"finish": 1}) == (0, 2)
 
 
 @pytest.mark.slow
@@ -66,7 +80,11 @@ def test_networks_are_trained_once_for_all_numbers(data, tmp_path):
     code, out, err = binaries.launch(main, *given)
     assert code == 0, err
     assert "no number of clusters is stable" in out  # networks that have learnt nothing yet
-    assert len(pd.read_csv(tmp_path / "out" / "n_clusters.csv")) == 5
+    tried = pd.read_csv(tmp_path / "out" / "n_clusters.csv")
+    assert len(tried) == 5
+    # Training counts with the first number; the others are what evaluating a number costs.
+    assert (tried["bytes_up"][1:] == tried["bytes_up"][1]).all()
+    assert tried["bytes_up"][0] > 2 * tried["bytes_up"][1]
 
 
 def test_labels_do_not_matter_and_a_choice_that_was_made_is_kept(data, tmp_path):
@@ -75,8 +93,9 @@ def test_labels_do_not_matter_and_a_choice_that_was_made_is_kept(data, tmp_path)
     for name in ("plain", "wrong"):
         given = (*common, f"--dataset={data / name}.npz", f"--output_dir={tmp_path / name}")
         assert binaries.launch(main, *given)[0] == 0
-        tables[name] = (tmp_path / name / "n_clusters.csv").read_text()
-    assert tables["plain"] == tables["wrong"]
+        table = pd.read_csv(tmp_path / name / "n_clusters.csv")
+        tables[name] = table.drop(columns="seconds")
+    pd.testing.assert_frame_equal(tables["plain"], tables["wrong"], check_exact=True)
     # A job that was killed after its choice goes on with it, whatever it would choose now.
     (tmp_path / "wrong" / "summary.json").unlink()
     edited = pd.read_csv(tmp_path / "wrong" / "n_clusters.csv")

@@ -117,6 +117,8 @@ def test_runs_side_by_side(folders, capsys):
         np.testing.assert_allclose(lines["acc"][name], np.mean(values))
         np.testing.assert_allclose(lines["acc_std"][name], np.std(values, ddof=1))
     assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
+    summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
+    assert compare.line_of(summary)["mb_up"] == 3
     assert (folders / "both" / "comparison.html").exists()
 
 
