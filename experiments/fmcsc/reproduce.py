@@ -190,7 +190,7 @@ def show_peers(job: Job, path: Path) -> None:
     """Runs the comparison methods; prints their table, and writes it and a picture of it."""
     with Progress(job.command.folder.progress) as progress:
         file = Path(job.asked.peers_file or path / "peers.csv")
-        runs = peers_lib.run_peers(job.peers, job.seeds, file, progress)
+        runs = checked(partial(peers_lib.run_peers, job.peers, job.seeds, file, progress))
     paper = tables.published("table1.csv", ["ratio_multi_single", "method"])
     table = peers_lib.compare(runs, paper)
     print("\n" + peers_lib.shown(table, SETS).to_string(index=False))
@@ -219,10 +219,11 @@ def pooled_kmeans(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def earlier_runs(job: Job) -> tuple[pd.DataFrame, pd.DataFrame | None]:
-    """Reads runs of earlier jobs, and the references beside them.
+    """Reads runs of earlier jobs on this one's sets, and the references beside them.
 
     Raises:
-      ValueError, OSError: A file holds something else, or cannot be read.
+      ValueError, OSError: A file holds something else, or cannot be read; or the files hold a run
+        twice, or runs of one cell with unlike settings.
     """
     runs, references = [], []
     mine = list(dict.fromkeys(row.x for row in job.rows))
@@ -239,7 +240,18 @@ def earlier_runs(job: Job) -> tuple[pd.DataFrame, pd.DataFrame | None]:
         beside = path.with_name(path.name.replace("runs", "references"))
         if beside.exists() and beside != path:
             references.append(tables.read_lines(beside))
-    return pd.concat(runs), pd.concat(references) if references else None
+    sets = {row.set for row in job.rows}
+    whole = pd.concat(runs)
+    whole = whole[whole["set"].isin(sets)]
+    if whole.empty:
+        raise ValueError(f"runs_file: holds no runs on {', '.join(sorted(sets))}")
+    for cell, mine in whole.groupby(["set", "x", "row"]):
+        name = ", ".join(map(str, cell))
+        if mine["seed"].duplicated().any():
+            raise ValueError(f"runs_file: a seed occurs twice among the runs of {name}")
+        if "command" in mine and mine["command"].dropna().map(folder.settings_of_row).nunique() > 1:
+            raise ValueError(f"runs_file: the runs of {name} have unlike settings")
+    return whole, pd.concat(references) if references else None
 
 
 def show(job: Job, path: Path, runs: pd.DataFrame, references: pd.DataFrame | None) -> None:

@@ -232,12 +232,13 @@ class Program:
       group: Whose runs it makes.
       mesh: Devices that runs and clients are laid out on, or None.
       compilations: How often it was compiled.
+      waited: Seconds that calls waited for compilation.
     """
 
     def __init__(self, group: Group, mesh: Mesh | None = None) -> None:
         """Prepares the program; nothing is read or compiled yet."""
         self.group, self.mesh = group, mesh
-        self.compilations = 0
+        self.compilations, self.waited = 0, 0.0
         self._data: Any = None
         self._compiled: dict[int, Any] = {}
         self._ahead: dict[int, Future] = {}
@@ -296,8 +297,9 @@ class Program:
 
     def _of_size(self, size: int) -> Any:
         if size not in self._compiled:
-            ahead = self._ahead.pop(size, None)
+            ahead, began = self._ahead.pop(size, None), time.perf_counter()
             found = self._compile(size, self._placed()) if ahead is None else ahead.result()
+            self.waited += time.perf_counter() - began
             # One at a time is kept: programs take memory, too.
             self._compiled = {size: found}
             self.compilations += 1
@@ -433,7 +435,7 @@ def _execute(
     size = ledger.sizes[place]
     while (done := ledger.done(place)) < len(runs):
         part = runs[done : done + size]
-        began = time.perf_counter()
+        began, waited = time.perf_counter(), program.waited
         try:
             # The last batch is filled up, so that one program does for all.
             out = program.run(part + part[-1:] * (size - len(part)))
@@ -448,7 +450,7 @@ def _execute(
                 continue
             write(f"a batch broke off ({_first_line(error)}); its runs are made one by one")
             rows = [_alone(program, size, run) for run in part]
-        ledger.add(place, size, rows, time.perf_counter() - began)
+        ledger.add(place, size, rows, time.perf_counter() - began, program.waited - waited)
         if progress is not None:
             progress.done(f"program {place}", len(part))
 

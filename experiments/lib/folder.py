@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import platform
+import re
 import subprocess
 import tempfile
 import time
@@ -78,6 +79,15 @@ def made_by(arguments: Sequence[str]) -> dict[str, str]:
         "device": device(),
         "jax": jax.__version__,
     }
+
+
+# What runs of one cell of a table may differ in.
+_OF_A_RUN = re.compile(r"--(seeds?|sets|runs_file|output_dir|peers_file)=\S+ ?")
+
+
+def settings_of_row(command: str) -> str:
+    """Returns the command of a row without its seeds and files: rows of a cell have one of them."""
+    return _OF_A_RUN.sub("", command).strip()
 
 
 def use_compilation_cache(command: Parsed) -> None:
@@ -169,10 +179,15 @@ def _by_name(lines: Iterable[str]) -> dict[str, str]:
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Appends rows to a .csv under its header; the first ones bring it.
 
+    A last line that a killed process did not write to its end goes first.
+
     Raises:
       ValueError: The rows have other columns.
     """
-    fresh = not path.exists()
+    if path.exists():
+        with path.open("r+b") as whole:
+            whole.truncate(whole.read().rfind(b"\n") + 1)
+    fresh = not path.exists() or not path.stat().st_size
     with path.open("a+", newline="") as file:
         file.seek(0)
         columns = list(rows[0]) if fresh else next(csv.reader(file))

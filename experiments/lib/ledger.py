@@ -46,9 +46,24 @@ class Ledger:
         """Returns the number of finished runs of a group."""
         return self._done.get(group, 0)
 
-    def add(self, group: int, size: int, rows: list[dict[str, Any]], seconds: float) -> None:
-        """Keeps a finished batch of a program for `size` runs; each run took its share of it."""
-        rows = [row | {"seconds": round(seconds / len(rows), 3)} for row in rows]
+    def add(
+        self,
+        group: int,
+        size: int,
+        rows: list[dict[str, Any]],
+        seconds: float,
+        compiling: float = 0.0,
+    ) -> None:
+        """Keeps a finished batch of a program for `size` runs.
+
+        Args:
+          group: Its place.
+          size: That the program is for.
+          rows: Of its runs; each took its share of the seconds without compilation.
+          seconds: Of the batch as a whole.
+          compiling: How many of these it waited for the program.
+        """
+        rows = [row | {"seconds": round((seconds - compiling) / len(rows), 3)} for row in rows]
         batch = {"group": group, "size": size, "runs": len(rows), "seconds": round(seconds, 3)}
         if self.folder is not None:
             if rows:

@@ -123,8 +123,13 @@ def run_peers(
       seeds: Of the runs, and of the partitions.
       path: Of peers.csv, which is appended to.
       progress: Where runs are counted.
+
+    Raises:
+      ValueError: The file holds a cell's runs with other settings.
     """
     known = read_peers(path)
+    for one in cells:
+        _check_settings(one, known, path)
     done = set(known[[*_CELL, "seed"]].itertuples(index=False, name=None))
     todo = [(c, [s for s in seeds if (c.set, c.x, c.method, s) not in done]) for c in cells]
     left = {f"{c.set} {c.x} {c.method}": len(missing) for c, missing in todo}
@@ -136,6 +141,20 @@ def run_peers(
     found = read_peers(path)
     mine = pd.MultiIndex.from_frame(found[_CELL]).isin([(c.set, c.x, c.method) for c in cells])
     return found[mine & found["seed"].isin(seeds)]
+
+
+def _check_settings(one: Cell, known: pd.DataFrame, path: Path) -> None:
+    mine = known[(known[_CELL] == [one.set, one.x, one.method]).all(axis=1)]
+    asked = set(one.command.flag_lines())
+    for text in mine["command"].map(folder.settings_of_row).unique():
+        # Whole sets of flags: rows may be older than flags whose defaults change nothing.
+        differ = sorted(asked ^ set(parse(text.split()).flag_lines()))
+        differ = [line for line in differ if not line.startswith(("--seed=", "--seeds="))]
+        if differ:
+            raise ValueError(
+                f"{path}: holds runs of {one.method} on {one.set} {one.x} with other settings:"
+                f" {', '.join(differ)} differ; allowed is another file"
+            )
 
 
 def _run_cell(one: Cell, seeds: Sequence[int], path: Path, progress: Progress) -> None:

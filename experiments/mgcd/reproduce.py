@@ -117,7 +117,8 @@ def show_peers(
         for dataset in asked.sets or SETS
         for method in asked.peers or PEERS
     ]
-    runs = peers.run_peers(cells, seeds, Path(asked.peers_file or path / "peers.csv"), progress)
+    file = Path(asked.peers_file or path / "peers.csv")
+    runs = checked(partial(peers.run_peers, cells, seeds, file, progress))
     titles = {name: title for title, name in SETS.items()}
     table = peers.compare(runs, tables.published_peers())
     print(f"\n{peers.shown(table, titles).to_string(index=False)}")

@@ -4,6 +4,8 @@ import json
 import socket
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -254,6 +256,18 @@ def test_what_a_killed_job_left_is_cut_back_to_whole_batches(tmp_path):
             left = Ledger(tmp_path)
             assert left.rows == kept.rows[: left.done(0)]
             assert left.done(0) % 5 == 0 and left.done(0) == len(left.rows)
+
+
+def test_seconds_of_a_run_are_without_compilation(tmp_path):
+    kept = Ledger(tmp_path)
+    kept.add(0, 2, [{"seed": 0}, {"seed": 1}], 10.0, compiling=8.0)
+    assert [row["seconds"] for row in kept.rows] == ["1.0", "1.0"] and kept.seconds == 10
+    # A program that takes a second to compile and none to run.
+    program = batches.Program(group(cut_at, FIVE))
+    program._ahead[1] = SimpleNamespace(result=lambda: time.sleep(1) or "compiled")
+    assert program._of_size(1) == "compiled" and program.waited >= 1
+    waited = program.waited
+    assert program._of_size(1) == "compiled" and program.waited == waited
 
 
 def test_out_of_memory_halves_the_batch(tmp_path, monkeypatch):

@@ -39,3 +39,21 @@ def test_programs_are_kept_where_the_flag_says_or_else_jax_was_told(asked, told,
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
     assert found == (kept and os.path.expanduser(kept))
+
+
+def test_a_row_that_a_kill_left_half_written_goes_before_the_next(tmp_path):
+    path = tmp_path / "rows.csv"
+    folder.append_rows(path, [{"a": 1, "b": 2}])
+    path.write_text(path.read_text() + "3,")
+    folder.append_rows(path, [{"a": 5, "b": 6}])
+    assert path.read_text().split() == ["a,b", "1,2", "5,6"]
+    path.write_text("a,")  # killed within the header
+    folder.append_rows(path, [{"a": 5, "b": 6}])
+    assert path.read_text().split() == ["a,b", "5,6"]
+    with pytest.raises(ValueError, match="has the columns"):
+        folder.append_rows(path, [{"a": 5, "c": 6}])
+
+
+def test_rows_of_a_cell_have_one_command_but_for_seeds_and_files():
+    row = "--algorithm=lsimvc --seeds=1 --ratio=1:1 --peers_file=/a/b.csv --seed=4"
+    assert folder.settings_of_row(row) == "--algorithm=lsimvc --ratio=1:1"

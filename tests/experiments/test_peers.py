@@ -61,6 +61,16 @@ def test_what_is_there_is_not_run_again(ran, monkeypatch):
     assert path.read_text() == before and again.equals(runs)
 
 
+def test_runs_with_other_settings_are_not_taken_for_these(ran):
+    path, (good, _), _ = ran
+    before = path.read_text()
+    other = good._replace(command=peers.parse([*good.command.arguments, "--scale=none"]))
+    told = "other settings: .*--scale=none differ; allowed is another file"
+    with Progress(False) as progress, pytest.raises(ValueError, match=told):
+        peers.run_peers([other], [0, 1, 2], path, progress)
+    assert path.read_text() == before
+
+
 def test_means_and_sample_deviations_stand_beside_the_papers(ran):
     runs = ran[2].copy()
     runs.loc[runs["x"] == "1:1", "acc"] = [0.5, 0.7]

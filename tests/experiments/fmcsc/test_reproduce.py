@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.image
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 
 from experiments import reproduce
 from experiments.fmcsc import figures, tables
+from experiments.fmcsc import reproduce as fmcsc_reproduce
 from experiments.fmcsc import rows as fmcsc_rows
 from experiments.fmcsc.rows import ReproduceSettings, Request, Row
 from experiments.lib.command import parse
@@ -308,6 +310,25 @@ def test_runs_of_earlier_jobs_are_shown_anew(job, tmp_path):
     code, out, err = launch(*JOB, f"--runs_file={folder}/runs.csv", f"--output_dir={tmp_path}/new")
     assert code == 0 and "programs" not in out, err
     assert (tmp_path / "new" / "table.csv").read_text() == (folder / "table.csv").read_text()
+
+
+def test_earlier_runs_are_of_these_sets_and_each_counts_once(tmp_path):
+    lines = [run_of("best", seed, 0.9) | {"command": f"--a=1 --seed={seed}"} for seed in (0, 1)]
+    other = [line | {"set": "elsewhere"} for line in lines]
+    path = tmp_path / "runs.csv"
+    runs_file(path, lines + other)
+
+    def read(*files):
+        row = SimpleNamespace(set=lines[0]["set"], x=lines[0]["x"])
+        asked = SimpleNamespace(what="table1", runs_file=files)
+        return fmcsc_reproduce.earlier_runs(SimpleNamespace(rows=[row], asked=asked))[0]
+
+    assert set(read(path)["set"]) == {lines[0]["set"]} and len(read(path)) == 2
+    with pytest.raises(ValueError, match=r"a seed occurs twice among the runs of .*best"):
+        read(path, path)
+    runs_file(tmp_path / "b.csv", [run_of("best", 2, 0.9) | {"command": "--a=2 --seed=2"}])
+    with pytest.raises(ValueError, match="have unlike settings"):
+        read(path, tmp_path / "b.csv")
 
 
 WRONG = {
