@@ -146,7 +146,7 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
         )
         loss = last_loss(result.info, result.n_rounds)
         out: dict[str, Any] = {
-            "rounds": result.n_rounds,
+            "rounds": result.n_rounds if algorithm.round else jnp.int32(0),
             "loss": jnp.float32(jnp.nan) if loss is None else loss,
             "nan": _has_nan((result.state.server, result.state.clients, loss)),
             "unread": any_unread(result.info),

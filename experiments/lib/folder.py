@@ -199,10 +199,24 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         table.writerows(rows)
 
 
+def read_appended(path: Path, columns: Sequence[str], **options: Any) -> pd.DataFrame:
+    """Reads a .csv that `append_rows` wrote, without a row that was not written to its end.
+
+    Args:
+      path: Of the file; no rows if it is absent.
+      columns: Of the rows, where there are none.
+      options: As `pandas.read_csv` takes them.
+    """
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if not whole:
+        return pd.DataFrame(columns=list(columns))
+    return pd.read_csv(io.StringIO(whole), **options)
+
+
 def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
     """Cuts a .csv back to chosen rows; a last line that was not written to its end goes, too."""
     if not path.exists():
         return
-    text = path.read_text()
-    table = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str)
+    table = read_appended(path, ["seed"], dtype=str)
     write_text(path, table[chosen(table.astype({"seed": int}))].to_csv(index=False))

@@ -110,7 +110,7 @@ def data_flags_of(command: Command) -> list[str]:
 def read_peers(path: Path) -> pd.DataFrame:
     """Reads peers.csv; no rows if it is absent."""
     text = dict.fromkeys((*_CELL, "status", "command", "commit", "device", "jax"), str)
-    return pd.read_csv(path, dtype=text) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
+    return folder.read_appended(path, COLUMNS, dtype=text)
 
 
 def run_peers(

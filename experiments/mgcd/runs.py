@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from experiments.lib import folder, runner
 from experiments.lib.command import Command, parse
 from experiments.lib.devices import each
-from experiments.lib.folder import append_rows
+from experiments.lib.folder import append_rows, read_appended
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
 from experiments.lib.report import losses_of
@@ -178,7 +178,7 @@ def command_of(dataset: str, row: Row, data_dir: str | None = None) -> Command:
 
 def read_runs(path: Path) -> pd.DataFrame:
     """Reads runs.csv: a row for each round, the final scores in the last; none if it is absent."""
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
+    return read_appended(path, COLUMNS)
 
 
 def run_cells(

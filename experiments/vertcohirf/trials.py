@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 
 from experiments.lib.data import Problem
 from experiments.lib.devices import each
-from experiments.lib.folder import append_rows
+from experiments.lib.folder import append_rows, read_appended
 from experiments.lib.progress import Progress
 from experiments.lib.references import silhouette
 from jaxfedmvc import checks, engine
@@ -343,9 +343,7 @@ Plan = dict[Place, tuple[Row, Search]]
 
 def read_trials(path: Path) -> pd.DataFrame:
     """Reads trials.csv, scores as lists; no rows if it is not there."""
-    if not path.exists():
-        return pd.DataFrame(columns=list(COLUMNS))
-    return pd.read_csv(path, converters=dict.fromkeys(_AS_JSON, json.loads))
+    return read_appended(path, COLUMNS, converters=dict.fromkeys(_AS_JSON, json.loads))
 
 
 def plan(dataset: str, settings: SearchSettings, seeds: Sequence[int]) -> Plan:
@@ -409,17 +407,18 @@ def run_trials(
                 size = min(settings.search_batch, settings.search_trials - start)
                 params = search.ask(size)
                 found = known.get(place, [])[start : start + size]
-                if not found:
-                    run = evaluate[place.method]
-                    found = _run_batch(problem, run, place.seed, start, params, mesh)
-                    append_rows(path, [place._asdict() | _as_text(trial) for trial in found])
-                    progress.done(f"{place.dataset}, {place.method}", size)
-                elif [trial["params"] for trial in found] != params:
+                if [trial["params"] for trial in found] != params[: len(found)]:
                     raise ValueError(
                         f"trials_file: {path} holds another search of {place.method}, seed"
                         f" {place.seed}; give another file, or the same --search_trials and"
                         " --search_batch"
                     )
+                if rest := params[len(found) :]:  # all, or what a kill has cut off
+                    run = evaluate[place.method]
+                    made = _run_batch(problem, run, place.seed, start, rest, mesh)
+                    append_rows(path, [place._asdict() | _as_text(trial) for trial in made])
+                    progress.done(f"{place.dataset}, {place.method}", len(rest))
+                    found = found + made
                 search.tell(found)
         jax.clear_caches()  # programs of one set serve no other
     trials = read_trials(path)

@@ -196,7 +196,7 @@ def _spread(mean: float, std: float) -> str:
 
 def read(path: Path) -> pd.DataFrame:
     """Reads runs.csv; no rows if it is absent."""
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=list(COLUMNS))
+    return folder.read_appended(path, COLUMNS)
 
 
 def _agents(

@@ -105,6 +105,9 @@ def test_trials_of_one_set_do_not_stand_for_another(tmp_path, monkeypatch):
     assert len(search("shuttle")) == 8
     assert path.read_text() == whole and ran == [2] * 9
     assert progress.expect.call_args.args[0] == {f"shuttle, {trials.LOCAL}": 2}
+    path.write_text(whole[:-5])  # within the last line of a batch of two
+    assert len(search("shuttle")) == 8
+    assert path.read_text() == whole and ran == [*[2] * 9, 1]
 
 
 def test_published_tables_are_complete():
