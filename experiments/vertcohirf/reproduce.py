@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
-from experiments.lib import plots
+from experiments.lib import folder, plots
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
 from experiments.lib.progress import Progress
@@ -121,7 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Progress(study.folder.progress) as progress:
         if 1 in asked.table:
             problem = load_agents(DataSettings(dataset="multimodal_table1"), VerticalSettings(), 0)
-            summary["table 1"] = tables.table_1(problem, seeds, progress, study.mesh)
+            made_by = folder.made_by(["--paper=vertcohirf", "--table=1"])
+            summary["table 1"] = tables.table_1(
+                problem,
+                seeds,
+                progress,
+                study.mesh,
+                lambda row: folder.append_rows(path / "table1_runs.csv", [row | made_by]),
+            )
         if asked.figure == 4:
             summary["figure 4"] = figure_4(settings, seeds, load, file, path, progress, study.mesh)
         wanted = asked.scores()

@@ -7,7 +7,7 @@ the mean over agents.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,11 @@ def _spread(mean: float, std: float) -> str:
 
 
 def table_1(
-    problem: Problem, seeds: Sequence[int], progress: Progress, mesh: Mesh | None = None
+    problem: Problem,
+    seeds: Sequence[int],
+    progress: Progress,
+    mesh: Mesh | None = None,
+    on_run: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Makes table 1 as the paper's was computed: one data set, several runs.
 
@@ -134,6 +138,7 @@ def table_1(
       problem: The multimodal set, two agents.
       seeds: Of the runs.
       progress: Where the table is printed, a line as it is ready.
+      on_run: Called with every run: method, seed, ari_0 and ari_1.
     """
     algorithms: dict[str, FederatedAlgorithm] = {}
     for title, name in BASELINES.items():
@@ -157,8 +162,9 @@ def table_1(
             return [host.table_scores(table)["ari"] for table in host.tables(federation, labels)]
 
         found = []
-        for ari in each(one, seeds, mesh):
+        for seed, ari in zip(seeds, each(one, seeds, mesh), strict=True):
             found.append(ari)
+            on_run({"method": name, "seed": seed, "ari_0": ari[0], "ari_1": ari[1]})
             progress.done(name)
         mean, std, theirs = (
             np.mean(found, axis=0),

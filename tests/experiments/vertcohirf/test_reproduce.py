@@ -1,6 +1,7 @@
 """VertCoHiRF's tables: what is searched, what is read from trials, and one end to end."""
 
 import functools
+import json
 from unittest import mock
 
 import chex
@@ -108,6 +109,21 @@ def test_trials_of_one_set_do_not_stand_for_another(tmp_path, monkeypatch):
     path.write_text(whole[:-5])  # within the last line of a batch of two
     assert len(search("shuttle")) == 8
     assert path.read_text() == whole and ran == [*[2] * 9, 1]
+
+
+@pytest.mark.slow
+def test_table_1_keeps_every_run(tmp_path):
+    folder = tmp_path / "out"
+    code, out, err = launch("--table=1", "--seeds=2", f"--output_dir={folder}")
+    assert code == 0 and "paper" in out, err
+    rows = pd.read_csv(folder / "table1_runs.csv")
+    shown = json.loads((folder / "summary.json").read_text())["table 1"]
+    assert set(rows["method"]) == {*trials.BASELINES, "VertCoHiRF"} == set(shown)
+    means = rows.groupby("method")[["ari_0", "ari_1"]].mean()
+    for name, line in shown.items():
+        np.testing.assert_allclose(means.loc[name], line["mean"])
+    assert (rows[rows["method"] == "VertCoHiRF"]["ari_0"] == 1).all()
+    assert (rows["command"] == "--paper=vertcohirf --table=1").all()
 
 
 def test_published_tables_are_complete():
