@@ -19,6 +19,7 @@ from absl import app, flags
 
 from experiments.lib import page
 from experiments.lib.command import checked
+from experiments.lib.text import spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 
@@ -81,18 +82,12 @@ def table(lines: pd.DataFrame) -> str:
     shown = lines[["method", "data", "clients", "seeds"]].copy()
     for metric in _METRICS:
         shown[metric.upper()] = [
-            _cell(mean, std)
+            spread(mean, std)
             for mean, std in zip(lines[metric], lines[f"{metric}_std"], strict=True)
         ]
     for name, title in (("mb_up", "MB up"), ("mb_down", "MB down"), ("seconds_a_run", "s a run")):
         shown[title] = [f"{x:.3g}" for x in lines[name]]
     return shown.to_string()
-
-
-def _cell(mean: float, std: float) -> str:
-    if np.isnan(mean):
-        return "-"
-    return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
 
 
 def warnings(lines: pd.DataFrame) -> list[str]:

@@ -30,6 +30,7 @@ from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
 from experiments.lib.study import parse_or_exit
+from experiments.lib.text import spread
 from jaxfedmvc import checks, data
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc, releases
 from jaxfedmvc.data.dataset import Dataset
@@ -332,10 +333,7 @@ def markdown(summary: pd.DataFrame) -> str:
     """Returns the part "methods" as a table with a column for each set."""
     part = summary[summary["part"] == "methods"]
     means, deviations = part["pooled/ari/mean"], part["pooled/ari/std"]
-    text = [
-        f"{m:.3f}" + ("" if np.isnan(d) else f" +- {d:.3f}")
-        for m, d in zip(means, deviations, strict=True)
-    ]
+    text = [spread(m, d) for m, d in zip(means, deviations, strict=True)]
     table = part.assign(text=text).pivot_table(
         "text", ["method", "clients"], "set", aggfunc="first", sort=False, fill_value="-"
     )

@@ -16,6 +16,7 @@ import pandas as pd
 from experiments.fmcsc.rows import ABLATIONS, ALONE, LOCAL, SETS
 from experiments.lib import charts
 from experiments.lib.batches import ROUNDS
+from experiments.lib.text import spread
 from jaxfedmvc.files import write_text
 
 PUBLISHED = Path(__file__).parent / "published"
@@ -202,11 +203,6 @@ def short(table: pd.DataFrame) -> pd.DataFrame:
 def shown(table: pd.DataFrame, x: str) -> pd.DataFrame:
     """Returns a table as text, mean +- deviation and titles of sets; `x` heads its column."""
 
-    def score(mean: float, std: float) -> str:
-        if np.isnan(mean):
-            return "-"
-        return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
-
     def number(value: float) -> str:
         return "" if np.isnan(value) else f"{value:.0f}"
 
@@ -214,7 +210,7 @@ def shown(table: pd.DataFrame, x: str) -> pd.DataFrame:
     text |= {"": table["row"], "seeds": table["seeds"].map(number)}
     for metric in METRICS:
         pairs = zip(table[metric], table[f"{metric}_std"], strict=True)
-        text[metric.upper()] = [score(*pair) for pair in pairs]
+        text[metric.upper()] = [spread(*pair) for pair in pairs]
     return pd.DataFrame(text | {"MB": table["megabytes"].map(number)})
 
 

@@ -25,6 +25,7 @@ from experiments.lib.command import Command, parse
 from experiments.lib.data import DataSettings, Problem
 from experiments.lib.progress import Progress
 from experiments.lib.settings import flag_lines, settings_of
+from experiments.lib.text import spread
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.metrics.host import METRICS, table_scores
 
@@ -260,12 +261,6 @@ def compare(runs: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 def shown(table: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
     """Returns the table of `compare` as text; `titles` are the sets' names."""
 
-    def score(line: pd.Series, metric: str) -> str:
-        if not line["seeds"]:
-            return "-"
-        spread = line[f"{metric}_std"]
-        return f"{line[metric]:.3f}" + ("" if np.isnan(spread) else f" +- {spread:.3f}")
-
     def number(value: float, form: str) -> str:
         return "" if np.isnan(value) else format(value, form)
 
@@ -277,7 +272,9 @@ def shown(table: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
     }
     for metric in ("acc", "nmi", "ari"):
         name = metric.upper()
-        columns[name] = [score(line, metric) for _, line in table.iterrows()]
+        columns[name] = [
+            spread(*pair) for pair in table[[metric, f"{metric}_std"]].itertuples(index=False)
+        ]
         columns[f"{name}, published"] = [number(v, ".3f") for v in table[f"{metric}_published"]]
     columns["MB"] = [number(v, ".1f") for v in table["megabytes"]]
     columns["seconds"] = [number(v, ".1f") for v in table["seconds"]]

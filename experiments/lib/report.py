@@ -17,6 +17,7 @@ from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
 from experiments.lib.run_page import write_run_page
+from experiments.lib.text import spread
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
@@ -404,11 +405,11 @@ def _cell(value: float) -> str:
     return f"{'-' if math.isnan(value) else format(value, '.3f'):>6s}"
 
 
-def _mean_cell(values: Sequence[float], spread: bool) -> str:
+def _mean_cell(values: Sequence[float], with_deviation: bool) -> str:
     if np.isnan(values).any():
         return "-"
-    text = f"{np.mean(values):.3f}"
-    return f"{text} +- {np.std(values, ddof=1):.3f}" if spread and len(values) > 1 else text
+    shown = with_deviation and len(values) > 1
+    return spread(float(np.mean(values)), float(np.std(values, ddof=1)) if shown else math.nan)
 
 
 def _of_choice(facts: Row) -> dict[str, str]:

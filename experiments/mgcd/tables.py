@@ -15,6 +15,7 @@ import pandas as pd
 from experiments.lib import charts, plots, runner
 from experiments.lib.command import Command
 from experiments.lib.progress import Progress
+from experiments.lib.text import spread
 from experiments.mgcd.runs import (
     ABLATED,
     ABLATION_SET,
@@ -82,7 +83,7 @@ def text(found: pd.DataFrame) -> str:
     """Returns a table of `summarise` for the terminal."""
     cells = {
         metric.upper(): [
-            f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
+            spread(mean, std)
             for mean, std in found[[metric, f"{metric}_std"]].itertuples(index=False)
         ]
         for metric in METRICS

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from experiments.lib.data import Problem
 from experiments.lib.devices import each
 from experiments.lib.progress import Progress
+from experiments.lib.text import spread
 from experiments.vertcohirf.trials import BASELINES, LOCAL, OBJECTIVES, STEMS, methods
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
@@ -114,15 +115,9 @@ def text(found: pd.DataFrame) -> str:
     cells = {}
     for how, title in _TITLES.items():
         numbers = found[[f"{how}_mean", f"{how}_std"]].itertuples(index=False)
-        cells[title, "mean"] = [_spread(mean, std) for mean, std in numbers]
+        cells[title, "mean"] = [spread(mean, std) for mean, std in numbers]
         cells[title, "diff"] = ["-" if np.isnan(x) else f"{x:+.3f}" for x in found[f"{how}_diff"]]
     return pd.DataFrame(cells, index=list(found["method"])).to_string()
-
-
-def _spread(mean: float, std: float) -> str:
-    if np.isnan(mean):
-        return "-"
-    return f"{mean:.3f}" + ("" if np.isnan(std) else f" +- {std:.3f}")
 
 
 def table_1(
@@ -171,7 +166,7 @@ def table_1(
             pd.DataFrame(found).std(),
             paper.loc[name].tolist(),
         )
-        cells = "".join(f"{_spread(m, s):>16s}" for m, s in zip(mean, std, strict=True))
+        cells = "".join(f"{spread(m, s):>16s}" for m, s in zip(mean, std, strict=True))
         progress.write(f"{name:28s}{cells}{f'{theirs[0]:.3f}, {theirs[1]:.3f}':>18s}")
         result[name] = {"mean": mean.tolist(), "std": std.tolist(), "paper": theirs}
     return result

@@ -32,6 +32,7 @@ from experiments.lib.devices import each
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
 from experiments.lib.study import check_table, parse_or_exit, write_summary
+from experiments.lib.text import spread
 from experiments.vertcohirf.choice import of_trials
 from jaxfedmvc.algorithms.vertcohirf import VertCoHiRFConfig, VertCoHiRFHyperparams, choice
 from jaxfedmvc.data.vertical import vertical_partition
@@ -182,16 +183,12 @@ def shown(table: pd.DataFrame) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, row in table.iterrows():
         cells = [str(name), f"{row['samples']:.0f}, {row['agents']:.0f}, {row['classes']:.0f}"]
-        cells += [_spread(row[column], row[f"{column}_std"]) for column in _SHOWN]
+        cells += [spread(row[column], row[f"{column}_std"]) for column in _SHOWN]
         lines.append("| " + " | ".join([*cells, f"{row['clusters']:.0f}"]) + " |")
     mean, best = (int((table["ari"] >= table[name]).sum()) for name in ("local_mean", "local_best"))
     lines.append(f"\nat or above the mean of local k-means on {mean} of {len(table)} sets,")
     lines[-1] += f" at or above the best agent on {best}"
     return "\n".join(lines) + "\n"
-
-
-def _spread(mean: float, std: float) -> str:
-    return f"{mean:.3f}" if np.isnan(std) else f"{mean:.3f} +- {std:.3f}"
 
 
 def read(path: Path) -> pd.DataFrame:
