@@ -5,6 +5,11 @@
 compares each of them with its page, finds cells whose runs have unlike settings, and ends with an
 error if there is anything of that. It also lists what is missing, which is no error: rows that do
 not say how they were made, and cells of the papers' tables that nobody has run here.
+
+    python -m experiments.published
+
+writes the tables into their pages, between marks such as `<!-- FMCSC, ablation: begin -->`. The
+heads of the tables stay as they are.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from experiments.mgcd import tables as mgcd
 from experiments.vertcohirf import unsupervised
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, reveals
+from jaxfedmvc.files import write_text
 
 ROOT = Path(__file__).parents[1]
 FEDHK, FMCSC, MGCD, VERTCOHIRF = (
@@ -31,6 +37,7 @@ FEDHK, FMCSC, MGCD, VERTCOHIRF = (
 )
 # As `experiments.compare` writes it, and the partitions of its sets.
 SIDE_BY_SIDE = ROOT / "experiments" / "measured" / "side_by_side.csv"
+SMALL_CLIENTS = SIDE_BY_SIDE.with_name("small_clients.csv")
 _CELLS = {"bdgp": "1:1", "mfeat": "complete"}
 # How rows of the ablation begin on the page.
 _ABLATION = {
@@ -67,13 +74,26 @@ class Shown(NamedTuple):
 
     Attributes:
       page: Below docs/.
-      title: What it is.
-      lines: What must stand there, made from rows; pieces of lines, too.
+      mark: What it is, as in the marks `<!-- MARK: begin -->` and `<!-- MARK: end -->`.
+      lines: What must stand there, made from rows.
+      whole: Are the lines all that stands between the marks? Otherwise they are pieces of lines
+        that stand anywhere on the page, where "*|" is whatever a line of the page has there.
     """
 
     page: str
-    title: str
+    mark: str
     lines: Callable[[], list[str]]
+    whole: bool = True
+
+    @property
+    def path(self) -> Path:
+        """The file of the page."""
+        return (ROOT / "docs" / self.page).resolve()
+
+    @property
+    def name(self) -> str:
+        """Page and table, for messages."""
+        return f"{self.path.relative_to(ROOT)}, {self.mark}"
 
 
 class Rows(NamedTuple):
@@ -102,25 +122,63 @@ def of_samples(values: pd.Series) -> str:
     return spread(values.mean(), values.std(ddof=1))
 
 
+def number(value: float) -> str:
+    """Returns a score as pages print it, .942."""
+    return f"{value:.3f}".removeprefix("0")
+
+
 def table_1() -> list[str]:
-    """Returns FMCSC's table 1, as it stands between its marks."""
+    """Returns FMCSC's table 1."""
     runs = fmcsc.read_runs(FMCSC / "table1_runs.csv")
     references = fmcsc.read_lines(FMCSC / "table1_references.csv")
     table = fmcsc.short(fmcsc.table_1(runs, references))
-    return [f"<!-- results: begin -->\n{fmcsc.markdown(table, 'M : S')}<!-- results: end -->"]
+    return fmcsc.markdown(table, "M : S").splitlines()[2:]
+
+
+def presets() -> list[str]:
+    """Returns ACC of FMCSC's presets after five rounds, beside the paper's."""
+    runs, paper = fmcsc.read_runs(FMCSC / "table1_runs.csv"), published_fmcsc()
+    cells = dict(iter(runs.groupby(["set", "x", "row"])))
+
+    def shown(*cell: str) -> str:
+        if cell not in cells:
+            return "0 | not measured"
+        line = fmcsc.mean_line(cells[cell], "", after=5)
+        return f"{line['seeds']} | {spread(line['acc'], line['acc_std'])}"
+
+    return [
+        f"| {fmcsc_rows.SETS[of]} | {x} |"
+        f" {spread(*paper.loc[(of, x, 'FMCSC'), ['acc', 'acc_std']])} |"
+        f" {shown(of, x, 'paper')} | {shown(of, x, 'best')} |"
+        for of, x in runs[["set", "x"]].drop_duplicates().itertuples(index=False, name=None)
+    ]
 
 
 def ablation() -> list[str]:
-    """Returns FMCSC's ablation on BDGP."""
+    """Returns FMCSC's ablation on BDGP, beside the paper's."""
     runs = fmcsc.read_runs(FMCSC / "table2_runs.csv")
+    paper = fmcsc.published("table2.csv", ["components_kept"]).loc["bdgp"]["acc"]
     accuracies = runs["all/pooled/acc"].astype(float).groupby(runs["x"])
     found = {letters: of_samples(values) for letters, values in accuracies}
-    return [f"| {title} | {found[letters]} |" for letters, title in _ABLATION.items()]
+    return [
+        f"| {title} | {found[letters]} | {number(paper[letters]) if letters in paper else '-'} |"
+        for letters, title in _ABLATION.items()
+    ]
 
 
 def participation() -> list[str]:
     """Returns ACC of FMCSC's table 3: clients that take part, and those that do not."""
-    return _varied("table3", "", ("participating", "non_participating"))
+    paper = fmcsc.published("table3.csv", ["participation_rate", "client_type"])["acc"]
+    names = {title: of for of, title in fmcsc_rows.SETS.items()}
+    lines = []
+    for line in _varied("table3", "", ("participating", "non_participating")):
+        title, share = line.strip("| ").split(" | ")[:2]
+        theirs = (
+            number(paper[names[title], share, kind])
+            for kind in ("participating", "non-participating")
+        )
+        lines.append(f"{line} {' | '.join(theirs)} |")
+    return lines
 
 
 def figures() -> list[str]:
@@ -141,12 +199,77 @@ def _varied(name: str, what: str, groups: Sequence[str]) -> list[str]:
 
 
 def variants() -> list[str]:
-    """Returns ACC and NMI of FMCSC's variants."""
+    """Returns rounds, ACC, NMI and megabytes of FMCSC's variants."""
     runs = pd.read_csv(FMCSC / "variants.csv")
-    names = fmcsc_rows.SETS
+    runs["megabytes"] = (runs["bytes_up"] + runs["bytes_down"]) / 1e6
+    lines = []
+    for (of, row), mine in runs.groupby(["set", "row"], sort=False):
+        rounds = " to ".join(str(n) for n in sorted({mine["rounds"].min(), mine["rounds"].max()}))
+        sent = mine["megabytes"].mean()
+        lines.append(
+            f"| {fmcsc_rows.SETS.get(of, of)}: {row} | {rounds if rounds != '0' else '-'} |"
+            f" {len(mine)} | {of_samples(mine['acc'])} | {of_samples(mine['nmi'])} |"
+            f" {'-' if pd.isna(sent) else f'{sent:.0f}'} |"
+        )
+    return lines
+
+
+def headlines() -> list[str]:
+    """Returns what the first tables of README and results say, where there are rows of it."""
+    best, theirs = _after_five("best"), published_fmcsc().loc[("mnist_usps", "1:1", "FMCSC")]
+    paper = spread(theirs["acc"], theirs["acc_std"])
+    ends = pd.read_csv(MGCD / "table2_runs.csv").dropna(subset="acc")
+    robust = ends.query("set == 'Mfeat' and row == 'MGCD, robust, average'")["acc"]
+    sums, tucker = (_skewed_mfeat(method) for method in ("E-FKMVC", "Tucker"))
     return [
-        f"| {names.get(of, of)}: {row} |*| {of_samples(mine['acc'])} | {of_samples(mine['nmi'])} |"
-        for (of, row), mine in runs.groupby(["set", "row"], sort=False)
+        f"FMCSC*|, five seeds | {spread(best['acc'], best['acc_std'])} | {paper} |",
+        f"E-FKMVC*|, five seeds | {of_samples(sums['all/pooled/ari'])} |",
+        f"FedHK-Tucker*|the same*|| {of_samples(tucker['all/pooled/ari'])} |",
+        f"MGCD*|, five seeds | {of_samples(robust)} |"
+        f" {number(mgcd.published_peers()['acc'][('mfeat', 'complete', 'MGCD')])} |",
+    ]
+
+
+def headlines_of_results() -> list[str]:
+    """Returns what the first table of the results says beyond the README's."""
+    ours = _after_five("paper")
+    sums, tucker = (
+        mine["bytes_up"].sum() + mine["bytes_down"].sum()
+        for mine in map(_skewed_mfeat, ("E-FKMVC", "Tucker"))
+    )
+    return [
+        f"FMCSC, preset `paper`*|, one seed | {spread(ours['acc'], ours['acc_std'])} |",
+        f"at {100 * tucker / sums:.0f} % of the bytes |",
+    ]
+
+
+def _after_five(preset: str) -> fmcsc.Line:
+    runs = fmcsc.read_runs(FMCSC / "table1_runs.csv")
+    mine = runs.query("set == 'mnist_usps' and x == '1:1' and row == @preset")
+    return fmcsc.mean_line(mine, preset, after=5)
+
+
+def _skewed_mfeat(method: str) -> pd.DataFrame:
+    runs = pd.read_csv(FEDHK / "methods_runs.csv")
+    return runs.query("set == 'mfeat' and clients == 'skewed' and method == @method")
+
+
+def small_clients() -> list[str]:
+    """Returns ACC where clients have few rows each, beside k-means on all rows."""
+    runs = pd.read_csv(SMALL_CLIENTS)
+    means = runs.groupby(["data", "rows", "method", "kinds"])["acc"].mean()
+    pooled = runs.groupby(["data", "rows"])["kmeans_acc"].mean()
+    titles = fmcsc_rows.SETS | mgcd_titles() | {"scene15": "Scene15"}
+
+    def shown(*cell: object) -> str:
+        return number(means[cell]) if cell in means else "not run"
+
+    return [
+        f"| {titles.get(of, of)} | {rows} | {shown(of, rows, 'e_fkmvc', 'complete')} |"
+        f" {shown(of, rows, 'e_fkmvc', '1:1')} | {shown(of, rows, 'fmcsc', '1:1')} |"
+        f" {number(pooled[of, rows])} |"
+        for of in ("digits", "mfeat", "bdgp", "scene15")
+        for rows in sorted(runs["rows"].unique())
     ]
 
 
@@ -159,6 +282,12 @@ def mgcd_table(name: str) -> list[str]:
         + " |"
         for (of, row), mine in runs.groupby(["set", "row"], sort=False)
     ]
+
+
+def trained_server() -> list[str]:
+    """Returns ACC and NMI of MGCD's trained server on ALOI, as its page shows them."""
+    runs = pd.read_csv(MGCD / "table3_runs.csv").dropna(subset="acc").query("row == 'robust: all'")
+    return [f"| robust, trained *|| {of_samples(runs['acc'])} / {number(runs['nmi'].mean())} |"]
 
 
 def fedhk_methods() -> list[str]:
@@ -185,7 +314,8 @@ def compared(path: Path, paper: pd.DataFrame, titles: dict[str, str]) -> list[st
 def chosen_without_labels() -> list[str]:
     """Returns VertCoHiRF's table of settings that are chosen without labels."""
     runs = unsupervised.read(VERTCOHIRF / "unsupervised.csv")
-    return [unsupervised.shown(unsupervised.summary(runs)).partition("\n\n")[0]]
+    text = unsupervised.shown(unsupervised.summary(runs)).partition("\n\n")[0]
+    return text.splitlines()[2:]
 
 
 def side_by_side() -> list[str]:
@@ -224,10 +354,14 @@ def mgcd_titles() -> dict[str, str]:
 
 
 SHOWN = (
-    Shown("results.md", "FMCSC, table 1", table_1),
+    Shown("../README.md", "first table", headlines, whole=False),
+    Shown("results.md", "first table", headlines, whole=False),
+    Shown("results.md", "first table, the rest", headlines_of_results, whole=False),
+    Shown("results.md", "results", table_1),
     Shown("results.md", "FMCSC, ablation", ablation),
     Shown("results.md", "FMCSC, table 3", participation),
     Shown("results.md", "FMCSC, figures", figures),
+    Shown("methods/fmcsc.md", "FMCSC, presets", presets),
     Shown("notebook/fmcsc-table1.md", "FMCSC, variants", variants),
     Shown(
         "methods/comparison.md",
@@ -239,9 +373,11 @@ SHOWN = (
         "comparison methods, MGCD's table 2",
         lambda: compared(MGCD / "peers.csv", mgcd.published_peers(), mgcd_titles()),
     ),
-    Shown("methods/comparison.md", "all methods side by side", side_by_side),
+    Shown("methods/comparison.md", "side by side", side_by_side),
+    Shown("how-to/choose-a-method.md", "small clients", small_clients),
     Shown("methods/fedhk.md", "FedHK's methods", fedhk_methods),
     Shown("methods/mgcd.md", "MGCD, table 2", lambda: mgcd_table("table2")),
+    Shown("methods/mgcd.md", "MGCD, trained server", trained_server, whole=False),
     Shown("notebook/mgcd.md", "MGCD, table 3", lambda: mgcd_table("table3")),
     Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
 )
@@ -258,6 +394,8 @@ ROWS = (
     Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
     *(Rows(MGCD / f"{name}_runs.csv", ("set", "row")) for name in ("table2", "table3")),
     Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
+    Rows(FMCSC / "temperatures.csv", ("tau_m", "tau_p")),
+    Rows(SMALL_CLIENTS, ("data", "rows", "kinds", "method")),
 )
 
 
@@ -265,12 +403,41 @@ ROWS = (
 
 
 def absent(shown: Shown) -> Iterator[str]:
-    """Yields what a page should show of a table and does not; "*|" is whatever the page has."""
-    page = (ROOT / "docs" / shown.page).read_text(encoding="utf-8")
-    for line in shown.lines():
-        pattern = ".*".join(map(re.escape, line.split("*|")))
-        if line not in page and not ("*|" in line and re.search(pattern, page)):
-            yield f"docs/{shown.page}, {shown.title}: the rows give {line.strip()[:300]!r}"
+    """Yields what a page should show of a table and does not, and what it shows beside that."""
+    page, wanted = shown.path.read_text(encoding="utf-8"), shown.lines()
+    if not shown.whole:
+        for line in wanted:
+            if not re.search(".*".join(map(re.escape, line.split("*|"))), page):
+                yield f"{shown.name}: the rows give {line!r}"
+        return
+    there = around(page, shown.mark)[1].splitlines()
+    for what, ours, others in (("give", wanted, there), ("do not give", there, wanted)):
+        for line in ours:
+            if line not in others:
+                yield f"{shown.name}: the rows {what} {line[:300]!r}"
+    if there != wanted and sorted(there) == sorted(wanted):
+        yield f"{shown.name}: the rows give another order"
+
+
+def around(page: str, mark: str) -> tuple[str, str, str]:
+    """Returns a page up to the head of a marked table, the table without head, and the rest.
+
+    Raises:
+      ValueError: The page has no such marks with a table between them.
+    """
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    place = re.search(rf"{re.escape(begin)}\n+\|.*\n\|[-|]+\n()[^<]*(?={re.escape(end)})", page)
+    if place is None:
+        raise ValueError(f"no table between {begin} and {end}")
+    return page[: place.start(1)], page[place.start(1) : place.end()], page[place.end() :]
+
+
+def write() -> None:
+    """Writes the tables into their pages."""
+    for shown in SHOWN:
+        if shown.whole:
+            before, _, after = around(shown.path.read_text(encoding="utf-8"), shown.mark)
+            write_text(shown.path, before + "\n".join(shown.lines()) + "\n" + after)
 
 
 def mixed(rows: Rows) -> Iterator[str]:
@@ -318,8 +485,13 @@ def check() -> int:
     wrong = [line for shown in SHOWN for line in absent(shown)]
     wrong += [line for rows in ROWS for line in mixed(rows)]
     left = [line for rows in ROWS for line in unsaid(rows)] + list(missing())
+    left.append(f"{SIDE_BY_SIDE.relative_to(ROOT)}: means, whose runs were not kept")
     print(f"{len(SHOWN)} tables, {len(ROWS)} files of rows: {len(wrong)} errors")
     print("\n".join(f"  {line}" for line in wrong) + "\n" * bool(wrong), end="")
     print(f"missing, which is no error: {len(left)}")
     print("\n".join(f"  {line}" for line in left))
     return len(wrong)
+
+
+if __name__ == "__main__":
+    write()

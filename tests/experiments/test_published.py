@@ -10,7 +10,7 @@ from tests.helpers import binaries
 def test_every_table_is_that_of_its_rows():
     code, out, err = binaries.launch(reproduce.main, "--check")
     assert code == 0, out + err
-    assert "12 tables, 15 files of rows: 0 errors" in out
+    assert "18 tables, 17 files of rows: 0 errors" in out
     assert "table1_runs.csv: rows without command" in out and "no run of" in out
 
 
@@ -22,14 +22,40 @@ def test_what_vertcohirf_reaches_without_labels_is_said_as_measured():
     assert f"on {mean} of {len(table)} sets, at or above the best agent on {best}" in page
 
 
-def test_a_page_that_shows_another_number_is_named():
-    shown = published.SHOWN[1]._replace(lines=lambda: ["| no weights (ABC) | .999 +- .015 |"])
-    (said,) = published.absent(shown)
-    assert "docs/results.md, FMCSC, ablation" in said and ".999" in said
-    shown = shown._replace(
-        lines=lambda: ["| no weights (ABC) |*| .854 |", "| no weights (ABC) |*| .855 |"]
-    )
+def ablation():
+    (shown,) = (shown for shown in published.SHOWN if shown.mark == "FMCSC, ablation")
+    return shown
+
+
+def test_a_page_that_shows_another_number_or_a_line_too_many_is_named():
+    first, *rest = ablation().lines()
+    said = list(published.absent(ablation()._replace(lines=lambda: ["| a | .999 |", *rest])))
+    assert said == [
+        "docs/results.md, FMCSC, ablation: the rows give '| a | .999 |'",
+        f"docs/results.md, FMCSC, ablation: the rows do not give {first!r}",
+    ]
+    (said,) = published.absent(ablation()._replace(lines=lambda: [*rest, first]))
+    assert said.endswith("another order")
+
+
+def test_pieces_of_lines_stand_anywhere_on_a_page():
+    pieces = ["no weights (ABC) |*| .854 |", "no weights (ABC) |*| .855 |"]
+    shown = ablation()._replace(lines=lambda: pieces, whole=False)
     assert [".855" in line for line in published.absent(shown)] == [True]
+
+
+def test_tables_are_written_below_their_heads(tmp_path, monkeypatch):
+    page = "a\n<!-- t: begin -->\n| x |\n|---|\n| 1 |\n| 2 |\n<!-- t: end -->\nb\n"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "p.md").write_text(page)
+    shown = published.Shown("p.md", "t", lambda: ["| 3 |"])
+    monkeypatch.setattr(published, "ROOT", tmp_path)
+    monkeypatch.setattr(published, "SHOWN", (shown,))
+    published.write()
+    assert shown.path.read_text() == page.replace("| 1 |\n| 2 |", "| 3 |")
+    assert not list(published.absent(shown))
+    with pytest.raises(ValueError, match="no table between <!-- u: begin -->"):
+        published.around(page, "u")
 
 
 @pytest.mark.parametrize(
