@@ -26,6 +26,7 @@ from experiments.fmcsc import tables as fmcsc
 from experiments.lib import peers
 from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd
+from experiments.vertcohirf import tables as vertcohirf
 from experiments.vertcohirf import unsupervised
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, reveals
@@ -113,8 +114,7 @@ class Rows(NamedTuple):
 
 def spread(mean: float, deviation: float) -> str:
     """Returns mean and deviation as pages print them, .942 +- .015; one seed has no deviation."""
-    texts = [f"{x:.3f}".removeprefix("0") for x in (mean, deviation) if not pd.isna(x)]
-    return " +- ".join(texts)
+    return " +- ".join(number(x) for x in (mean, deviation) if not pd.isna(x))
 
 
 def of_samples(values: pd.Series) -> str:
@@ -124,7 +124,7 @@ def of_samples(values: pd.Series) -> str:
 
 def number(value: float) -> str:
     """Returns a score as pages print it, .942."""
-    return f"{value:.3f}".removeprefix("0")
+    return f"{round(value, 3) + 0.0:.3f}".removeprefix("0")  # no negative zero
 
 
 def table_1() -> list[str]:
@@ -221,13 +221,21 @@ def headlines() -> list[str]:
     ends = pd.read_csv(MGCD / "table2_runs.csv").dropna(subset="acc")
     robust = ends.query("set == 'Mfeat' and row == 'MGCD, robust, average'")["acc"]
     sums, tucker = (_skewed_mfeat(method) for method in ("E-FKMVC", "Tucker"))
+    modalities = _two_modalities("VertCoHiRF")
     return [
         f"FMCSC*|, five seeds | {spread(best['acc'], best['acc_std'])} | {paper} |",
         f"E-FKMVC*|, five seeds | {of_samples(sums['all/pooled/ari'])} |",
         f"FedHK-Tucker*|the same*|| {of_samples(tucker['all/pooled/ari'])} |",
+        f"VertCoHiRF*|, five runs | {number(modalities[['ari_0', 'ari_1']].min(axis=None))} | 1 |",
         f"MGCD*|, five seeds | {of_samples(robust)} |"
         f" {number(mgcd.published_peers()['acc'][('mfeat', 'complete', 'MGCD')])} |",
     ]
+
+
+def headlines_of_readme() -> list[str]:
+    """Returns what README's first table says beyond the one of the results."""
+    ari = of_samples(_two_modalities("Distr.KMeans")["ari_0"])
+    return [f"ARI of Distr.KMeans, two modalities, five runs | {ari} |"]
 
 
 def headlines_of_results() -> list[str]:
@@ -241,6 +249,10 @@ def headlines_of_results() -> list[str]:
         f"FMCSC, preset `paper`*|, one seed | {spread(ours['acc'], ours['acc_std'])} |",
         f"at {100 * tucker / sums:.0f} % of the bytes |",
     ]
+
+
+def _two_modalities(method: str) -> pd.DataFrame:
+    return pd.read_csv(VERTCOHIRF / "table1_runs.csv").query("method == @method")
 
 
 def _after_five(preset: str) -> fmcsc.Line:
@@ -311,6 +323,17 @@ def compared(path: Path, paper: pd.DataFrame, titles: dict[str, str]) -> list[st
     return [line for line in peers.markdown(table, titles).splitlines()[2:] if line]
 
 
+def vertcohirf_table_1() -> list[str]:
+    """Returns VertCoHiRF's table 1: ARI of agents 0 and 1, and what the paper prints."""
+    runs, paper = pd.read_csv(VERTCOHIRF / "table1_runs.csv"), vertcohirf.published_table_1()
+    lines = []
+    for method, mine in runs.groupby("method", sort=False):
+        ours = ", ".join(of_samples(mine[f"ari_{agent}"]) for agent in (0, 1))
+        theirs = ", ".join(number(x) for x in paper.loc[method])
+        lines.append(f"| {method} | {ours} | {theirs} |")
+    return lines
+
+
 def chosen_without_labels() -> list[str]:
     """Returns VertCoHiRF's table of settings that are chosen without labels."""
     runs = unsupervised.read(VERTCOHIRF / "unsupervised.csv")
@@ -355,6 +378,7 @@ def mgcd_titles() -> dict[str, str]:
 
 SHOWN = (
     Shown("../README.md", "first table", headlines, whole=False),
+    Shown("../README.md", "first table, the rest", headlines_of_readme, whole=False),
     Shown("results.md", "first table", headlines, whole=False),
     Shown("results.md", "first table, the rest", headlines_of_results, whole=False),
     Shown("results.md", "results", table_1),
@@ -380,6 +404,7 @@ SHOWN = (
     Shown("methods/mgcd.md", "MGCD, trained server", trained_server, whole=False),
     Shown("notebook/mgcd.md", "MGCD, table 3", lambda: mgcd_table("table3")),
     Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
+    Shown("methods/vertcohirf.md", "VertCoHiRF, table 1", vertcohirf_table_1),
 )
 ROWS = (
     Rows(FMCSC / "table1_runs.csv", ("set", "x", "row")),
@@ -394,6 +419,7 @@ ROWS = (
     Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
     *(Rows(MGCD / f"{name}_runs.csv", ("set", "row")) for name in ("table2", "table3")),
     Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
+    Rows(VERTCOHIRF / "table1_runs.csv", ("method",)),
     Rows(FMCSC / "temperatures.csv", ("tau_m", "tau_p")),
     Rows(SMALL_CLIENTS, ("data", "rows", "kinds", "method")),
 )

@@ -120,6 +120,12 @@ def text(found: pd.DataFrame) -> str:
     return pd.DataFrame(cells, index=list(found["method"])).to_string()
 
 
+def published_table_1() -> pd.DataFrame:
+    """Returns the paper's ARI of agents 0 and 1 by method."""
+    paper = pd.read_csv(PUBLISHED / "table1.csv", index_col="method")
+    return paper[["ARI_agent0", "ARI_agent1"]]
+
+
 def table_1(
     problem: Problem,
     seeds: Sequence[int],
@@ -142,8 +148,7 @@ def table_1(
     algorithms["VertCoHiRF"] = vertcohirf_of_steps(
         [LocalStep(dbscan_method(0.35, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
     )
-    paper = pd.read_csv(PUBLISHED / "table1.csv", index_col="method")
-    paper = paper[["ARI_agent0", "ARI_agent1"]]
+    paper = published_table_1()
     progress.expect(dict.fromkeys(algorithms, len(seeds)))
     progress.write(f"\ntable 1, ARI of agents 0 and 1, {len(seeds)} runs on the data of seed 0")
     progress.write(f"{'':28s}{'agent 0':>16s}{'agent 1':>16s}{'paper':>18s}")
