@@ -16,6 +16,7 @@ from jaxfedmvc.deploy.wire import Refused
 from tests.deploy import local
 
 SETTINGS = {"n_clusters": 3}
+PRIVATE = {"method": "private_e_fkmvc", "rounds": 100}
 
 
 def test_a_job_survives_json_and_toml(tmp_path):
@@ -54,6 +55,9 @@ def test_another_setting_is_another_agreement():
         ({"settings": SETTINGS | {"colour": 1}}, "settings: got 'colour'"),
         ({"settings": SETTINGS | {"fuzzifier": 0.5}}, "fuzzifier"),
         ({"settings": 3}, "settings: got 3"),
+        # Of the run: noise would be calibrated for one round of a hundred, or for other clients.
+        (PRIVATE | {"settings": SETTINGS | {"rounds": 1}}, "settings: got 'rounds', which the run"),
+        (PRIVATE | {"settings": SETTINGS | {"n_clients": 9}}, "settings: got 'n_clients', which"),
         ({"hours": 3}, "job: got 'hours'"),
         ({"robust": "median"}, "robust: got 'median'"),
         ({"robust": {"rule": "mean"}}, "robust: rule: got 'mean'"),
