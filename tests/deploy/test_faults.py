@@ -10,7 +10,7 @@ import pytest
 
 from jaxfedmvc.deploy import Node, Server, wire
 from jaxfedmvc.deploy import server as server_module
-from jaxfedmvc.deploy.plan import Plan, Wire, skeleton
+from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from tests.algorithms import test_common as common
 from tests.deploy import local
 
@@ -250,6 +250,12 @@ def joined(tmp_path_factory):
         ({"exchange": 4, "place": ["round", 1, 0]}, "replayed"),
         ({"exchange": 5, "place": ["round", 0, 7]}, "place"),
         ({"exchange": 5, "place": ["nowhere", 0, 0]}, "place"),
+        # What was answered is not answered anew under another number, nor what no job asks for.
+        ({"exchange": 5}, "place"),
+        ({"exchange": 5, "place": ["setup", 0, 2]}, "place"),
+        ({"exchange": 5, "place": ["setup", 1, 0]}, "place"),
+        ({"exchange": 5, "place": ["round", -1, 0]}, "place"),
+        ({"exchange": 5, "place": ["round", common.ROUNDS, 0]}, "place"),
         ({"exchange": 5, "place": [1]}, "malformed"),
         ({"exchange": "x"}, "malformed"),
         ({"job": "other"}, "unknown_job"),
@@ -264,6 +270,43 @@ def test_a_wrong_request_is_refused(changed, code, joined):
     meta, body = wire.unpack(request)
     answer, rest = wire.unpack(node.handle(wire.pack(meta | changed, body)))
     assert answer["error"] == code and rest == b""
+
+
+def test_nothing_is_answered_after_the_end(undisturbed):
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    requests = [r for i, r, _ in lab.transport.log if i == identity and kind(r) == "exchange"]
+    last = exchange_of(requests[-1])
+    for number, request in enumerate(requests, start=last + 1):
+        meta, body = wire.unpack(request)
+        for r in range(common.ROUNDS):
+            place = [meta["place"][0], r, meta["place"][2]]
+            again = wire.pack(meta | {"exchange": number, "place": place}, body)
+            answer, rest = wire.unpack(lab.transport.handles[identity].handle(again))
+            assert answer["error"] == "place" and rest == b""
+
+
+@pytest.mark.parametrize(
+    ("before", "place", "rounds", "may"),
+    [
+        (None, ("setup", 0, 0), 3, True),
+        (None, ("round", 2, 1), 3, True),  # left out of all before
+        (("setup", 0, 1), ("round", 0, 0), 3, True),
+        (("round", 0, 1), ("round", 2, 0), 3, True),
+        (("round", 0, 1), ("round", 1, 0), 1, False),
+        (("round", 1, 0), ("round", 0, 1), 3, False),
+        (("round", 1, 0), ("setup", 0, 1), 3, False),
+        (("round", 1, 0), ("finish", 1, 0), 3, True),
+        (("round", 1, 0), ("finish", 3, 0), 3, False),
+        (("finish", 1, 0), ("finish", 1, 1), 3, True),
+        (("finish", 1, 0), ("finish", 2, 0), 3, False),
+        (("finish", 0, 0), ("round", 1, 0), 3, False),
+        (("setup", 0, 0), ("finish", 0, 0), 0, True),
+    ],
+)
+def test_a_client_may_be_asked_for_what_comes_later_in_the_run(before, place, rounds, may):
+    before = None if before is None else server_module.Place(*before)
+    assert may_follow(before, server_module.Place(*place), rounds) is may
 
 
 def test_a_request_with_another_body_is_refused(joined):
