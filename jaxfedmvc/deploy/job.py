@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 import re
 import tomllib
 import types
@@ -26,6 +27,8 @@ from typing import Any, Literal
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.fedhk import PrivateConfig
+from jaxfedmvc.algorithms.fedhk.accounting import releases, spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
 
@@ -113,6 +116,11 @@ class Job:
         Raises:
           ValueError: A setting is not there, or not of its type, or out of range.
         """
+        algorithm = METHODS[self.method].make(*self._configured(n_clients))
+        return algorithm if self.robust is None else _guarded(algorithm, self.robust)
+
+    def _configured(self, n_clients: int) -> tuple[Any, Any]:
+        """Returns the method's config and hyper-parameters."""
         method = METHODS[self.method]
         hints = typing.get_type_hints(method.hyperparams) | typing.get_type_hints(method.config)
         settings = {
@@ -120,16 +128,22 @@ class Job:
             for name, value in self.settings.items()
         }
         of_the_run = {"n_clients": n_clients, "rounds": self.n_rounds}
-        algorithm = method.make(*configured(method, settings, of_the_run))
-        return algorithm if self.robust is None else _guarded(algorithm, self.robust)
+        return configured(method, settings, of_the_run)
 
     def setting(self, name: str) -> Any:
         """Returns the value that a setting has in this job.
+
+        `rounds` and `n_clients` are the job's. `dp_epsilon` of a private method is what the run
+        spends, which its `noise_multiplier` decides where it has one.
 
         Raises:
           ValueError: The method has no such setting.
         """
         method = METHODS[self.method]
+        if name in ("rounds", "n_clients"):
+            return self.n_rounds if name == "rounds" else self.clients
+        if name == "dp_epsilon" and issubclass(method.config, PrivateConfig):
+            return _spent(*self._configured(self.clients))
         fields = (*dataclasses.fields(method.config), *dataclasses.fields(method.hyperparams))
         for field in fields:
             if field.name == name:
@@ -204,6 +218,15 @@ def _check_numbers(job: Job) -> None:
         value = getattr(job, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise checks.wrong(name, value, "a number above 0")
+
+
+def _spent(config: PrivateConfig, hyper: Any) -> float:
+    """Returns the epsilon of a run; infinite from some 5000 on, where nothing is protected."""
+    z = hyper.noise_multiplier
+    # What accounting takes in memory grows with 1 / z: a job must not end a node by that.
+    if z is not None and z < 0.01 * math.sqrt(releases(config.start_steps, config.rounds)):
+        return math.inf
+    return spent(config, hyper)[0]
 
 
 def _names(name: str, given: Any) -> tuple[str, ...]:

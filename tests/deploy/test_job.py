@@ -179,6 +179,34 @@ def test_a_job_that_asks_for_more_is_refused_with_a_reason(tmp_path):
     assert refusal(local_epochs=100).startswith("local_epochs: 100")
 
 
+def test_bounds_hold_for_what_a_run_is_and_spends():
+    """Known answers: 3 + rounds releases of multiplier z spend epsilon(z / sqrt(3 + rounds))."""
+    bounds = {"dp_epsilon": {"most": 8}, "rounds": {"most": 10}, "n_clients": {"least": 3}}
+    policy = Policy(("private_e_fkmvc", "e_fkmvc"), settings=bounds)
+    others = {"noise": "local"}
+
+    def refusal(clients=3, method="private_e_fkmvc", rounds=5, **changed):
+        settings = SETTINGS | (others if method == "private_e_fkmvc" else {}) | changed
+        job = Job("a", method, clients, settings, rounds=rounds)
+        with pytest.raises(Refused) as refused:
+            policy.check(job, clients, 6)
+        return str(refused.value)
+
+    for fine in ({}, {"dp_epsilon": 1}, {"noise_multiplier": 2.0, "dp_epsilon": 9}):
+        policy.check(Job("a", "private_e_fkmvc", 3, SETTINGS | others | fine, rounds=5), 3, 6)
+    assert refusal(dp_epsilon=9).startswith("dp_epsilon: 8.99")
+    # What is spent is eight releases' of multiplier sqrt(2): one's of 1 / 2, and not a budget's.
+    assert refusal(noise_multiplier=2**0.5).startswith("dp_epsilon: 9.99")
+    assert refusal(noise_multiplier=1e-6).startswith("dp_epsilon: inf")
+    assert refusal(noise_multiplier=0).startswith("dp_epsilon: inf")
+    assert refusal(rounds=11).startswith("rounds: 11")
+    assert refusal(clients=2).startswith("n_clients: 2")
+    assert refusal(method="e_fkmvc").startswith("e_fkmvc has no setting 'dp_epsilon'")
+    Policy(("e_fkmvc",), settings={"rounds": {"most": 50}}).check(
+        Job("a", "e_fkmvc", 3, SETTINGS), 3, 6
+    )
+
+
 # --- Plans ----------------------------------------------------------------------------------------
 
 
