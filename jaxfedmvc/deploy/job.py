@@ -27,7 +27,7 @@ from typing import Any, Literal
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.algorithms.fedhk import PrivateConfig
+from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits
 from jaxfedmvc.algorithms.fedhk.accounting import releases, spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
@@ -103,6 +103,9 @@ class Job:
                 "robust: a rule must see each message, which fraction_bits hides; allowed is one"
                 " of them"
             )
+        config, hyper = self._configured(self.clients)
+        if isinstance(config, PrivateConfig):
+            _check_noise(self, config, hyper)
         self.make(self.clients)  # so that wrong settings are found at once
 
     @property
@@ -220,10 +223,29 @@ def _check_numbers(job: Job) -> None:
             raise checks.wrong(name, value, "a number above 0")
 
 
+def _check_noise(job: Job, config: PrivateConfig, hyper: Any) -> None:
+    """Checks that the noise of a private method protects what the server reads."""
+    if _MOST_EPSILON < config.dp_epsilon < math.inf:
+        allowed = f"{_MOST_EPSILON:g} or less, or inf for no noise"
+        raise checks.wrong("settings: dp_epsilon", config.dp_epsilon, allowed)
+    # Each client has a part of central noise: less than all of them together is not protected.
+    if config.noise == "central" and (job.fraction_bits is None or job.in_clear):
+        raise ValueError(
+            "settings: noise: got 'central', which protects nothing but secure sums of all clients;"
+            " allowed with it is fraction_bits without in_clear, and else 'local'"
+        )
+    if job.fraction_bits is not None:
+        check_fraction_bits(config, hyper, job.fraction_bits)
+
+
+# Beyond, nothing is protected. What accounting takes in memory grows with epsilon and with 1 / z,
+# and a job must not end a node by that.
+_MOST_EPSILON = 1000.0
+
+
 def _spent(config: PrivateConfig, hyper: Any) -> float:
-    """Returns the epsilon of a run; infinite from some 5000 on, where nothing is protected."""
+    """Returns the epsilon of a run; infinite from some 5000 on."""
     z = hyper.noise_multiplier
-    # What accounting takes in memory grows with 1 / z: a job must not end a node by that.
     if z is not None and z < 0.01 * math.sqrt(releases(config.start_steps, config.rounds)):
         return math.inf
     return spent(config, hyper)[0]

@@ -58,6 +58,15 @@ def test_another_setting_is_another_agreement():
         # Of the run: noise would be calibrated for one round of a hundred, or for other clients.
         (PRIVATE | {"settings": SETTINGS | {"rounds": 1}}, "settings: got 'rounds', which the run"),
         (PRIVATE | {"settings": SETTINGS | {"n_clients": 9}}, "settings: got 'n_clients', which"),
+        # Central noise protects secure sums of all clients and nothing less.
+        (PRIVATE, "noise: got 'central', which protects nothing but"),
+        (PRIVATE | {"participation": 0.5}, "noise: got 'central'"),
+        (PRIVATE | {"late": "skip"}, "noise: got 'central'"),
+        (PRIVATE | {"robust": {"rule": "median"}}, "noise: got 'central'"),
+        (PRIVATE | {"fraction_bits": 16, "in_clear": ["setup[0]"]}, "noise: got 'central'"),
+        (PRIVATE | {"fraction_bits": 16, "late": "skip"}, "fraction_bits: secure sums need all"),
+        (PRIVATE | {"fraction_bits": 0}, "fraction_bits: got 0; allowed is 5 or more"),
+        (PRIVATE | {"settings": SETTINGS | {"dp_epsilon": 1e12}}, "dp_epsilon: got 1000000000000"),
         ({"hours": 3}, "job: got 'hours'"),
         ({"robust": "median"}, "robust: got 'median'"),
         ({"robust": {"rule": "mean"}}, "robust: rule: got 'mean'"),
@@ -74,6 +83,13 @@ def test_a_wrong_entry_of_a_job_is_named(entries, text):
     right = {"name": "a", "method": "e_fkmvc", "clients": 2, "settings": SETTINGS}
     with pytest.raises(ValueError, match=text.replace("[", r"\[")):
         Job.from_json(right | entries)
+
+
+def test_noise_of_a_job_is_local_or_in_secure_sums():
+    job = Job("a", "private_e_fkmvc", 2, SETTINGS, rounds=100, fraction_bits=16)
+    assert job.make(2).done is None
+    for more in ({}, {"late": "skip", "participation": 0.5}, {"fraction_bits": 16}):
+        Job("a", "private_e_fkmvc", 2, SETTINGS | {"noise": "local"}, rounds=100, **more)
 
 
 # --- Nodes ----------------------------------------------------------------------------------------
