@@ -32,6 +32,10 @@ from jaxfedmvc.algorithms.fedhk.accounting import releases, spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
 
+# Agents of DPFMPS share the key of their hash functions, which hides rows in a sketch from whoever
+# does not know it. On nodes it would come from the server.
+_WITH_SECRET = ("dpfmps", "dpfmps_p2est")
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -39,7 +43,7 @@ class Job:
 
     Attributes:
       name: Of the job, letters, digits, "-" and "_": the same name goes on where it was.
-      method: One of `METHODS`.
+      method: One of `METHODS`, but for DPFMPS.
       clients: Number of clients that the job waits for before it begins.
       settings: Settings of the method that differ from its defaults, by name.
       rounds: Most rounds; the method's own number if None.
@@ -80,6 +84,11 @@ class Job:
             raise checks.wrong("name", self.name, "1 to 64 letters, digits, - and _")
         if self.method not in METHODS:
             raise checks.wrong("method", self.method, " or ".join(METHODS))
+        if self.method in _WITH_SECRET:
+            raise ValueError(
+                f"method: {self.method} needs a secret that all agents share and that the server"
+                " does not know, which nodes do not support"
+            )
         _check_numbers(self)
         checks.choices(self)
         if not 0 < self.participation <= 1:

@@ -40,6 +40,8 @@ def test_another_setting_is_another_agreement():
     ("entries", "text"),
     [
         ({"method": "k_means"}, "method: got 'k_means'"),
+        ({"method": "dpfmps"}, "method: dpfmps needs a secret that all agents share"),
+        ({"method": "dpfmps_p2est"}, "method: dpfmps_p2est needs a secret"),
         ({"name": "../up"}, "name: got '../up'"),
         ({"clients": 0}, "clients: got 0"),
         ({"clients": True}, "clients: got True"),
