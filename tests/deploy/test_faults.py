@@ -169,8 +169,7 @@ def test_a_client_that_is_skipped_is_in_no_sum(tmp_path):
     lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 5
     lab.server().run()
     assert any("client 4: left out of exchange 5" in line for line in lab.lines)
-    with (lab.folder / "server" / "exchanges.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(lab.folder / "server")
     assert [r["answered"] == r["asked"] for r in rows] == [r["exchange"] != "5" for r in rows]
 
 
@@ -195,6 +194,28 @@ def test_the_sum_without_a_client_is_that_of_the_others(tmp_path):
         assert float(np.sum(weights[c])) == len(here)
         expected = jax.tree.map(lambda *xs: sum(xs), *(answers[i] for i in here))
         jax.tree.map(np.testing.assert_allclose, messages[c], expected)
+
+
+def test_what_is_no_exchange_is_counted_too(undisturbed):
+    """Known answers: the lengths of all envelopes that were sent, and of what came back."""
+    lab, summary = undisturbed
+    rows = rows_of(lab.folder / "server")
+    for stage in ("join", "assign"):
+        sent = [(q, r) for _, q, r in lab.transport.log if kind(q) == stage]
+        up, down = (sum(len(pair[k]) for pair in sent) for k in (1, 0))
+        (row,) = (row for row in rows if row["stage"] == stage)
+        assert (int(row["bytes_up"]), int(row["bytes_down"])) == (up, down) and down > 1000
+        assert row["asked"] == row["answered"] == str(N)
+        assert summary["bytes_beside"][stage] == {"up": up, "down": down}
+    assert summary["bytes_beside"]["keys"] == {"up": 0, "down": 0}
+    made = [row for row in rows if row["stage"] not in ("join", "assign")]
+    assert [row["exchange"] for row in made] == [str(i + 1) for i in range(summary["exchanges"])]
+    assert summary["bytes_down"] == sum(int(row["bytes_down"]) for row in made)
+
+
+def rows_of(folder):
+    with (folder / "exchanges.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 # --- Messages that are wrong ----------------------------------------------------------------------
@@ -416,6 +437,11 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     late = (tmp_path / "state9" / "job" / "labels.csv").read_text().splitlines()
     # Rows that are those of a client that took part are in the clusters of that client's.
     assert late[1:] == first.labels()[0].splitlines()[1:5]
+    assert [row["stage"] for row in rows_of(tmp_path / "server")][-3:] == [
+        "assign",  # of all who took part
+        "join",
+        "assign",
+    ]
 
 
 # --- What travels, and what does not --------------------------------------------------------------
