@@ -13,6 +13,7 @@ refused with a reason. An error in here is told to nobody but the node's own log
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -267,8 +268,10 @@ class Node:
         found = np.asarray(labels)[0, : self.holding.n_rows]
         folder = self._folder(joined.job.name)
         ids = np.arange(len(found)) if self.holding.ids is None else self.holding.ids
-        rows = "".join(f"{i},{label}\n" for i, label in zip(ids.tolist(), found, strict=True))
-        files.write_text(folder / "labels.csv", "id,cluster\n" + rows)
+        with files.replacing(folder / "labels.csv") as opened:
+            writer = csv.writer(opened, lineterminator="\n")
+            writer.writerow(("id", "cluster"))
+            writer.writerows(zip(ids.tolist(), found.tolist(), strict=True))
         return wire.pack(self._counts(found))
 
     # --- Parts of them ----------------------------------------------------------------------------

@@ -228,6 +228,7 @@ def wrong_reply(how):
             "truncated": reply[:-3],
             "oversized": reply + bytes(10**6),
             "nan": wire.pack(meta, np.full(len(body) // 4, np.nan, np.float32).tobytes()),
+            "infinite": wire.pack(meta, np.full(len(body) // 4, np.inf, np.float32).tobytes()),
             "replayed": wire.pack(meta | {"exchange": meta.get("exchange", 0) - 1}, body),
             "of another": wire.pack(meta | {"client": 99}, body),
             "garbage": b"\x80\x04\x95" + bytes(40),
@@ -237,7 +238,7 @@ def wrong_reply(how):
 
 
 @pytest.mark.parametrize(
-    "how", ["truncated", "oversized", "nan", "replayed", "of another", "garbage"]
+    "how", ["truncated", "oversized", "nan", "infinite", "replayed", "of another", "garbage"]
 )
 def test_a_wrong_reply_stops_the_job_and_names_the_client(how, tmp_path):
     lab = Lab(tmp_path)
@@ -429,14 +430,19 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     first, _ = undisturbed
     seen = first.transport.handles[first.node(0)].holding.views
     paths = {9: local.write_node(tmp_path, 9, {v: x[:4] for v, x in seen.items()}, [METHOD])}
+    names = ["Doe, J.", 'the "first"', "two\nlines", "4"]
+    np.savez(tmp_path / "data9.npz", ids=names, **{f"view_{v}": x[:4] for v, x in seen.items()})
     lab = Lab.__new__(Lab)
     lab.__dict__ |= first.__dict__
     shutil.copytree(first.folder / "server", tmp_path / "server")
     lab.transport = local.Local([*first.transport.handles.values(), Node(paths[9])])
     Server(lab.job, lab.transport, tmp_path / "server", say=lambda line: None).run()
-    late = (tmp_path / "state9" / "job" / "labels.csv").read_text().splitlines()
+    with (tmp_path / "state9" / "job" / "labels.csv").open(newline="", encoding="utf-8") as file:
+        late = list(csv.reader(file))
+    assert late[0] == ["id", "cluster"] and [row[0] for row in late[1:]] == names
     # Rows that are those of a client that took part are in the clusters of that client's.
-    assert late[1:] == first.labels()[0].splitlines()[1:5]
+    theirs = list(csv.reader(first.labels()[0].splitlines()))
+    assert [row[1] for row in late[1:]] == [row[1] for row in theirs[1:5]]
     assert [row["stage"] for row in rows_of(tmp_path / "server")][-3:] == [
         "assign",  # of all who took part
         "join",
