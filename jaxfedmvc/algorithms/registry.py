@@ -52,12 +52,17 @@ def configured(
     Args:
       method: An entry of the table.
       settings: Those that differ from the defaults, of both dataclasses, by name.
-      of_the_run: Fields that a run decides (`n_clusters`, `n_clients`, `rounds`), where the method
-        has them and `settings` does not.
+      of_the_run: Fields that a run decides (of `n_clusters`, `n_clients` and `rounds`), for methods
+        that have them.
 
     Raises:
-      ValueError: A setting is not there, is missing, or is refused by the method.
+      ValueError: A setting is not there, is missing, is one that the run decides, or is refused by
+        the method.
     """
+    # Noise that is calibrated for other rounds than are made would protect less than it says.
+    for name in settings:
+        if name in of_the_run:
+            raise ValueError(f"settings: got {name!r}, which the run decides; leave it out of them")
     left, made = dict(settings), []
     for dataclass in (method.config, method.hyperparams):
         values = {}
@@ -70,6 +75,7 @@ def configured(
                 raise ValueError(f"settings: {field.name} is missing")
         made.append(dataclass(**values))
     if left:
-        known = [f.name for c in (method.config, method.hyperparams) for f in dataclasses.fields(c)]
+        fields = [f for c in (method.config, method.hyperparams) for f in dataclasses.fields(c)]
+        known = [field.name for field in fields if field.name not in of_the_run]
         raise checks.wrong("settings", sorted(left)[0], f"one of {', '.join(known)}")
     return made[0], made[1]

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 import re
 import tomllib
 import types
@@ -26,8 +27,14 @@ from typing import Any, Literal
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits
+from jaxfedmvc.algorithms.fedhk.accounting import releases, spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
+
+# Agents of DPFMPS share the key of their hash functions, which hides rows in a sketch from whoever
+# does not know it. On nodes it would come from the server.
+_WITH_SECRET = ("dpfmps", "dpfmps_p2est")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Job:
 
     Attributes:
       name: Of the job, letters, digits, "-" and "_": the same name goes on where it was.
-      method: One of `METHODS`.
+      method: One of `METHODS`, but for DPFMPS.
       clients: Number of clients that the job waits for before it begins.
       settings: Settings of the method that differ from its defaults, by name.
       rounds: Most rounds; the method's own number if None.
@@ -77,6 +84,11 @@ class Job:
             raise checks.wrong("name", self.name, "1 to 64 letters, digits, - and _")
         if self.method not in METHODS:
             raise checks.wrong("method", self.method, " or ".join(METHODS))
+        if self.method in _WITH_SECRET:
+            raise ValueError(
+                f"method: {self.method} needs a secret that all agents share and that the server"
+                " does not know, which nodes do not support"
+            )
         _check_numbers(self)
         checks.choices(self)
         if not 0 < self.participation <= 1:
@@ -100,6 +112,9 @@ class Job:
                 "robust: a rule must see each message, which fraction_bits hides; allowed is one"
                 " of them"
             )
+        config, hyper = self._configured(self.clients)
+        if isinstance(config, PrivateConfig):
+            _check_noise(self, config, hyper)
         self.make(self.clients)  # so that wrong settings are found at once
 
     @property
@@ -113,6 +128,11 @@ class Job:
         Raises:
           ValueError: A setting is not there, or not of its type, or out of range.
         """
+        algorithm = METHODS[self.method].make(*self._configured(n_clients))
+        return algorithm if self.robust is None else _guarded(algorithm, self.robust)
+
+    def _configured(self, n_clients: int) -> tuple[Any, Any]:
+        """Returns the method's config and hyper-parameters."""
         method = METHODS[self.method]
         hints = typing.get_type_hints(method.hyperparams) | typing.get_type_hints(method.config)
         settings = {
@@ -120,16 +140,22 @@ class Job:
             for name, value in self.settings.items()
         }
         of_the_run = {"n_clients": n_clients, "rounds": self.n_rounds}
-        algorithm = method.make(*configured(method, settings, of_the_run))
-        return algorithm if self.robust is None else _guarded(algorithm, self.robust)
+        return configured(method, settings, of_the_run)
 
     def setting(self, name: str) -> Any:
         """Returns the value that a setting has in this job.
+
+        `rounds` and `n_clients` are the job's. `dp_epsilon` of a private method is what the run
+        spends, which its `noise_multiplier` decides where it has one.
 
         Raises:
           ValueError: The method has no such setting.
         """
         method = METHODS[self.method]
+        if name in ("rounds", "n_clients"):
+            return self.n_rounds if name == "rounds" else self.clients
+        if name == "dp_epsilon" and issubclass(method.config, PrivateConfig):
+            return _spent(*self._configured(self.clients))
         fields = (*dataclasses.fields(method.config), *dataclasses.fields(method.hyperparams))
         for field in fields:
             if field.name == name:
@@ -204,6 +230,34 @@ def _check_numbers(job: Job) -> None:
         value = getattr(job, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise checks.wrong(name, value, "a number above 0")
+
+
+def _check_noise(job: Job, config: PrivateConfig, hyper: Any) -> None:
+    """Checks that the noise of a private method protects what the server reads."""
+    if _MOST_EPSILON < config.dp_epsilon < math.inf:
+        allowed = f"{_MOST_EPSILON:g} or less, or inf for no noise"
+        raise checks.wrong("settings: dp_epsilon", config.dp_epsilon, allowed)
+    # Each client has a part of central noise: less than all of them together is not protected.
+    if config.noise == "central" and (job.fraction_bits is None or job.in_clear):
+        raise ValueError(
+            "settings: noise: got 'central', which protects nothing but secure sums of all clients;"
+            " allowed with it is fraction_bits without in_clear, and else 'local'"
+        )
+    if job.fraction_bits is not None:
+        check_fraction_bits(config, hyper, job.fraction_bits)
+
+
+# Beyond, nothing is protected. What accounting takes in memory grows with epsilon and with 1 / z,
+# and a job must not end a node by that.
+_MOST_EPSILON = 1000.0
+
+
+def _spent(config: PrivateConfig, hyper: Any) -> float:
+    """Returns the epsilon of a run; infinite from some 5000 on."""
+    z = hyper.noise_multiplier
+    if z is not None and z < 0.01 * math.sqrt(releases(config.start_steps, config.rounds)):
+        return math.inf
+    return spent(config, hyper)[0]
 
 
 def _names(name: str, given: Any) -> tuple[str, ...]:

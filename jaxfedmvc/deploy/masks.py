@@ -60,11 +60,9 @@ def read_public(text: Any, client: int) -> Any:
     try:
         key = serialization.load_ssh_public_key(str(text).encode())
     except Exception as error:  # of several kinds, for several kinds of nonsense
-        raise checks.wrong(
-            f"identities.{client}", text, "a line of an Ed25519 .pub file"
-        ) from error
+        raise checks.wrong(f"identities.{client}", text, _PUBLIC) from error
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise checks.wrong(f"identities.{client}", text, "a line of an Ed25519 .pub file")
+        raise checks.wrong(f"identities.{client}", text, _PUBLIC)
     return key
 
 

@@ -6,12 +6,14 @@
 A request is `hello`, `join`, `keys`, `exchange` or `assign`; see `server`. Exchanges of a job are
 numbered. The state after the last one and its answer lie in one file, so that a request that is
 repeated has the same answer, whether or not the node was killed in between; a request with an
-earlier number, or another one under the same number, is refused. What an operator did not agree to
-is refused with a reason. An error in here is told to nobody but the node's own log.
+earlier number, or another one under the same number, is refused, and so is a place in the run that
+was answered or left behind, or that the job does not have. What an operator did not agree to is
+refused with a reason. An error in here is told to nobody but the node's own log.
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -42,6 +44,7 @@ from jaxfedmvc.deploy.plan import (
     following,
     hashed_ids,
     key_of,
+    may_follow,
     relayed_shapes,
     wire_of,
 )
@@ -265,8 +268,10 @@ class Node:
         found = np.asarray(labels)[0, : self.holding.n_rows]
         folder = self._folder(joined.job.name)
         ids = np.arange(len(found)) if self.holding.ids is None else self.holding.ids
-        rows = "".join(f"{i},{label}\n" for i, label in zip(ids.tolist(), found, strict=True))
-        files.write_text(folder / "labels.csv", "id,cluster\n" + rows)
+        with files.replacing(folder / "labels.csv") as opened:
+            writer = csv.writer(opened, lineterminator="\n")
+            writer.writerow(("id", "cluster"))
+            writer.writerows(zip(ids.tolist(), found.tolist(), strict=True))
         return wire.pack(self._counts(found))
 
     # --- Parts of them ----------------------------------------------------------------------------
@@ -290,7 +295,8 @@ class Node:
         """Returns what a peer knows before an exchange (None with a server), and what is sent.
 
         Raises:
-          Refused: The exchange is none of the method's, or, among peers, not the one that follows.
+          Refused: The exchange is none of the method's, or none that follows; among peers, not the
+            one that does.
         """
         shapes, algorithm = joined.wire, joined.algorithm
         if algorithm.peers:
@@ -303,6 +309,8 @@ class Node:
             like = shapes.at(place)[0][joined.cohort].sent
         except KeyError as error:
             raise Refused("place", f"exchange {number}: not one of this client's") from error
+        if not may_follow(joined.place, place, joined.job.n_rounds):
+            raise Refused("place", f"exchange {number}: none that follows the last one answered")
         return None, wire.decode(body, like, "what was sent")
 
     def _learned(self, joined: _Joined, body: bytes) -> PyTree:

@@ -376,6 +376,27 @@ def following(
     return Place("finish", max(made - 1, 0), 0) if algorithm.finish else None
 
 
+def may_follow(before: Place | None, place: Place, rounds: int) -> bool:
+    """Says whether a node may answer an exchange after the last one that it answered.
+
+    A client may have been left out of any number of exchanges, and only the server knows whether
+    further rounds would change anything. Never twice the same exchange: a message with noise of
+    its own each time could be averaged.
+
+    Args:
+      before: The last exchange that was answered; None before the first.
+      place: The exchange that is asked for, one of the method's stages and phases.
+      rounds: Most rounds of the job.
+    """
+
+    def when(place: Place) -> tuple[int, int, int]:
+        made = place.round if place.stage == "round" else 0  # `finish` has that of the last one
+        return list(STAGES).index(place.stage), made, place.phase
+
+    most = 1 if place.stage == "setup" else rounds if place.stage == "round" else max(rounds, 1)
+    return 0 <= place.round < most and (before is None or when(place) > when(before))
+
+
 def agreement(job: Job, plan: Plan) -> str:
     """Returns a hash of what both sides of a job must have alike."""
     text = job.digest() + json.dumps(plan.to_json(), sort_keys=True)

@@ -50,7 +50,8 @@ class Policy:
       secure: Whether sums must be secure, and over `least_clients` of each kind.
       in_clear: Exchanges of secure jobs whose messages the server may read all the same.
       settings: For each setting named, the `least` and the `most` that a job may have; a job whose
-        value is none ("off") is refused, and so is one of a method without that setting.
+        value is none ("off") is refused, and so is one of a method without that setting. `rounds`
+        and `n_clients` bound those of any job, `dp_epsilon` what a private method's run spends.
     """
 
     methods: tuple[str, ...]
@@ -108,7 +109,7 @@ class Policy:
             raise Refused("policy", f"in_clear: {sorted(readable)}; not agreed to by this node")
         for name, bounds in self.settings.items():
             try:
-                value = job.setting(name)
+                value = n_clients if name == "n_clients" else job.setting(name)
             except ValueError as error:
                 raise Refused("policy", f"{error}; this node insists on it") from error
             low, high = bounds.get("least", -np.inf), bounds.get("most", np.inf)

@@ -30,6 +30,7 @@ from jaxfedmvc.deploy import wire
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.node import versions
 from jaxfedmvc.deploy.plan import (
+    STAGES,
     Card,
     Place,
     Plan,
@@ -91,7 +92,7 @@ class Server:
         self.late: dict[int, Card] = {}  # of clients that came once the job had begun
         self.told: dict[int, str] = {}  # what nodes said that are not part of the job
         self.exchange = 0
-        self.rows: list[dict[str, Any]] = []  # of exchanges.csv
+        self.rows: list[dict[str, Any]] = []  # of exchanges.csv: exchanges, and what is beside
         self.place: Place | None = None
         self.relayed = b""
         self.server: PyTree = None
@@ -281,6 +282,32 @@ class Server:
             self.say(f"client {i}: left out of exchange {self.exchange + 1}: no answer")
         return {i: answer for i, answer in answers.items() if answer is not None}
 
+    def _ask_beside(
+        self, stage: str, requests: Mapping[int, bytes], read: Callable[[int, bytes], Any]
+    ) -> dict[int, Any]:
+        """Asks clients what is no exchange of the method, and counts it in a row of its own.
+
+        Args:
+          stage: What is asked: "join", "keys" or "assign".
+          requests: By client.
+          read: As `_ask`.
+
+        Raises:
+          Stopped: As `_ask`.
+        """
+        began, up = time.monotonic(), 0
+
+        def counted(i: int, reply: bytes) -> Any:
+            nonlocal up
+            up += len(reply)
+            return read(i, reply)
+
+        answers = self._ask(requests, counted)
+        down = sum(len(request) for request in requests.values())
+        seconds = time.monotonic() - began
+        self._note(Place(stage, 0, 0), len(requests), len(answers), up, down, seconds)
+        return answers
+
     # --- Exchanges --------------------------------------------------------------------------------
 
     def _join(self, plan: Plan, clients: Collection[int]) -> None:
@@ -293,7 +320,7 @@ class Server:
             common = started.server if shapes.algorithm.peers else ()
             meta = {"kind": "join", "settings": self.job.to_json(), "plan": plan.to_json()}
             requests[i] = wire.pack(meta, wire.encode((mine, common)))
-        self._ask(requests, lambda i, reply: _opened(reply, 0))
+        self._ask_beside("join", requests, lambda i, reply: _opened(reply, 0))
 
     def _agree_on_keys(self) -> None:
         """Passes the clients' signed keys on, so that pairs of them have secrets; learns none."""
@@ -302,10 +329,10 @@ class Server:
         def read(i: int, reply: bytes) -> Any:
             return _opened(reply, 0)[0]
 
-        told = self._ask(dict.fromkeys(self.plan.clients, ask), read)
+        told = self._ask_beside("keys", dict.fromkeys(self.plan.clients, ask), read)
         offers = {str(i): answer.get("offer") for i, answer in told.items()}
         passed = wire.pack(self._meta("keys", 0) | {"offers": offers})
-        self._ask(dict.fromkeys(self.plan.clients, passed), read)
+        self._ask_beside("keys", dict.fromkeys(self.plan.clients, passed), read)
 
     def _make(self, place: Place) -> None:
         """Makes one exchange, from what is sent to what is saved."""
@@ -410,8 +437,13 @@ class Server:
     def _finish(self) -> dict[str, Any]:
         """Has all clients find their clusters; writes the summary."""
         counts = self._assign(self.plan, self.wire, self.plan.clients)
-        rows = self.rows
+        rows = [row for row in self.rows if row["stage"] in STAGES]
         up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
+        beside = {stage: {"up": 0, "down": 0} for stage in ("join", "keys", "assign")}
+        for row in self.rows:
+            if row["stage"] in beside:
+                beside[row["stage"]]["up"] += row["bytes_up"]
+                beside[row["stage"]]["down"] += row["bytes_down"]
         summary = {
             "job": self.job.to_json(),
             "versions": versions(),
@@ -420,11 +452,13 @@ class Server:
             "exchanges": self.exchange,
             "bytes_up": up,
             "bytes_down": down,
+            "bytes_beside": beside,  # whole requests and answers that are no exchange
             "seconds": round(sum(row["seconds"] for row in rows), 3),
             "scores": _scores(counts, self.plan.vertical),
         }
         text = json.dumps(summary, indent=1) + "\n"
         files.write_text(self.folder / "summary.json", text)
+        self._save()
         self.say(
             f"finished: {summary['rounds']} rounds, {up / 1e6:.3f} MB up,"
             f" {down / 1e6:.3f} MB down; each node has its clusters in its folder"
@@ -447,7 +481,7 @@ class Server:
                     raise ValueError(f"client {i}: this method cannot take clients later")
                 body = wire.encode(chosen)
             requests[i] = wire.pack(self._meta("assign", self.exchange), body)
-        replies = self._ask(requests, lambda i, reply: _opened(reply, 0)[0])
+        replies = self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
         self.agreement = agreement(self.job, self.plan)
         return [_checked_counts(reply["counts"]) for reply in replies.values() if "counts" in reply]
 
@@ -466,6 +500,7 @@ class Server:
             shapes = wire_of(self.job, plan)
             self._join(plan, [i])
             self._assign(plan, shapes, [i])
+            self._save()
             self.say(f"client {i}: came later, and has its clusters in its folder")
         return summary
 
@@ -540,6 +575,8 @@ def _opened(reply: bytes, most: int) -> tuple[dict[str, Any], bytes]:
 
 
 def _words(place: Place) -> str:
+    if place.stage not in STAGES:
+        return place.stage
     within = f" {place.round + 1}" if place.stage == "round" else ""
     return f"{place.stage}{within}, phase {place.phase}"
 

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfedmvc import checks
+
 PyTree = Any
 
 _MAGIC, _VERSION = b"JFMV", 1
@@ -45,8 +47,14 @@ def pack(meta: Mapping[str, Any], body: bytes = b"") -> bytes:
     Args:
       meta: What goes through JSON.
       body: Of `encode`.
+
+    Raises:
+      ValueError: The JSON is longer than `unpack` takes.
     """
     text = json.dumps(meta).encode()
+    if len(text) > _MOST_META:
+        many = "a plan, keys or counts of so many clients or labels do not fit"
+        raise checks.wrong("meta", f"{len(text)} bytes", f"{_MOST_META} or less ({many})")
     return _HEAD.pack(_MAGIC, _VERSION, len(text)) + text + body
 
 
@@ -95,10 +103,10 @@ def decode(body: bytes, like: PyTree, what: str, *, finite: bool = False) -> PyT
       body: The bytes.
       like: Arrays or ShapeDtypeStructs in the tree's structure.
       what: Of whom and what, for the error.
-      finite: Whether NaN is refused.
+      finite: Whether NaN and infinite numbers are refused, one of which would be in every sum.
 
     Raises:
-      Refused: The body is not as long as `like` says, or holds a NaN.
+      Refused: The body is not as long as `like` says, or holds what is refused.
     """
     wanted = size(like)
     if len(body) != wanted:
@@ -112,8 +120,8 @@ def decode(body: bytes, like: PyTree, what: str, *, finite: bool = False) -> PyT
         at += count * dtype.itemsize
         if dtype == np.bool_ and (array.view(np.uint8) > 1).any():
             raise Refused("malformed", f"{what}: a truth value is neither 0 nor 1")
-        if finite and jnp.issubdtype(dtype, jnp.floating) and np.isnan(array).any():
-            raise Refused("nan", f"{what}: holds a NaN")
+        if finite and jnp.issubdtype(dtype, jnp.floating) and not np.isfinite(array).all():
+            raise Refused("not_finite", f"{what}: holds a NaN or an infinite number")
         found.append(_keyed(array, leaf))
     return jax.tree.unflatten(tree, found)
 

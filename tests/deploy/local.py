@@ -8,6 +8,9 @@ from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import Job, Node
 from tests.algorithms import test_common as common
 
+# Agents of the others need a secret that the server does not know.
+DEPLOYED = [name for name in sorted(METHODS) if name not in ("dpfmps", "dpfmps_p2est")]
+
 NODE = """
 client = {client}
 data = "data{client}.npz"
@@ -84,7 +87,8 @@ def job_of(method, clients, name="job", small=None, **options):
     """The method as the common tests have it, small; or with the settings of `small`."""
     kinds = METHODS[method].config, METHODS[method].hyperparams
     fields = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    given = {"n_clusters": common.K} | (common.SMALL.get(method, {}) if small is None else small)
+    given = {"n_clusters": common.K, "noise": "local"}  # central noise is for secure sums
+    given |= common.SMALL.get(method, {}) if small is None else small
     settings = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in given.items()

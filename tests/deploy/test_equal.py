@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import Server
 from jaxfedmvc.engine.streaming import run_streaming
 from tests.algorithms import test_common as common
@@ -14,11 +13,11 @@ from tests.helpers import programs
 
 # Arrays shrink between rounds; or states hold keys, so that the simulation is one program, whose
 # sums are rounded elsewhere.
-LABELS_ALONE = ("vertcohirf", "dpfmps", "dpfmps_p2est", "local_kmeans")
+LABELS_ALONE = ("vertcohirf", "local_kmeans")
 
 
 @pytest.mark.slow  # `.ci/run` has three of them in `test_processes`
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", local.DEPLOYED)
 def test_a_deployed_run_is_the_simulation(name, tmp_path):
     lab = common.Lab(name)
     federation = lab.federation

@@ -10,7 +10,7 @@ import pytest
 
 from jaxfedmvc.deploy import Node, Server, wire
 from jaxfedmvc.deploy import server as server_module
-from jaxfedmvc.deploy.plan import Plan, Wire, skeleton
+from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from tests.algorithms import test_common as common
 from tests.deploy import local
 
@@ -169,8 +169,7 @@ def test_a_client_that_is_skipped_is_in_no_sum(tmp_path):
     lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 5
     lab.server().run()
     assert any("client 4: left out of exchange 5" in line for line in lab.lines)
-    with (lab.folder / "server" / "exchanges.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(lab.folder / "server")
     assert [r["answered"] == r["asked"] for r in rows] == [r["exchange"] != "5" for r in rows]
 
 
@@ -197,6 +196,28 @@ def test_the_sum_without_a_client_is_that_of_the_others(tmp_path):
         jax.tree.map(np.testing.assert_allclose, messages[c], expected)
 
 
+def test_what_is_no_exchange_is_counted_too(undisturbed):
+    """Known answers: the lengths of all envelopes that were sent, and of what came back."""
+    lab, summary = undisturbed
+    rows = rows_of(lab.folder / "server")
+    for stage in ("join", "assign"):
+        sent = [(q, r) for _, q, r in lab.transport.log if kind(q) == stage]
+        up, down = (sum(len(pair[k]) for pair in sent) for k in (1, 0))
+        (row,) = (row for row in rows if row["stage"] == stage)
+        assert (int(row["bytes_up"]), int(row["bytes_down"])) == (up, down) and down > 1000
+        assert row["asked"] == row["answered"] == str(N)
+        assert summary["bytes_beside"][stage] == {"up": up, "down": down}
+    assert summary["bytes_beside"]["keys"] == {"up": 0, "down": 0}
+    made = [row for row in rows if row["stage"] not in ("join", "assign")]
+    assert [row["exchange"] for row in made] == [str(i + 1) for i in range(summary["exchanges"])]
+    assert summary["bytes_down"] == sum(int(row["bytes_down"]) for row in made)
+
+
+def rows_of(folder):
+    with (folder / "exchanges.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 # --- Messages that are wrong ----------------------------------------------------------------------
 
 
@@ -207,6 +228,7 @@ def wrong_reply(how):
             "truncated": reply[:-3],
             "oversized": reply + bytes(10**6),
             "nan": wire.pack(meta, np.full(len(body) // 4, np.nan, np.float32).tobytes()),
+            "infinite": wire.pack(meta, np.full(len(body) // 4, np.inf, np.float32).tobytes()),
             "replayed": wire.pack(meta | {"exchange": meta.get("exchange", 0) - 1}, body),
             "of another": wire.pack(meta | {"client": 99}, body),
             "garbage": b"\x80\x04\x95" + bytes(40),
@@ -216,7 +238,7 @@ def wrong_reply(how):
 
 
 @pytest.mark.parametrize(
-    "how", ["truncated", "oversized", "nan", "replayed", "of another", "garbage"]
+    "how", ["truncated", "oversized", "nan", "infinite", "replayed", "of another", "garbage"]
 )
 def test_a_wrong_reply_stops_the_job_and_names_the_client(how, tmp_path):
     lab = Lab(tmp_path)
@@ -250,6 +272,12 @@ def joined(tmp_path_factory):
         ({"exchange": 4, "place": ["round", 1, 0]}, "replayed"),
         ({"exchange": 5, "place": ["round", 0, 7]}, "place"),
         ({"exchange": 5, "place": ["nowhere", 0, 0]}, "place"),
+        # What was answered is not answered anew under another number, nor what no job asks for.
+        ({"exchange": 5}, "place"),
+        ({"exchange": 5, "place": ["setup", 0, 2]}, "place"),
+        ({"exchange": 5, "place": ["setup", 1, 0]}, "place"),
+        ({"exchange": 5, "place": ["round", -1, 0]}, "place"),
+        ({"exchange": 5, "place": ["round", common.ROUNDS, 0]}, "place"),
         ({"exchange": 5, "place": [1]}, "malformed"),
         ({"exchange": "x"}, "malformed"),
         ({"job": "other"}, "unknown_job"),
@@ -264,6 +292,43 @@ def test_a_wrong_request_is_refused(changed, code, joined):
     meta, body = wire.unpack(request)
     answer, rest = wire.unpack(node.handle(wire.pack(meta | changed, body)))
     assert answer["error"] == code and rest == b""
+
+
+def test_nothing_is_answered_after_the_end(undisturbed):
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    requests = [r for i, r, _ in lab.transport.log if i == identity and kind(r) == "exchange"]
+    last = exchange_of(requests[-1])
+    for number, request in enumerate(requests, start=last + 1):
+        meta, body = wire.unpack(request)
+        for r in range(common.ROUNDS):
+            place = [meta["place"][0], r, meta["place"][2]]
+            again = wire.pack(meta | {"exchange": number, "place": place}, body)
+            answer, rest = wire.unpack(lab.transport.handles[identity].handle(again))
+            assert answer["error"] == "place" and rest == b""
+
+
+@pytest.mark.parametrize(
+    ("before", "place", "rounds", "may"),
+    [
+        (None, ("setup", 0, 0), 3, True),
+        (None, ("round", 2, 1), 3, True),  # left out of all before
+        (("setup", 0, 1), ("round", 0, 0), 3, True),
+        (("round", 0, 1), ("round", 2, 0), 3, True),
+        (("round", 0, 1), ("round", 1, 0), 1, False),
+        (("round", 1, 0), ("round", 0, 1), 3, False),
+        (("round", 1, 0), ("setup", 0, 1), 3, False),
+        (("round", 1, 0), ("finish", 1, 0), 3, True),
+        (("round", 1, 0), ("finish", 3, 0), 3, False),
+        (("finish", 1, 0), ("finish", 1, 1), 3, True),
+        (("finish", 1, 0), ("finish", 2, 0), 3, False),
+        (("finish", 0, 0), ("round", 1, 0), 3, False),
+        (("setup", 0, 0), ("finish", 0, 0), 0, True),
+    ],
+)
+def test_a_client_may_be_asked_for_what_comes_later_in_the_run(before, place, rounds, may):
+    before = None if before is None else server_module.Place(*before)
+    assert may_follow(before, server_module.Place(*place), rounds) is may
 
 
 def test_a_request_with_another_body_is_refused(joined):
@@ -365,14 +430,24 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     first, _ = undisturbed
     seen = first.transport.handles[first.node(0)].holding.views
     paths = {9: local.write_node(tmp_path, 9, {v: x[:4] for v, x in seen.items()}, [METHOD])}
+    names = ["Doe, J.", 'the "first"', "two\nlines", "4"]
+    np.savez(tmp_path / "data9.npz", ids=names, **{f"view_{v}": x[:4] for v, x in seen.items()})
     lab = Lab.__new__(Lab)
     lab.__dict__ |= first.__dict__
     shutil.copytree(first.folder / "server", tmp_path / "server")
     lab.transport = local.Local([*first.transport.handles.values(), Node(paths[9])])
     Server(lab.job, lab.transport, tmp_path / "server", say=lambda line: None).run()
-    late = (tmp_path / "state9" / "job" / "labels.csv").read_text().splitlines()
+    with (tmp_path / "state9" / "job" / "labels.csv").open(newline="", encoding="utf-8") as file:
+        late = list(csv.reader(file))
+    assert late[0] == ["id", "cluster"] and [row[0] for row in late[1:]] == names
     # Rows that are those of a client that took part are in the clusters of that client's.
-    assert late[1:] == first.labels()[0].splitlines()[1:5]
+    theirs = list(csv.reader(first.labels()[0].splitlines()))
+    assert [row[1] for row in late[1:]] == [row[1] for row in theirs[1:5]]
+    assert [row["stage"] for row in rows_of(tmp_path / "server")][-3:] == [
+        "assign",  # of all who took part
+        "join",
+        "assign",
+    ]
 
 
 # --- What travels, and what does not --------------------------------------------------------------

@@ -16,6 +16,7 @@ from jaxfedmvc.deploy.wire import Refused
 from tests.deploy import local
 
 SETTINGS = {"n_clusters": 3}
+PRIVATE = {"method": "private_e_fkmvc", "rounds": 100}
 
 
 def test_a_job_survives_json_and_toml(tmp_path):
@@ -39,6 +40,8 @@ def test_another_setting_is_another_agreement():
     ("entries", "text"),
     [
         ({"method": "k_means"}, "method: got 'k_means'"),
+        ({"method": "dpfmps"}, "method: dpfmps needs a secret that all agents share"),
+        ({"method": "dpfmps_p2est"}, "method: dpfmps_p2est needs a secret"),
         ({"name": "../up"}, "name: got '../up'"),
         ({"clients": 0}, "clients: got 0"),
         ({"clients": True}, "clients: got True"),
@@ -54,6 +57,18 @@ def test_another_setting_is_another_agreement():
         ({"settings": SETTINGS | {"colour": 1}}, "settings: got 'colour'"),
         ({"settings": SETTINGS | {"fuzzifier": 0.5}}, "fuzzifier"),
         ({"settings": 3}, "settings: got 3"),
+        # Of the run: noise would be calibrated for one round of a hundred, or for other clients.
+        (PRIVATE | {"settings": SETTINGS | {"rounds": 1}}, "settings: got 'rounds', which the run"),
+        (PRIVATE | {"settings": SETTINGS | {"n_clients": 9}}, "settings: got 'n_clients', which"),
+        # Central noise protects secure sums of all clients and nothing less.
+        (PRIVATE, "noise: got 'central', which protects nothing but"),
+        (PRIVATE | {"participation": 0.5}, "noise: got 'central'"),
+        (PRIVATE | {"late": "skip"}, "noise: got 'central'"),
+        (PRIVATE | {"robust": {"rule": "median"}}, "noise: got 'central'"),
+        (PRIVATE | {"fraction_bits": 16, "in_clear": ["setup[0]"]}, "noise: got 'central'"),
+        (PRIVATE | {"fraction_bits": 16, "late": "skip"}, "fraction_bits: secure sums need all"),
+        (PRIVATE | {"fraction_bits": 0}, "fraction_bits: got 0; allowed is 5 or more"),
+        (PRIVATE | {"settings": SETTINGS | {"dp_epsilon": 1e12}}, "dp_epsilon: got 1000000000000"),
         ({"hours": 3}, "job: got 'hours'"),
         ({"robust": "median"}, "robust: got 'median'"),
         ({"robust": {"rule": "mean"}}, "robust: rule: got 'mean'"),
@@ -70,6 +85,13 @@ def test_a_wrong_entry_of_a_job_is_named(entries, text):
     right = {"name": "a", "method": "e_fkmvc", "clients": 2, "settings": SETTINGS}
     with pytest.raises(ValueError, match=text.replace("[", r"\[")):
         Job.from_json(right | entries)
+
+
+def test_noise_of_a_job_is_local_or_in_secure_sums():
+    job = Job("a", "private_e_fkmvc", 2, SETTINGS, rounds=100, fraction_bits=16)
+    assert job.make(2).done is None
+    for more in ({}, {"late": "skip", "participation": 0.5}, {"fraction_bits": 16}):
+        Job("a", "private_e_fkmvc", 2, SETTINGS | {"noise": "local"}, rounds=100, **more)
 
 
 # --- Nodes ----------------------------------------------------------------------------------------
@@ -173,6 +195,34 @@ def test_a_job_that_asks_for_more_is_refused_with_a_reason(tmp_path):
     assert refusal(upload_noise=0.1).startswith("upload_noise: 0.1")
     assert refusal(upload_noise="none").startswith("upload_noise: none")
     assert refusal(local_epochs=100).startswith("local_epochs: 100")
+
+
+def test_bounds_hold_for_what_a_run_is_and_spends():
+    """Known answers: 3 + rounds releases of multiplier z spend epsilon(z / sqrt(3 + rounds))."""
+    bounds = {"dp_epsilon": {"most": 8}, "rounds": {"most": 10}, "n_clients": {"least": 3}}
+    policy = Policy(("private_e_fkmvc", "e_fkmvc"), settings=bounds)
+    others = {"noise": "local"}
+
+    def refusal(clients=3, method="private_e_fkmvc", rounds=5, **changed):
+        settings = SETTINGS | (others if method == "private_e_fkmvc" else {}) | changed
+        job = Job("a", method, clients, settings, rounds=rounds)
+        with pytest.raises(Refused) as refused:
+            policy.check(job, clients, 6)
+        return str(refused.value)
+
+    for fine in ({}, {"dp_epsilon": 1}, {"noise_multiplier": 2.0, "dp_epsilon": 9}):
+        policy.check(Job("a", "private_e_fkmvc", 3, SETTINGS | others | fine, rounds=5), 3, 6)
+    assert refusal(dp_epsilon=9).startswith("dp_epsilon: 8.99")
+    # What is spent is eight releases' of multiplier sqrt(2): one's of 1 / 2, and not a budget's.
+    assert refusal(noise_multiplier=2**0.5).startswith("dp_epsilon: 9.99")
+    assert refusal(noise_multiplier=1e-6).startswith("dp_epsilon: inf")
+    assert refusal(noise_multiplier=0).startswith("dp_epsilon: inf")
+    assert refusal(rounds=11).startswith("rounds: 11")
+    assert refusal(clients=2).startswith("n_clients: 2")
+    assert refusal(method="e_fkmvc").startswith("e_fkmvc has no setting 'dp_epsilon'")
+    Policy(("e_fkmvc",), settings={"rounds": {"most": 50}}).check(
+        Job("a", "e_fkmvc", 3, SETTINGS), 3, 6
+    )
 
 
 # --- Plans ----------------------------------------------------------------------------------------

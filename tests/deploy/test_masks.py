@@ -74,6 +74,16 @@ def test_the_sums_are_those_of_the_simulation(finished):
     jax.tree.map(np.testing.assert_array_equal, made.server, simulated.state.server)
 
 
+def test_the_bytes_of_keys_are_counted(finished):
+    _, transport, _, made = finished
+    keys = [(len(q), len(r)) for _, q, r in transport.log if wire.unpack(q)[0]["kind"] == "keys"]
+    down, up = (sum(lengths) for lengths in zip(*keys, strict=True))
+    rows = [row for row in made.rows if row["stage"] == "keys"]
+    assert sum(row["bytes_up"] for row in rows) == up > 0
+    assert sum(row["bytes_down"] for row in rows) == down > 0
+    assert [row["asked"] for row in rows] == [5, 5]  # offers, and all of them passed on
+
+
 def test_no_message_of_a_sum_looks_like_its_values(finished):
     """A masked message is uniform: its bytes are, and no two clients' are near each other."""
     _, transport, _, _ = finished

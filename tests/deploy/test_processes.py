@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.deploy import Job
 from jaxfedmvc.federation import Federation
@@ -71,7 +70,7 @@ def of_common_tests(kind):
 
 
 def all_methods(kind):
-    return [name for name in sorted(METHODS) if common.Lab(name).kind == kind]
+    return [name for name in local.DEPLOYED if common.Lab(name).kind == kind]
 
 
 @pytest.mark.parametrize(

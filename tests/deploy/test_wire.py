@@ -46,6 +46,13 @@ def test_an_envelope_comes_back():
     )
 
 
+def test_what_no_receiver_takes_is_not_packed():
+    room = wire._MOST_META - len('{"x": ""}')
+    assert wire.unpack(wire.pack({"x": "a" * room}))[0]["x"] == "a" * room
+    with pytest.raises(ValueError, match="meta: got '1048577 bytes'; allowed is 1048576 or less"):
+        wire.pack({"x": "a" * (room + 1)})
+
+
 GOOD = wire.pack({"kind": "hello"}, b"1234")
 
 
@@ -76,7 +83,10 @@ def test_what_is_no_envelope_is_refused(data, code):
         (b"123", np.float32(0), "wrong_size"),
         (b"12345", np.float32(0), "wrong_size"),
         (wire.encode(np.zeros(3, np.float32)), np.zeros((2, 2), np.float32), "wrong_size"),
-        (wire.encode(np.float32(np.nan)), np.float32(0), "nan"),
+        (wire.encode(np.float32(np.nan)), np.float32(0), "not_finite"),
+        (wire.encode(np.float32(np.inf)), np.float32(0), "not_finite"),
+        (wire.encode(np.float32(-np.inf)), np.float32(0), "not_finite"),
+        (wire.encode(jnp.bfloat16(np.inf)), jnp.bfloat16(0), "not_finite"),
         (b"\x02", np.bool_(True), "malformed"),
     ],
 )
