@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 _MANY_MAPS = 30_000
-_MANY_BYTES = 10**9
+_MANY_BYTES = 8 * 10**8
 # Compiling one program of training leaves up to 800 MB behind that are free and not given back.
 _FREE_FROM = 7 * 10**8
 _PROCESS = Path("/proc/self")
