@@ -50,7 +50,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.accounting import PrivacySettings, privacy_settings
 from jaxfedmvc.algorithms.fedhk.client import Samples, distances, local_sums, samples_of
-from jaxfedmvc.algorithms.fedhk.method import best, e_fkmvc
+from jaxfedmvc.algorithms.fedhk.method import best, check_federation, e_fkmvc, first_states
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     ClientState,
@@ -157,7 +157,8 @@ def e_fkmvc_with_noise(
             if isinstance(value, tuple) and len(value) != federation.n_views:
                 allowed = f"{federation.n_views} entries, or a number"
                 raise checks.wrong(name, value, allowed)
-        return base.init(key, federation)
+        check_federation(config, federation)
+        return first_states(config, whole(), federation)
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
         model = best(server.models)
