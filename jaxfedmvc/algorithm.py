@@ -71,6 +71,8 @@ class FederatedAlgorithm(NamedTuple):
       peers: There is no server: every message goes to every other client, each evaluates `server`
         on what it collected, and `broadcast` hands out what a client then knows already, so that
         it costs no bytes.
+      least_clients: Fewest clients that must take part, for methods whose sums are of no use with
+        fewer messages.
     """
 
     init: Callable[[jax.Array, Federation], tuple[PyTree, tuple[PyTree, ...]]]
@@ -82,3 +84,4 @@ class FederatedAlgorithm(NamedTuple):
     done: Callable[[PyTree], jax.Array] | None = None
     compact: Callable[[PyTree], PyTree] | None = None
     peers: bool = False
+    least_clients: int = 1

@@ -20,6 +20,7 @@ from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import internal_scores, references
 from experiments.lib.report import Report, flattened, losses_of
+from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine import RunState, checkpoint, mesh
 from jaxfedmvc.engine.phases import Traffic
@@ -91,8 +92,8 @@ def prepare(command: Command) -> Job:
     algorithm = make(hyperparams)
     # Shapes only: whatever the algorithm itself refuses is found here.
     for problem in problems:
-        hidden = problem.federation.without_labels()
-        jax.eval_shape(lambda key, f=hidden: algorithm.init(key, f), jax.random.key(0))
+        start = partial(engine.start, algorithm, problem.federation, participation=shares)
+        jax.eval_shape(start, jax.random.key(0))
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
     if command.job.until_stable is not None and (algorithm.done or not algorithm.round):
         raise ValueError(f"until_stable: {command.name} finds its end itself; allowed is none")

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import Progress, RunState, over_clients, run_phases
 from jaxfedmvc.federation import Cohort, Federation
@@ -69,12 +69,21 @@ def start(
         in nothing and are assigned clusters afterwards, as new clients would be.
 
     Raises:
-      ValueError: A share outside (0, 1], or not one for each cohort.
+      ValueError: A share outside (0, 1], or not one for each cohort, or of fewer clients than the
+        method needs.
     """
     server, clients = algorithm.init(
         jax.random.fold_in(key, keys.INIT), federation.without_labels()
     )
-    return RunState(server, clients, draw_participants(federation, key, participation))
+    participants = draw_participants(federation, key, participation)
+    n = sum(len(places) for places in participants)
+    if n < algorithm.least_clients:
+        raise checks.wrong(
+            "participation",
+            participation,
+            f"a share of which {algorithm.least_clients} clients or more take part, here {n}",
+        )
+    return RunState(server, clients, participants)
 
 
 def draw_participants(

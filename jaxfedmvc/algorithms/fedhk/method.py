@@ -46,7 +46,7 @@ from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKHyperparams,
     check_hyperparams,
 )
-from jaxfedmvc.algorithms.fedhk.setup import setup_phases
+from jaxfedmvc.algorithms.fedhk.setup import check_summaries, setup_phases
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import transformed
 
@@ -113,8 +113,8 @@ def e_fkmvc(
 
     Raises:
       ValueError: A hyper-parameter out of range, where it is concrete. From `init`: no client has
-        all views, there are fewer samples than clusters, or a client has fewer than
-        `min_cluster_size`.
+        all views, there are fewer samples or summaries than clusters, or a client has fewer than
+        `min_cluster_size` samples.
     """
     hyper = hyper or FedHKHyperparams()
     if hyper.limit is not None and codec is not None:
@@ -123,31 +123,10 @@ def e_fkmvc(
     check_hyperparams(hyper)
 
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
-        _check_federation(config, federation)
-        scales = {v: _no_scale(config, d) for v, d in enumerate(federation.view_dims)}
-        centres = {
-            v: jnp.zeros((config.n_restarts, config.n_clusters, d))
-            for v, d in enumerate(federation.view_dims)
-        }
-        rows = {
-            v: jnp.zeros((2 * config.n_clusters, d)) for v, d in enumerate(federation.view_dims)
-        }
-        basis, fits = jax.tree.map(
-            lambda s: jnp.zeros(s.shape, s.dtype),
-            jax.eval_shape(codec.start, rows, jnp.zeros(2 * config.n_clusters), centres),
-        )
-        n_views = federation.n_views
-        nothing = jnp.full(config.n_restarts, jnp.inf)
-        views = jnp.full((config.n_restarts, n_views), 1 / n_views)
-        server = ServerState(
-            dict.fromkeys(scales, jnp.float32(0.0)),
-            scales,
-            basis,
-            Model(fits, views, nothing, nothing),
-        )
-        return server, tuple(
-            _no_state(config, codec, server, federation, c) for c in federation.cohorts
-        )
+        check_federation(config, federation)
+        states = first_states(config, codec, federation)
+        check_summaries(config, hyper.limit, federation)
+        return states
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
         model = best(server.models)
@@ -176,6 +155,34 @@ def e_fkmvc(
         (finish_phase(config, hyper, codec),),
         assign,
         done=done,
+    )
+
+
+def first_states(
+    config: FedHKConfig, codec: Codec, federation: Federation
+) -> tuple[ServerState, tuple[ClientState, ...]]:
+    """Returns the states before anything was sent."""
+    scales = {v: _no_scale(config, d) for v, d in enumerate(federation.view_dims)}
+    centres = {
+        v: jnp.zeros((config.n_restarts, config.n_clusters, d))
+        for v, d in enumerate(federation.view_dims)
+    }
+    rows = {v: jnp.zeros((2 * config.n_clusters, d)) for v, d in enumerate(federation.view_dims)}
+    basis, fits = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype),
+        jax.eval_shape(codec.start, rows, jnp.zeros(2 * config.n_clusters), centres),
+    )
+    n_views = federation.n_views
+    nothing = jnp.full(config.n_restarts, jnp.inf)
+    views = jnp.full((config.n_restarts, n_views), 1 / n_views)
+    server = ServerState(
+        dict.fromkeys(scales, jnp.float32(0.0)),
+        scales,
+        basis,
+        Model(fits, views, nothing, nothing),
+    )
+    return server, tuple(
+        _no_state(config, codec, server, federation, c) for c in federation.cohorts
     )
 
 
@@ -218,7 +225,12 @@ def centres(server: ServerState, codec: Codec | None = None) -> tuple[Centres, A
     return {v: a + server.scales[v].origin[None] for v, a in found.items()}, model.view_weights
 
 
-def _check_federation(config: FedHKConfig, federation: Federation) -> None:
+def check_federation(config: FedHKConfig, federation: Federation) -> None:
+    """Checks that one client has all views, and that there are samples enough.
+
+    Raises:
+      ValueError: Says what is missing.
+    """
     if not any(federation.holds_all_views(cohort) for cohort in federation.cohorts):
         raise ValueError(
             "federation: no client holds all views; one at least is needed, to tell which clusters"

@@ -50,7 +50,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.accounting import PrivacySettings, privacy_settings
 from jaxfedmvc.algorithms.fedhk.client import Samples, distances, local_sums, samples_of
-from jaxfedmvc.algorithms.fedhk.method import best, e_fkmvc
+from jaxfedmvc.algorithms.fedhk.method import best, check_federation, e_fkmvc, first_states
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     ClientState,
@@ -129,7 +129,8 @@ def e_fkmvc_with_noise(
     """Returns E-FKMVC with noise of explicit settings; see above.
 
     A run of T rounds, a number fixed beforehand, makes `accounting.releases(start_steps, T)`
-    releases.
+    releases. `shared_by` clients or more must take part; where one of them drops out nevertheless,
+    there is no model, and all labels are -1.
 
     Args:
       config: Static settings.
@@ -156,18 +157,29 @@ def e_fkmvc_with_noise(
             if isinstance(value, tuple) and len(value) != federation.n_views:
                 allowed = f"{federation.n_views} entries, or a number"
                 raise checks.wrong(name, value, allowed)
-        return base.init(key, federation)
+        check_federation(config, federation)
+        return first_states(config, whole(), federation)
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
         model = best(server.models)
         samples = samples_of(config, hyper, server.scales, client)
         samples = clip_samples(privacy, server.scales, samples)
         _, _, combined = distances(hyper, samples, model.fit, model.view_weights)
-        return jnp.where(client.mask, jnp.argmin(combined, axis=1), -1).astype(jnp.int32)
+        # NaN after a refused sum: no cluster is better than the first one for every sample.
+        is_model = jnp.all(jnp.isfinite(jnp.concatenate([a.ravel() for a in model.fit.values()])))
+        nearest = jnp.argmin(combined, axis=1)
+        return jnp.where(client.mask & is_model, nearest, -1).astype(jnp.int32)
 
     setup = _moments(config, privacy), *[_start(config, hyper, privacy)] * privacy.start_steps
     each = (_round(config, hyper, privacy),)
-    return base._replace(init=init, setup=setup, round=each, assign=assign, done=None)
+    return base._replace(
+        init=init,
+        setup=setup,
+        round=each,
+        assign=assign,
+        done=None,
+        least_clients=privacy.shared_by,
+    )
 
 
 def moments(privacy: PrivacySettings, client: Cohort) -> Release:

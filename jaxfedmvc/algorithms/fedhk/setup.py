@@ -7,8 +7,10 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
@@ -20,7 +22,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.federation import Cohort
+from jaxfedmvc.federation import Cohort, Federation
 
 # Name of the exchange of summaries, the one that is no sum, as `secure_aggregation` takes it.
 SUMMARIES = "setup[2]"
@@ -38,6 +40,37 @@ def setup_phases(
     ranges = (_ranges(),) if config.hkc == "minmax" else ()
     basis = (_basis(codec),) if codec.shares_basis else ()
     return (_means(), _variances(), *ranges, _summaries(config, codec, limit), *basis)
+
+
+def check_summaries(config: FedHKConfig, limit: Array | int | None, federation: Federation) -> None:
+    """Checks that clients send a summary for each cluster; nothing is checked while tracing.
+
+    With fewer, k-means over them starts clusters at the same place, which no round separates.
+
+    Raises:
+      ValueError: Says how many summaries there are.
+    """
+    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
+    if any(isinstance(x, jax.core.Tracer) for x in (*masks, limit)):
+        return
+    wanted = config.n_clusters if limit is None else min(config.n_clusters, int(limit))
+    rows = np.concatenate([np.asarray(mask).sum(axis=1) for mask in masks])
+    least, average = _sizes(config)
+    each = np.clip(rows // average, 1, 2 * config.n_clusters)
+    n = int(each[rows >= least].sum())
+    if n < wanted:
+        raise checks.wrong(
+            "n_clusters",
+            wanted,
+            f"no more than the {n} summaries that the clients with all views send together, one"
+            f" for every {average} samples of a client",
+        )
+
+
+def _sizes(config: FedHKConfig) -> tuple[int, int]:
+    """Returns how many samples a summary stands for at least and on average."""
+    guard = config.min_cluster_size or 0
+    return max(guard, _LEAST_OF_A_SUMMARY), max(2 * guard, _SAMPLES_OF_A_SUMMARY)
 
 
 def _means() -> Phase:
@@ -128,8 +161,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
     `private` starts without it.
     """
     n_summaries = 2 * config.n_clusters
-    least = max(config.min_cluster_size or 0, _LEAST_OF_A_SUMMARY)
-    average = max(2 * (config.min_cluster_size or 0), _SAMPLES_OF_A_SUMMARY)
+    least, average = _sizes(config)
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[dict, dict]:
         scales = {v: state.scales[v] for v in view_ids}

@@ -12,6 +12,7 @@ own factors towards those it was sent before they are averaged (`alignment`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -192,7 +193,7 @@ def _of_cores(config: TuckerConfig) -> Codec:
     def decode(
         payloads: Any, weights: Any, fit: Array, basis: Any, widths: dict[int, int]
     ) -> Array:
-        return jnp.asarray(sum(payloads)) / positive(jnp.asarray(sum(weights)))
+        return _mean(payloads, weights, fit)
 
     return Codec(
         start=start,
@@ -230,8 +231,7 @@ def _of_factors(config: TuckerConfig) -> Codec:
     def decode(
         payloads: Any, weights: Any, fit: tk.Tucker, basis: Any, widths: dict[int, int]
     ) -> tk.Tucker:
-        total = positive(jnp.asarray(sum(weights)))
-        mean = jax.tree.map(lambda *parts: sum(parts) / total, *payloads)
+        mean = _mean(payloads, weights, fit)
         return tk.Tucker(mean.core, tuple(map(tk.polar, mean.factors)))
 
     return Codec(
@@ -260,6 +260,16 @@ def _ranks(config: TuckerConfig, widths: dict[int, int]) -> tuple[int, ...]:
                 f" is allowed to be 1 to {size}, and no more than the product of the others"
             )
     return ranks
+
+
+def _mean(payloads: Sequence[Any], weights: Sequence[Array], fit: Any) -> Any:
+    """Averages as `model.averaged` does: what was stays where no client has weight."""
+    total = jnp.asarray(sum(weights))
+
+    def mean(old: Array, *parts: Array) -> Array:
+        return jnp.where(total > 0, jnp.asarray(sum(parts)) / positive(total), old)
+
+    return jax.tree.map(mean, fit, *payloads)
 
 
 def _into(part: Array, basis: Array) -> Array:

@@ -36,7 +36,8 @@ def released(hyper: FMCSCHyperparams) -> Transform:
 def clip_update(max_norm: jax.Array | float, message: PyTree, sent: PyTree) -> PyTree:
     """Scales an update, sent minus received, down to an L1 norm of at most `max_norm`.
 
-    The norm is that of all parameters of all models together, up to rounding.
+    The norm is that of all parameters of all models together, up to rounding. An update whose norm
+    is not finite becomes zero, so that the bound holds whatever a client computes.
 
     Args:
       max_norm: The bound, C.
@@ -49,7 +50,9 @@ def clip_update(max_norm: jax.Array | float, message: PyTree, sent: PyTree) -> P
     update = jax.tree.map(jnp.subtract, models, received)
     norm = sum(jnp.sum(jnp.abs(x)) for x in jax.tree.leaves(update))
     share = jnp.minimum(1.0, max_norm / jnp.maximum(norm, 1e-12))
-    models = jax.tree.map(lambda x, u: x + share * u, received, update)
+    is_finite = jnp.isfinite(norm)
+    # Selected, since zero times infinity is NaN.
+    models = jax.tree.map(lambda x, u: jnp.where(is_finite, x + share * u, x), received, update)
     return message._replace(models=models) if isinstance(message, Update) else models
 
 

@@ -433,6 +433,29 @@ def test_a_sum_with_too_little_noise_is_refused():
             assert np.all(is_right(x)), x
 
 
+def test_a_run_that_would_lack_noise_is_refused_before_it_begins():
+    algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0))
+    said = r"participation: got 0\.67; allowed is a share of which 3 clients or more .* here 2"
+    with pytest.raises(ValueError, match=said):
+        engine.run(algorithm, FEDERATION, KEY, ROUNDS, participation=0.67)
+    fewer = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0, shared_by=2))
+    assert len(engine.start(fewer, FEDERATION, KEY, participation=0.67).participants[0]) == 2
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_without_a_model_there_are_no_clusters(wrong):
+    """As after a sum that was refused, when a client has dropped out."""
+    algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0))
+    server, states = algorithm.init(KEY, FEDERATION)
+    scales = {v: s._replace(variance=jnp.float32(0.3)) for v, s in server.scales.items()}
+    state, client = jax.tree.map(lambda x: x[0], (states[0], FEDERATION.cohorts[0]))
+    for entry in (0.0, wrong):
+        fit = server.models.fit | {1: server.models.fit[1].at[0, 2, 0].set(entry)}
+        sent = server._replace(scales=scales, models=server.models._replace(fit=fit))
+        labels = np.asarray(algorithm.assign(sent, state, client))[np.asarray(client.mask)]
+        assert np.all(labels == 0 if np.isfinite(entry) else labels == -1)
+
+
 # --- Bad input ------------------------------------------------------------------------------------
 
 

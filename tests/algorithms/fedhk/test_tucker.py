@@ -361,6 +361,19 @@ def test_a_client_without_a_view_leaves_it_as_it_was_sent():
     np.testing.assert_allclose(payloads[1], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("alignment", ["shared_basis", "procrustes"])
+def test_a_fit_stays_where_no_client_has_weight(alignment):
+    """As where `quality` is so large that all weights underflow."""
+    codec = codec_of(AVERAGE, ALL, alignment)
+    whole = three_centres(0, 1.0)[0]
+    basis, fits = codec.start(summaries(0), jnp.ones(6), jax.tree.map(lambda x: x[None], whole))
+    fit = of_start(fits)
+    nothing = [jax.tree.map(jnp.zeros_like, fit)] * 2, [jnp.float32(0.0)] * 2
+    found = codec.decode(*nothing, fit, basis, dict(enumerate(WIDTHS)))
+    for new, old in zip(jax.tree.leaves(found), jax.tree.leaves(fit), strict=True):
+        np.testing.assert_allclose(new, old, atol=1e-5)
+
+
 def filled(core, basis, held):
     """The tensor as sent, with a client's centres in it; padding has no weight and stays."""
     tensor = np.array(tk.reconstruct(tk.Tucker(core, basis)))

@@ -61,6 +61,17 @@ def test_an_update_is_scaled_down_to_the_bound(sample, what):
         np.testing.assert_allclose(difference(found, before), share * update, atol=1e-6)
 
 
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan, 3e38])
+def test_an_update_without_a_finite_norm_is_zero(wrong):
+    received = {FULL: {"a": jnp.array([1.0, 2.0]), "b": jnp.array([3.0])}}
+    trained = {FULL: {"a": jnp.array([2.0, wrong]), "b": jnp.array([wrong])}}
+    message = Update(trained, {FULL: 1.0})
+    assert difference(clip_update(1.0, trained, received), received).tolist() == [0, 0, 0]
+    found = clip_update(1.0, message, received)
+    assert found.weights == {FULL: 1.0}
+    assert difference(found.models, received).tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("what", ["pre-training", "leader", "round"])
 def test_noise_is_laplace_and_times_the_weight(sample, what):
     message, _, models, _ = messages(sample[0], weight=3.0)[what]
