@@ -37,6 +37,23 @@ def test_laplace_scale_is_the_least_that_the_accountant_admits(n_queries, epsilo
     assert 1 / epsilon <= 1.001 * found <= 1.001 * n_queries / epsilon
 
 
+def test_hardly_any_noise_is_bounded_without_a_grid(monkeypatch):
+    """By the exact curve delta(epsilon) of a Gaussian mechanism (Balle and Wang, 2018)."""
+
+    def exact(mu, delta):
+        def excess(epsilon):
+            first, second = norm.logcdf([mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu])
+            return math.exp(first) * -math.expm1(epsilon + second - first) - delta
+
+        return brentq(excess, 0, mu**2)
+
+    for multiplier, delta in ((0.0099, 1e-5), (0.001, 1e-5), (0.005, 0.2)):
+        right = exact(1 / multiplier, delta)
+        assert right <= privacy.gaussian_epsilon(multiplier, 1, delta) <= 1.01 * right
+    monkeypatch.setattr(privacy, "_accountant", None)
+    assert privacy.gaussian_epsilon(2e-6, 4, 1e-5) == pytest.approx(0.5e12, rel=1e-4)
+
+
 def test_many_queries_need_less_than_basic_composition():
     assert privacy.laplace_scale(300, 0.13, 1e-6) < 0.5 * 300 / 0.13
 
