@@ -277,7 +277,8 @@ def parse(
         dataset=value_of(arguments, "dataset"), data_dir=value_of(arguments, "data_dir")
     )
     try:
-        for flag, text in hooks.defaults(asked).items():
+        own = {"ratio": "1:0"} if method.complete else {}
+        for flag, text in (own | dict(hooks.defaults(asked))).items():
             values.set_default(flag, text)
         rest = values(["", *arguments])[1:]
     except flags.UnrecognizedFlagError as error:

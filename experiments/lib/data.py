@@ -199,6 +199,8 @@ def load_clients(
             f"scale_by: got 'client' with --scale={settings.scale}; allowed are minmax, standard"
         )
     rows = np.arange(len(dataset.views[0])) if dataset.ids is None else dataset.ids
+    constant = [v for v, x in enumerate(dataset.views) if not np.ptp(x, axis=0).any()]
+    notes = [f"view {v} is the same in all rows: leave it out" for v in constant]
     return [
         Problem(
             Federation.from_arrays(
@@ -210,7 +212,7 @@ def load_clients(
             dataset.labels,
             rows,
             dataset.held,
-            dataset.notes,
+            (*dataset.notes, *notes),
         )
         for parts in divisions
     ]

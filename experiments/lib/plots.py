@@ -170,8 +170,9 @@ _STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "
 
 
 def _flattened(points: np.ndarray) -> np.ndarray:
-    """t-SNE of points [n, d], [n, 2]."""
-    if points.shape[1] > 2 and len(points) > 6:
+    """t-SNE of points [n, d], [n, 2]; all at one place where they do not differ."""
+    # Without any variance t-SNE would start from NaN, which ends the process in its C code.
+    if points.shape[1] > 2 and len(points) > 6 and np.ptp(points, axis=0).any():
         perplexity = min(30.0, (len(points) - 1) / 3)
         # From principal axes half of the usual steps show the same groups.
         tsne = TSNE(random_state=0, init="pca", perplexity=perplexity, max_iter=500)

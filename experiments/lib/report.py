@@ -151,6 +151,7 @@ class Report:
             f"\na run of {made} rounds, all clients: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
             f" ({mb_before:.3f} before and {mb_after:.3f} after the rounds, both ways)"
         )
+        yield from _of_privacy(facts)
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
@@ -410,6 +411,17 @@ def _mean_cell(values: Sequence[float], with_deviation: bool) -> str:
         return "-"
     shown = with_deviation and len(values) > 1
     return spread(float(np.mean(values)), float(np.std(values, ddof=1)) if shown else math.nan)
+
+
+def _of_privacy(facts: Row) -> Iterator[str]:
+    """Yields what noise protects and what not, for the terminal; nothing where there is none."""
+    privacy = facts.get("privacy", {})
+    if "epsilon" in privacy:
+        epsilon = "infinite" if privacy["epsilon"] is None else f"{privacy['epsilon']:.3g}"
+        yield (
+            f"{privacy['kind']}: epsilon {epsilon}, delta {privacy['delta']:.3g}; it covers"
+            f" {privacy['covered']} (what else: summary.json)"
+        )
 
 
 def _of_choice(facts: Row) -> dict[str, str]:

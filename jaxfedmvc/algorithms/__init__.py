@@ -69,7 +69,9 @@ from jaxfedmvc.algorithms.vertcohirf import (
 
 # A new method is one file and one line here.
 METHODS: dict[str, Method] = {
-    "comvc": Method(comvc, CoMVCConfig, CoMVCHyperparams, "pooled", "trosten2021", 0),
+    "comvc": Method(
+        comvc, CoMVCConfig, CoMVCHyperparams, "pooled", "trosten2021", 0, complete=True
+    ),
     "coreset_kmeans": Method(
         coreset_kmeans, CoresetKMeansConfig, CoresetKMeansHyperparams, "vertical", "huang2022", 0
     ),
@@ -91,23 +93,33 @@ METHODS: dict[str, Method] = {
     ),
     "fedmvl": Method(fedmvl, FedMVLConfig, FedMVLHyperparams, "vertical", "huang2022efficient", 35),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
-    "gcfagg": Method(gcfagg, GCFAggConfig, GCFAggHyperparams, "pooled", "yan2023", 0),
+    "gcfagg": Method(
+        gcfagg, GCFAggConfig, GCFAggHyperparams, "pooled", "yan2023", 0, complete=True
+    ),
     "hcp_imsc": Method(hcp_imsc, HCPIMSCConfig, HCPIMSCHyperparams, "pooled", "li2022", 0),
     "imvc_cbg": Method(imvc_cbg, IMVCCBGConfig, IMVCCBGHyperparams, "pooled", "wang2022", 0),
     "jpltd": Method(jpltd, JPLTDConfig, JPLTDHyperparams, "pooled", "lv2023", 0),
-    "lmvsc": Method(lmvsc, LMVSCConfig, LMVSCHyperparams, "pooled", "kang2020", 0),
+    "lmvsc": Method(lmvsc, LMVSCConfig, LMVSCHyperparams, "pooled", "kang2020", 0, complete=True),
     "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_kmeans": Method(
         local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0
     ),
     "lsimvc": Method(lsimvc, LSIMVCConfig, LSIMVCHyperparams, "pooled", "liu2023", 0),
-    "mflvc": Method(mflvc, MFLVCConfig, MFLVCHyperparams, "pooled", "xu2022", 0),
+    "mflvc": Method(mflvc, MFLVCConfig, MFLVCHyperparams, "pooled", "xu2022", 0, complete=True),
     "mgcd": Method(mgcd, MGCDConfig, MGCDHyperparams, "vertical", "sun2025", 5),
     "private_e_fkmvc": Method(
-        private_e_fkmvc, PrivateConfig, PrivateHyperparams, "horizontal", "sinaga2025", 5
+        private_e_fkmvc,
+        PrivateConfig,
+        PrivateHyperparams,
+        "horizontal",
+        "sinaga2025",
+        5,
+        complete=True,
     ),
     "proimp": Method(proimp, ProImpConfig, ProImpHyperparams, "pooled", "li2023incomplete", 0),
-    "simvc": Method(simvc, SiMVCConfig, SiMVCHyperparams, "pooled", "trosten2021", 0),
+    "simvc": Method(
+        simvc, SiMVCConfig, SiMVCHyperparams, "pooled", "trosten2021", 0, complete=True
+    ),
     "vertcohirf": Method(
         vertcohirf, VertCoHiRFConfig, VertCoHiRFHyperparams, "vertical", "belucci2026", 100
     ),

@@ -29,6 +29,7 @@ class Method(NamedTuple):
         rows and pay for them in bytes.
       paper: Key of the paper in docs/references.bib; empty for what has none.
       rounds: Rounds of a run unless told otherwise; 0 for methods that have none.
+      complete: Whether every client must hold all views.
     """
 
     make: Callable[[Any, Any], FederatedAlgorithm]
@@ -37,6 +38,7 @@ class Method(NamedTuple):
     topology: Topology
     paper: str
     rounds: int
+    complete: bool = False
 
 
 @struct.dataclass

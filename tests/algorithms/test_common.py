@@ -161,7 +161,7 @@ CLIENTS = {
 WIDTH = {"horizontal": 8, "full": 8, "vertical": 14}
 DIMS = {"horizontal": (4, 3), "full": (4, 3), "vertical": (4, 3, 2)}
 # Methods whose clients must hold all views.
-FULL = ("comvc", "gcfagg", "lmvsc", "mflvc", "private_e_fkmvc", "simvc")
+FULL = tuple(name for name, method in METHODS.items() if method.complete)
 
 
 def parts(kind, clients=None, extra=0):

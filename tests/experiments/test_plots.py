@@ -292,3 +292,9 @@ def test_hierarchy_writes_a_whole_png(tmp_path, counts, max_nodes):
 def test_hierarchy_refuses_more_blocks_than_can_be_read(tmp_path, max_nodes):
     with pytest.raises(ValueError, match="max_nodes: got"):
         plots.hierarchy(tmp_path / "h.png", random_hierarchy(3), "title", max_nodes)
+
+
+def test_points_that_do_not_differ_are_at_one_place():
+    """t-SNE from a start of NaN ends the process."""
+    flat = plots._flattened(np.ones((12, 5), np.float32))
+    assert flat.shape == (12, 2) and np.ptp(flat, axis=0).max() == 0

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.lib import command, runner
-from experiments.lib.data import DataSettings
+from experiments.lib import command, report, runner
+from experiments.lib.data import DataSettings, load_clients
 from experiments.lib.references import has_one_width
 from experiments.run import main
 from jaxfedmvc import Federation, data, engine
@@ -284,6 +284,10 @@ BAD = {
         r"participation: got \(0.5,\) for lmvsc",
     ),
     "share of words": (["--participation=half"], "participation=half"),
+    "a message that would be read": (
+        ["--algorithm=e_fkmvc", "--secure_aggregation"],
+        r"setup\[2\]: its server reads single messages",
+    ),
     "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),
     "clear phases without masks": (["--in_clear=finish"], "in_clear: got .*secure_aggregation"),
     "a reserved name": (
@@ -441,3 +445,29 @@ def test_representations_of_different_widths_are_not_pooled():
     narrow, wide = np.zeros((1, 2, 3)), np.zeros((1, 2, 4))
     assert has_one_width([narrow, narrow])
     assert not has_one_width([narrow, wide]) and not has_one_width(None)
+
+
+def test_methods_that_need_all_views_have_them_by_default():
+    for name, method in METHODS.items():
+        if method.topology != "vertical":
+            ratio = command.parse([f"--algorithm={name}"]).flags["ratio"].value
+            assert ratio == "1:0" or not method.complete
+    given = command.parse(["--algorithm=lmvsc", "--ratio=1:1"])
+    assert given.flags["ratio"].value == "1:1"
+
+
+def test_a_view_that_is_the_same_in_all_rows_is_named(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", view_0=rng.normal(size=(20, 3)), view_1=np.ones((20, 2)))
+    job = command.parse(["--algorithm=lsimvc", f"--dataset={tmp_path}/a.npz", "--n_clusters=2"])
+    (problem,) = load_clients(job.data, job.split, [0])
+    assert "view 1 is the same in all rows: leave it out" in problem.notes
+
+
+def test_a_private_run_says_what_it_spent():
+    told = {"kind": "noise", "epsilon": 7.994, "delta": 1e-5, "covered": "sums"}
+    (line,) = report._of_privacy({"privacy": told})
+    assert line == "noise: epsilon 7.99, delta 1e-05; it covers sums (what else: summary.json)"
+    assert "epsilon infinite" in next(report._of_privacy({"privacy": told | {"epsilon": None}}))
+    assert not list(report._of_privacy({"privacy": {"kind": "none"}}))
+    assert not list(report._of_privacy({}))
