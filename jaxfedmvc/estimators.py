@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.metrics import adjusted_rand_score
@@ -146,6 +147,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         )
         seed = _seed(self.random_state)
         key = jax.random.key(seed)
+        # Shapes only: whatever the method itself refuses is found here.
+        jax.eval_shape(lambda key: steps.algorithm.init(key, federation.without_labels()), key)
         steps.compile()
         state = steps.start(federation, key)
         state, _ = steps.setup(federation, key, state)
@@ -313,9 +316,36 @@ class _Later:
         """The method; made again where this was unpickled, since functions are not."""
         return METHODS[self.method].make(self.config, self.hyper)
 
+    @functools.cached_property
+    def first_state(self) -> Any:
+        """`(view ids, rows, key) -> state` of a client that comes when all others are there.
+
+        All of it is traced, so that what a method asks of clients that train, such as a least
+        number of rows, is not asked of one that joins. `init` reads no features, so zeros do.
+        """
+        known = self.outline
+        new = known.n_clients
+
+        def state(ids: tuple[int, ...], rows: int, key: jax.Array) -> Any:
+            alike = [c.client_ids for c in known.cohorts if c.view_ids == ids]
+            n = sum(map(len, alike)) + 1
+            mine = Cohort(
+                views=tuple(jnp.zeros((n, rows, known.view_dims[v])) for v in ids),
+                mask=jnp.ones((n, rows), bool),
+                sample_ids=jnp.tile(jnp.arange(rows)[None], (n, 1)),
+                client_ids=jnp.concatenate([*alike, jnp.full(1, new)]).astype(jnp.int32),
+                view_ids=ids,
+            )
+            others = [cohort for cohort in known.cohorts if cohort.view_ids != ids]
+            federation = dataclasses.replace(known, cohorts=(*others, mine))
+            _, states = self.algorithm.init(key, federation)
+            return jax.tree.map(lambda x: x[-1:], states[-1])
+
+        return jax.jit(state, static_argnums=(0, 1))
+
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the functions out."""
-        return {name: value for name, value in vars(self).items() if name != "algorithm"}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def labels(self, server: Any, views: Mapping[int, np.ndarray]) -> np.ndarray:
         """Returns the clusters [rows] of a client that holds these views."""
@@ -337,8 +367,6 @@ class _Later:
             client_ids=np.full(1, known.n_clients, np.int32),  # type: ignore[arg-type]
             view_ids=ids,
         )
-        others = [cohort for cohort in known.cohorts if cohort.view_ids != ids]
-        federation = dataclasses.replace(known, cohorts=(*others, mine))
-        _, states = self.algorithm.init(jax.random.key(self.seed), federation)
-        found = assign_program(self.algorithm.assign, server, states[-1], mine)
+        state = self.first_state(ids, rows, jax.random.key(self.seed))
+        found = assign_program(self.algorithm.assign, server, state, mine)
         return np.asarray(found)[0].astype(np.int32)

@@ -58,6 +58,49 @@ def test_further_rows_are_clustered_as_those_of_a_client_are(fitted):
     assert fitted.score(CLIENTS, CLASSES) == 1.0
 
 
+QUICK = {"hidden": (8,), "pretrain_epochs": 2, "local_epochs": 1, "n_init": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("e_fkmvc", {}),
+        ("fedhk_parafac2", {}),
+        ("fedhk_parafac2", {"placement": "views"}),
+        ("fedhk_tucker", {}),
+        ("fmcsc", QUICK),
+        ("fmcsc", QUICK | {"centroids": "federated"}),
+        ("private_e_fkmvc", {"noise_multiplier": 1e-3}),
+    ],
+)
+def test_one_row_is_clustered_as_it_is_among_others(method, settings):
+    """Training asks for as many rows as clusters, and for as many clients as share the noise."""
+    clients = [{v: x[rows] for v, x in enumerate(VIEWS)} for rows in ROWS]
+    found = FederatedClusterer(method, 3, rounds=2, random_state=0, **settings).fit(clients)
+    together = found.predict({v: x[:12] for v, x in enumerate(VIEWS)})
+    alone = [found.predict({v: x[i : i + 1] for v, x in enumerate(VIEWS)}) for i in range(3)]
+    assert [labels.tolist() for labels in alone] == [[label] for label in together[:3]]
+
+
+@pytest.mark.slow
+def test_fewer_rows_than_the_rank_of_a_model_of_samples_are_refused():
+    options = {"rounds": 1, "random_state": 0, "placement": "samples"}
+    clients = [{v: x[rows] for v, x in enumerate(VIEWS)} for rows in ROWS]
+    found = FederatedClusterer("fedhk_parafac2", 3, **options).fit(clients)
+    assert len(found.predict({v: x[:3] for v, x in enumerate(VIEWS)})) == 3
+    with pytest.raises(ValueError, match="client: has 2 samples; allowed is 3 or more, the rank"):
+        found.predict({v: x[:2] for v, x in enumerate(VIEWS)})
+
+
+def test_what_training_asks_for_is_asked_before_it():
+    rows = {0: VIEWS[0][:14], 1: VIEWS[1][:14]}
+    with pytest.raises(ValueError, match="n_clusters: got 3; allowed is no more than the 2 summar"):
+        make().fit([rows])
+    with pytest.raises(ValueError, match=r"client 0 .* has 2 samples; allowed is 3 or more"):
+        FederatedClusterer("fmcsc", 3).fit([{v: x[:2] for v, x in rows.items()}])
+
+
 def test_the_same_seed_finds_the_same_and_a_clone_is_unfitted(fitted):
     again = clone(fitted)
     assert again.get_params() == fitted.get_params() and again.get_params()["tau"] == 5.0
