@@ -42,6 +42,8 @@ _OWN = ("method", "n_clusters", "rounds", "random_state")
 
 # Horizontal, but what clusters a client is found by the client alone, in the run.
 _LOCAL = ("local_fmcsc", "local_kmeans")
+# Vertical, but each agent assigns rows by its own features, so that agents may differ.
+_OF_EACH_AGENT = ("coreset_kmeans", "dpfmps", "dpfmps_p2est")
 
 
 def _can_predict(estimator: FederatedClusterer) -> bool:
@@ -54,10 +56,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
     """Clusters the rows of clients, or of one place, by any method of `METHODS`.
 
     Attributes:
-      labels_: Of clients: one int32 array for each. Of views of one place: one array [rows]; where
-        agents of a vertical method keep clusters of their own, one for each view.
-      embedding_: Representations that were clustered, in the same form; None where a method has
-        none.
+      labels_: Of clients: a list of one int32 array for each. Of views of one place: one array
+        [rows]; of `coreset_kmeans`, `dpfmps` and `dpfmps_p2est`, whose agents cluster rows by what
+        they hold themselves, a list of one for each view, whether they agree or not.
+      embedding_: Representations that were clustered: of clients a list, of views of one place one
+        array; None where a method has none.
       n_rounds_: Rounds made.
       bytes_up_, bytes_down_: Of all messages to the server, and from it.
       server_state_: After the last round.
@@ -165,10 +168,12 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         self.n_rounds_ = made
         self.n_features_in_ = sum(federation.view_dims)
         self.server_state_ = found.state.server
-        self.labels_ = _by_client(federation, found.labels, is_federated)
+        labels = _by_client(federation, found.labels)
+        self.labels_ = labels if is_federated or self.method in _OF_EACH_AGENT else labels[0]
         self.embedding_ = None
         if found.embedding is not None:
-            self.embedding_ = _by_client(federation, found.embedding, is_federated)
+            embedding = _by_client(federation, found.embedding)
+            self.embedding_ = embedding if is_federated else embedding[0]
         self._later = _Later(self.method, config, hyper, _outline(federation), seed)
         return self
 
@@ -268,18 +273,15 @@ def _federation(
     return federation
 
 
-def _by_client(federation: Federation, stacks: Sequence[Any], is_federated: bool) -> Any:
-    """Returns the rows of each client, in the order of their ids; one array where all are alike."""
+def _by_client(federation: Federation, stacks: Sequence[Any]) -> list[np.ndarray]:
+    """Returns the rows of each client, in the order of their ids."""
     found: dict[int, np.ndarray] = {}
     for cohort, stack in zip(federation.cohorts, stacks, strict=True):
         for i, rows, mask in zip(
             np.asarray(cohort.client_ids), np.asarray(stack), np.asarray(cohort.mask), strict=True
         ):
             found[int(i)] = rows[mask]
-    parts = [found[i] for i in sorted(found)]
-    if is_federated or any(not np.array_equal(part, parts[0]) for part in parts[1:]):
-        return parts
-    return parts[0]
+    return [found[i] for i in sorted(found)]
 
 
 def _seed(random_state: Any) -> int:

@@ -1,5 +1,6 @@
 """The estimators: what scikit-learn expects of them, and the library's own answers."""
 
+import dataclasses
 import pickle
 
 import jax
@@ -13,7 +14,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from jaxfedmvc import METHODS, Federation, engine
 from jaxfedmvc.algorithms import FedHKConfig, FedHKHyperparams, e_fkmvc
-from jaxfedmvc.estimators import FederatedClusterer, parameters
+from jaxfedmvc.algorithms.registry import configured
+from jaxfedmvc.estimators import _OF_EACH_AGENT, FederatedClusterer, parameters
 
 TRUTH = np.arange(60) % 3
 RNG = np.random.default_rng(0)
@@ -143,6 +145,31 @@ def test_every_method_has_parameters_and_can_be_cloned(method):
 def test_views_of_one_place_are_clustered_by_methods_of_every_kind(method, settings):
     found = FederatedClusterer(method, 3, random_state=0, **settings).fit(VIEWS)
     assert found.labels_.shape == (60,) and adjusted_rand_score(TRUTH, found.labels_) > 0.9
+
+
+def test_agents_with_clusters_of_their_own_have_an_array_each_even_where_they_agree():
+    far = [np.eye(3, d)[TRUTH] for d in (5, 4)]
+    found = FederatedClusterer("coreset_kmeans", 3, random_state=0).fit(far)
+    first, second = found.labels_
+    assert first.shape == second.shape == (60,) and adjusted_rand_score(first, second) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].topology == "vertical"])
+def test_labels_are_of_each_agent_where_they_follow_its_features(method):
+    entry = METHODS[method]
+    of_the_run = {"n_clusters": 3, "n_clients": 2, "rounds": 1}
+    algorithm = entry.make(*configured(entry, {}, of_the_run))
+    federation = Federation.from_agents([(range(60), view) for view in VIEWS])
+    server, states = algorithm.init(jax.random.key(0), federation)
+    state, client = jax.tree.map(lambda x: x[0], (states[0], federation.cohorts[0]))
+
+    def labels(views):
+        return algorithm.assign(server, state, dataclasses.replace(client, views=views))
+
+    program = jax.make_jaxpr(labels)(client.views).jaxpr
+    read = any(program.invars[0] is v for eqn in program.eqns for v in eqn.invars)
+    assert read == (method in _OF_EACH_AGENT)
 
 
 @pytest.mark.parametrize(
