@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.metrics import adjusted_rand_score
@@ -41,6 +42,8 @@ _OWN = ("method", "n_clusters", "rounds", "random_state")
 
 # Horizontal, but what clusters a client is found by the client alone, in the run.
 _LOCAL = ("local_fmcsc", "local_kmeans")
+# Vertical, but each agent assigns rows by its own features, so that agents may differ.
+_OF_EACH_AGENT = ("coreset_kmeans", "dpfmps", "dpfmps_p2est")
 
 
 def _can_predict(estimator: FederatedClusterer) -> bool:
@@ -53,10 +56,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
     """Clusters the rows of clients, or of one place, by any method of `METHODS`.
 
     Attributes:
-      labels_: Of clients: one int32 array for each. Of views of one place: one array [rows]; where
-        agents of a vertical method keep clusters of their own, one for each view.
-      embedding_: Representations that were clustered, in the same form; None where a method has
-        none.
+      labels_: Of clients: a list of one int32 array for each. Of views of one place: one array
+        [rows]; of `coreset_kmeans`, `dpfmps` and `dpfmps_p2est`, whose agents cluster rows by what
+        they hold themselves, a list of one for each view, whether they agree or not.
+      embedding_: Representations that were clustered: of clients a list, of views of one place one
+        array; None where a method has none.
       n_rounds_: Rounds made.
       bytes_up_, bytes_down_: Of all messages to the server, and from it.
       server_state_: After the last round.
@@ -146,6 +150,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         )
         seed = _seed(self.random_state)
         key = jax.random.key(seed)
+        # Shapes only: whatever the method itself refuses is found here.
+        jax.eval_shape(lambda key: steps.algorithm.init(key, federation.without_labels()), key)
         steps.compile()
         state = steps.start(federation, key)
         state, _ = steps.setup(federation, key, state)
@@ -162,10 +168,12 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         self.n_rounds_ = made
         self.n_features_in_ = sum(federation.view_dims)
         self.server_state_ = found.state.server
-        self.labels_ = _by_client(federation, found.labels, is_federated)
+        labels = _by_client(federation, found.labels)
+        self.labels_ = labels if is_federated or self.method in _OF_EACH_AGENT else labels[0]
         self.embedding_ = None
         if found.embedding is not None:
-            self.embedding_ = _by_client(federation, found.embedding, is_federated)
+            embedding = _by_client(federation, found.embedding)
+            self.embedding_ = embedding if is_federated else embedding[0]
         self._later = _Later(self.method, config, hyper, _outline(federation), seed)
         return self
 
@@ -265,18 +273,15 @@ def _federation(
     return federation
 
 
-def _by_client(federation: Federation, stacks: Sequence[Any], is_federated: bool) -> Any:
-    """Returns the rows of each client, in the order of their ids; one array where all are alike."""
+def _by_client(federation: Federation, stacks: Sequence[Any]) -> list[np.ndarray]:
+    """Returns the rows of each client, in the order of their ids."""
     found: dict[int, np.ndarray] = {}
     for cohort, stack in zip(federation.cohorts, stacks, strict=True):
         for i, rows, mask in zip(
             np.asarray(cohort.client_ids), np.asarray(stack), np.asarray(cohort.mask), strict=True
         ):
             found[int(i)] = rows[mask]
-    parts = [found[i] for i in sorted(found)]
-    if is_federated or any(not np.array_equal(part, parts[0]) for part in parts[1:]):
-        return parts
-    return parts[0]
+    return [found[i] for i in sorted(found)]
 
 
 def _seed(random_state: Any) -> int:
@@ -313,9 +318,36 @@ class _Later:
         """The method; made again where this was unpickled, since functions are not."""
         return METHODS[self.method].make(self.config, self.hyper)
 
+    @functools.cached_property
+    def first_state(self) -> Any:
+        """`(view ids, rows, key) -> state` of a client that comes when all others are there.
+
+        All of it is traced, so that what a method asks of clients that train, such as a least
+        number of rows, is not asked of one that joins. `init` reads no features, so zeros do.
+        """
+        known = self.outline
+        new = known.n_clients
+
+        def state(ids: tuple[int, ...], rows: int, key: jax.Array) -> Any:
+            alike = [c.client_ids for c in known.cohorts if c.view_ids == ids]
+            n = sum(map(len, alike)) + 1
+            mine = Cohort(
+                views=tuple(jnp.zeros((n, rows, known.view_dims[v])) for v in ids),
+                mask=jnp.ones((n, rows), bool),
+                sample_ids=jnp.tile(jnp.arange(rows)[None], (n, 1)),
+                client_ids=jnp.concatenate([*alike, jnp.full(1, new)]).astype(jnp.int32),
+                view_ids=ids,
+            )
+            others = [cohort for cohort in known.cohorts if cohort.view_ids != ids]
+            federation = dataclasses.replace(known, cohorts=(*others, mine))
+            _, states = self.algorithm.init(key, federation)
+            return jax.tree.map(lambda x: x[-1:], states[-1])
+
+        return jax.jit(state, static_argnums=(0, 1))
+
     def __getstate__(self) -> dict[str, Any]:
         """Leaves the functions out."""
-        return {name: value for name, value in vars(self).items() if name != "algorithm"}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def labels(self, server: Any, views: Mapping[int, np.ndarray]) -> np.ndarray:
         """Returns the clusters [rows] of a client that holds these views."""
@@ -337,8 +369,6 @@ class _Later:
             client_ids=np.full(1, known.n_clients, np.int32),  # type: ignore[arg-type]
             view_ids=ids,
         )
-        others = [cohort for cohort in known.cohorts if cohort.view_ids != ids]
-        federation = dataclasses.replace(known, cohorts=(*others, mine))
-        _, states = self.algorithm.init(jax.random.key(self.seed), federation)
-        found = assign_program(self.algorithm.assign, server, states[-1], mine)
+        state = self.first_state(ids, rows, jax.random.key(self.seed))
+        found = assign_program(self.algorithm.assign, server, state, mine)
         return np.asarray(found)[0].astype(np.int32)

@@ -1,5 +1,6 @@
 """The estimators: what scikit-learn expects of them, and the library's own answers."""
 
+import dataclasses
 import pickle
 
 import jax
@@ -13,7 +14,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from jaxfedmvc import METHODS, Federation, engine
 from jaxfedmvc.algorithms import FedHKConfig, FedHKHyperparams, e_fkmvc
-from jaxfedmvc.estimators import FederatedClusterer, parameters
+from jaxfedmvc.algorithms.registry import configured
+from jaxfedmvc.estimators import _OF_EACH_AGENT, FederatedClusterer, parameters
 
 TRUTH = np.arange(60) % 3
 RNG = np.random.default_rng(0)
@@ -58,6 +60,49 @@ def test_further_rows_are_clustered_as_those_of_a_client_are(fitted):
     assert fitted.score(CLIENTS, CLASSES) == 1.0
 
 
+QUICK = {"hidden": (8,), "pretrain_epochs": 2, "local_epochs": 1, "n_init": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("e_fkmvc", {}),
+        ("fedhk_parafac2", {}),
+        ("fedhk_parafac2", {"placement": "views"}),
+        ("fedhk_tucker", {}),
+        ("fmcsc", QUICK),
+        ("fmcsc", QUICK | {"centroids": "federated"}),
+        ("private_e_fkmvc", {"noise_multiplier": 1e-3}),
+    ],
+)
+def test_one_row_is_clustered_as_it_is_among_others(method, settings):
+    """Training asks for as many rows as clusters, and for as many clients as share the noise."""
+    clients = [{v: x[rows] for v, x in enumerate(VIEWS)} for rows in ROWS]
+    found = FederatedClusterer(method, 3, rounds=2, random_state=0, **settings).fit(clients)
+    together = found.predict({v: x[:12] for v, x in enumerate(VIEWS)})
+    alone = [found.predict({v: x[i : i + 1] for v, x in enumerate(VIEWS)}) for i in range(3)]
+    assert [labels.tolist() for labels in alone] == [[label] for label in together[:3]]
+
+
+@pytest.mark.slow
+def test_fewer_rows_than_the_rank_of_a_model_of_samples_are_refused():
+    options = {"rounds": 1, "random_state": 0, "placement": "samples"}
+    clients = [{v: x[rows] for v, x in enumerate(VIEWS)} for rows in ROWS]
+    found = FederatedClusterer("fedhk_parafac2", 3, **options).fit(clients)
+    assert len(found.predict({v: x[:3] for v, x in enumerate(VIEWS)})) == 3
+    with pytest.raises(ValueError, match="client: has 2 samples; allowed is 3 or more, the rank"):
+        found.predict({v: x[:2] for v, x in enumerate(VIEWS)})
+
+
+def test_what_training_asks_for_is_asked_before_it():
+    rows = {0: VIEWS[0][:14], 1: VIEWS[1][:14]}
+    with pytest.raises(ValueError, match="n_clusters: got 3; allowed is no more than the 2 summar"):
+        make().fit([rows])
+    with pytest.raises(ValueError, match=r"client 0 .* has 2 samples; allowed is 3 or more"):
+        FederatedClusterer("fmcsc", 3).fit([{v: x[:2] for v, x in rows.items()}])
+
+
 def test_the_same_seed_finds_the_same_and_a_clone_is_unfitted(fitted):
     again = clone(fitted)
     assert again.get_params() == fitted.get_params() and again.get_params()["tau"] == 5.0
@@ -100,6 +145,31 @@ def test_every_method_has_parameters_and_can_be_cloned(method):
 def test_views_of_one_place_are_clustered_by_methods_of_every_kind(method, settings):
     found = FederatedClusterer(method, 3, random_state=0, **settings).fit(VIEWS)
     assert found.labels_.shape == (60,) and adjusted_rand_score(TRUTH, found.labels_) > 0.9
+
+
+def test_agents_with_clusters_of_their_own_have_an_array_each_even_where_they_agree():
+    far = [np.eye(3, d)[TRUTH] for d in (5, 4)]
+    found = FederatedClusterer("coreset_kmeans", 3, random_state=0).fit(far)
+    first, second = found.labels_
+    assert first.shape == second.shape == (60,) and adjusted_rand_score(first, second) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [m for m in METHODS if METHODS[m].topology == "vertical"])
+def test_labels_are_of_each_agent_where_they_follow_its_features(method):
+    entry = METHODS[method]
+    of_the_run = {"n_clusters": 3, "n_clients": 2, "rounds": 1}
+    algorithm = entry.make(*configured(entry, {}, of_the_run))
+    federation = Federation.from_agents([(range(60), view) for view in VIEWS])
+    server, states = algorithm.init(jax.random.key(0), federation)
+    state, client = jax.tree.map(lambda x: x[0], (states[0], federation.cohorts[0]))
+
+    def labels(views):
+        return algorithm.assign(server, state, dataclasses.replace(client, views=views))
+
+    program = jax.make_jaxpr(labels)(client.views).jaxpr
+    read = any(program.invars[0] is v for eqn in program.eqns for v in eqn.invars)
+    assert read == (method in _OF_EACH_AGENT)
 
 
 @pytest.mark.parametrize(

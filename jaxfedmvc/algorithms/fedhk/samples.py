@@ -79,7 +79,8 @@ class Client:
 def of_samples(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgorithm:
     """Returns E-FKMVC on PARAFAC2 scores of the samples; see `fedhk_parafac2` for arguments.
 
-    `init` raises ValueError also where a client lacks a view, or has fewer samples than R.
+    `init` raises ValueError also where a client lacks a view, or has fewer samples than R; `assign`
+    does where a client that comes later has fewer than R.
     """
     r = config.n_clusters if config.rank is None else config.rank
     cluster = e_fkmvc(config, hyper)
@@ -139,6 +140,9 @@ def of_samples(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgo
         )
 
     def assign(server: Server, state: Client, client: Cohort) -> Array:
+        # The P_l of fewer rows has no R orthonormal columns.
+        if (n := client.mask.shape[0]) < r:
+            raise ValueError(f"client: has {n} samples; allowed is {r} or more, the rank")
         rows = scores(_rows(server.raw.scales, client), server.h, server.q, client.mask)
         scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
         return cluster.assign(server.scores, state.scores, scored)
