@@ -96,11 +96,11 @@ def test_fewer_rows_than_the_rank_of_a_model_of_samples_are_refused():
 
 
 def test_what_training_asks_for_is_asked_before_it():
-    rows = {0: VIEWS[0][:14], 1: VIEWS[1][:14]}
-    with pytest.raises(ValueError, match="n_clusters: got 3; allowed is no more than the 2 summar"):
+    rows = {0: VIEWS[0][:2], 1: VIEWS[1][:2]}
+    with pytest.raises(ValueError, match="n_clusters: got 3 for 2 samples in all"):
         make().fit([rows])
     with pytest.raises(ValueError, match=r"client 0 .* has 2 samples; allowed is 3 or more"):
-        FederatedClusterer("fmcsc", 3).fit([{v: x[:2] for v, x in rows.items()}])
+        FederatedClusterer("fmcsc", 3).fit([rows])
 
 
 def test_the_same_seed_finds_the_same_and_a_clone_is_unfitted(fitted):

@@ -285,7 +285,7 @@ BAD = {
     ),
     "share of words": (["--participation=half"], "participation=half"),
     "a message that would be read": (
-        ["--algorithm=e_fkmvc", "--secure_aggregation"],
+        ["--algorithm=e_fkmvc", "--ratio=1:0", "--secure_aggregation"],
         r"setup\[2\]: its server reads single messages",
     ),
     "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),

@@ -46,7 +46,7 @@ from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKHyperparams,
     check_hyperparams,
 )
-from jaxfedmvc.algorithms.fedhk.setup import check_summaries, setup_phases
+from jaxfedmvc.algorithms.fedhk.setup import setup_phases, warn_of_few_summaries
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import transformed
 
@@ -113,7 +113,7 @@ def e_fkmvc(
 
     Raises:
       ValueError: A hyper-parameter out of range, where it is concrete. From `init`: no client has
-        all views, there are fewer samples or summaries than clusters, or a client has fewer than
+        all views, there are fewer samples than clusters, or a client has fewer than
         `min_cluster_size` samples.
     """
     hyper = hyper or FedHKHyperparams()
@@ -125,7 +125,7 @@ def e_fkmvc(
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
         check_federation(config, federation)
         states = first_states(config, codec, federation)
-        check_summaries(config, hyper.limit, federation)
+        warn_of_few_summaries(config, hyper.limit, federation)
         return states
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxfedmvc import checks
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
@@ -42,13 +42,12 @@ def setup_phases(
     return (_means(), _variances(), *ranges, _summaries(config, codec, limit), *basis)
 
 
-def check_summaries(config: FedHKConfig, limit: Array | int | None, federation: Federation) -> None:
-    """Checks that clients send a summary for each cluster; nothing is checked while tracing.
+def warn_of_few_summaries(
+    config: FedHKConfig, limit: Array | int | None, federation: Federation
+) -> None:
+    """Warns where clients send fewer summaries than clusters; nothing is looked at while tracing.
 
-    With fewer, k-means over them starts clusters at the same place, which no round separates.
-
-    Raises:
-      ValueError: Says how many summaries there are.
+    K-means over them then starts clusters at the same place, which no round separates.
     """
     masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
     if any(isinstance(x, jax.core.Tracer) for x in (*masks, limit)):
@@ -59,11 +58,10 @@ def check_summaries(config: FedHKConfig, limit: Array | int | None, federation: 
     each = np.clip(rows // average, 1, 2 * config.n_clusters)
     n = int(each[rows >= least].sum())
     if n < wanted:
-        raise checks.wrong(
-            "n_clusters",
-            wanted,
-            f"no more than the {n} summaries that the clients with all views send together, one"
-            f" for every {average} samples of a client",
+        warnings.warn(
+            f"n_clusters: got {wanted}, and the clients with all views send {n} summaries to start"
+            f" from, one for every {average} samples of a client: {n} clusters or fewer are found",
+            stacklevel=2,
         )
 
 
