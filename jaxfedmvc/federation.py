@@ -163,6 +163,12 @@ class Federation:
                 raise ValueError(f"agent {agent}: sample {unique[counts > 1][0]} is there twice")
             known = ids if first is None else first
             compared = np.ones_like(mask) if complete else mask & (known >= 0)
+            if complete and mask.sum() != (known >= 0).sum():
+                raise ValueError(
+                    f"agent {agent}: its samples differ from the first agent's: it has"
+                    f" {mask.sum()} and the first {(known >= 0).sum()}; all agents must hold the"
+                    " same samples"
+                )
             if len(ids) != len(known) or (ids != known)[compared].any():
                 raise ValueError(
                     f"agent {agent}: its samples differ from the first agent's, or their order"

@@ -158,7 +158,14 @@ def _dataset(
     lacking = int((~holds[keep]).any(axis=1).sum())
     if lacking:
         notes.append(f"{lacking} of {int(keep.sum())} rows lack a view")
-    ids = np.flatnonzero(keep) if options.id is None else frame[options.id][keep].to_numpy(str)
+    ids = np.flatnonzero(keep)
+    if options.id is not None:
+        own = frame[[options.id]][keep]
+        # Clients number their rows by themselves.
+        where = own if clients is None else own.assign(**{"": clients[keep]})
+        if own[options.id].isna().any() or where.duplicated().any():
+            raise ValueError(f"id: {name} has empty or repeated cells in {options.id!r}")
+        ids = own[options.id].to_numpy(str)
     return Dataset(
         name,
         tuple(view[keep] for view in views),

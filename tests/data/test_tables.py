@@ -130,6 +130,8 @@ def test_parquet_is_as_csv(tmp_path):
         (TABLE, TableOptions("who=sex"), "column 'sex' of view who has cells such as 'f'"),
         (with_cell("img_1", 2, np.nan), BLOOD, "column 'img_1' of view imaging is empty in 1 rows"),
         (with_cell("hb", 1, np.inf), BLOOD, "column 'hb' of view blood has infinite cells"),
+        (with_cell("patient", 1, "a"), BLOOD, "id: .* empty or repeated cells in 'patient'"),
+        (with_cell("patient", 1, None), BLOOD, "id: .* empty or repeated cells in 'patient'"),
         (with_cell("ill", 1, None), BLOOD, "labels: the column 'ill' has 1 empty cells"),
         (with_cell("hb", 1, "n/a?"), BLOOD, "column 'hb' of view blood has cells such as 'n/a.'"),
         (
