@@ -207,7 +207,7 @@ def test_a_fitted_estimator_can_be_pickled(fitted):
 def test_scikit_learns_own_checks():
     """One array is one view in one place, so that its checks apply."""
     found = check_estimator(
-        FederatedClusterer("e_fkmvc", 3, rounds=2, random_state=0),
+        FederatedClusterer("e_fkmvc", 2, rounds=2, random_state=0),
         on_skip=None,
         expected_failed_checks={
             "check_no_attributes_set_in_init": "settings of the method are parameters, kept in one"
