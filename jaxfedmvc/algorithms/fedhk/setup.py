@@ -57,7 +57,7 @@ def warn_of_few_summaries(
     least, average = _sizes(config)
     each = np.clip(rows // average, 1, 2 * config.n_clusters)
     n = int(each[rows >= least].sum())
-    if n < wanted:
+    if n < wanted and wanted > 1:  # a single centre starts at the mean, whatever was sent
         warnings.warn(
             f"n_clusters: got {wanted}, and the clients with all views send {n} summaries to start"
             f" from, one for every {average} samples of a client: {n} clusters or fewer are found",
