@@ -25,8 +25,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy.stats import norm
-
 from jaxfedmvc import checks
 
 # Multipliers of all releases below this spend an epsilon of some 5000, on grids of 10^5 points.
@@ -55,8 +53,10 @@ def gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) -> 
         return 0.0
     of_all = noise_multiplier / math.sqrt(n_releases)
     if of_all < _HARDLY_ANY_NOISE:
+        from scipy.special import ndtri
+
         # The tail of the loss at delta bounds epsilon, within a hundredth here, and needs no grid.
-        return float(0.5 / of_all**2 + norm.isf(delta) / of_all)
+        return float(0.5 / of_all**2 - ndtri(delta) / of_all)
     # A grid relative to the spread mu of the loss is as fine at any multiplier.
     return (
         _accountant()

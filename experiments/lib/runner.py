@@ -94,13 +94,13 @@ def prepare(command: Command) -> Job:
     for problem in problems:
         start = partial(engine.start, algorithm, problem.federation, participation=shares)
         jax.eval_shape(start, jax.random.key(0))
-    if command.job.secure_aggregation:
-        engine.traffic(algorithm, federation)  # raises where a message would be read
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
     if command.job.until_stable is not None and (algorithm.done or not algorithm.round):
         raise ValueError(f"until_stable: {command.name} finds its end itself; allowed is none")
     if command.hooks.check is not None:
         command.hooks.check(job)
+    if command.job.secure_aggregation:
+        engine.traffic(algorithm, federation)  # raises where a message would be read
     return job
 
 
