@@ -19,7 +19,7 @@ from experiments.fmcsc.rows import ABLATIONS, SETS, Row
 from experiments.fmcsc.tables import PUBLISHED
 from experiments.lib import charts, plots, plots_sweep, runner
 from experiments.lib.data import Problem
-from experiments.lib.folder import device
+from experiments.lib.folder import made_by
 from experiments.lib.progress import Progress
 from experiments.lib.report import client_reports
 from jaxfedmvc.engine.steps import Evaluation, Steps
@@ -104,7 +104,9 @@ def figure_3(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
 def figure_6(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
     """Draws reconstruction, contrast and total loss of both kinds of clients, by round."""
     lines = [
-        {"set": run.row.set, "row": run.row.name, "seed": run.seed, "round": r + 1} | losses
+        {"set": run.row.set, "row": run.row.name, "seed": run.seed, "round": r + 1}
+        | losses
+        | made_by(run.row.command.arguments)
         for run in _runs(rows, progress)
         for r, info in enumerate(run.infos)
         for losses in _losses(info, run.problem.federation)
@@ -161,12 +163,13 @@ def table_5(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
                 "compile_seconds": round(run.steps.seconds, 1),
                 "run_seconds": round(run.seconds, 1),
                 "paper_seconds_rtx3090": published["runtime_seconds_rtx3090"],
-                "device": device(),
             }
+            | made_by(run.row.command.arguments)
         )
     table = pd.DataFrame(lines)
     write_text(folder / "table.csv", table.to_csv(index=False))
-    progress.write("\n" + table.T.to_string(header=False))
+    shown = table.drop(columns=["command", "commit", "jax"])
+    progress.write("\n" + shown.T.to_string(header=False))
     return {"rows": lines}
 
 
