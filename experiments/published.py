@@ -181,6 +181,23 @@ def participation() -> list[str]:
     return lines
 
 
+def costs() -> list[str]:
+    """Returns parameters, megabytes and seconds of FMCSC's table 5, beside the paper's."""
+    runs = pd.read_csv(FMCSC / "table5_runs.csv")
+
+    def millions(sizes: object) -> str:
+        """Of "2675615 to 4348286", 2.7M to 4.3M; equal ones once."""
+        found = dict.fromkeys(f"{int(n) / 1e6:.1f}M" for n in str(sizes).split(" to "))
+        return " to ".join(found)
+
+    return [
+        f"| {fmcsc_rows.SETS[line.set]} | `{line.row}` | {millions(line.parameters_single)} |"
+        f" {millions(line.parameters_multi)} | {line.paper_parameters} | {line.megabytes:.0f} |"
+        f" {line.seconds:.0f} | {line.paper_seconds_rtx3090:.0f} |"
+        for line in runs.itertuples()
+    ]
+
+
 def figures() -> list[str]:
     """Returns ACC of what FMCSC's figures 2, 4a, 4c and 7 vary, by kind of client."""
     groups = ("all", "multi_view", "partial_view")
@@ -385,6 +402,7 @@ SHOWN = (
     Shown("results.md", "FMCSC, ablation", ablation),
     Shown("results.md", "FMCSC, table 3", participation),
     Shown("results.md", "FMCSC, figures", figures),
+    Shown("results.md", "FMCSC, table 5", costs),
     Shown("methods/fmcsc.md", "FMCSC, presets", presets),
     Shown("notebook/fmcsc-table1.md", "FMCSC, variants", variants),
     Shown(
@@ -413,6 +431,7 @@ ROWS = (
         Rows(FMCSC / f"{name}_runs.csv", ("set", "x", "row"))
         for name in ("table3", "figurebytes", *_FIGURES)
     ),
+    Rows(FMCSC / "table5_runs.csv", ("set", "row")),
     Rows(FMCSC / "variants.csv", ("set", "row")),
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),

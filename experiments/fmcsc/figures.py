@@ -156,12 +156,13 @@ def table_5(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
             {
                 "set": run.row.set,
                 "row": run.row.name,
+                "seed": run.seed,
                 "parameters_single": f"{min(single)} to {max(single)}",
                 "parameters_multi": sizes[full],
                 "paper_parameters": " to ".join(parameters),
                 "megabytes": round(sent / 1e6, 3),
                 "compile_seconds": round(run.steps.seconds, 1),
-                "run_seconds": round(run.seconds, 1),
+                "seconds": round(run.seconds, 1),
                 "paper_seconds_rtx3090": published["runtime_seconds_rtx3090"],
             }
             | made_by(run.row.command.arguments)

@@ -256,7 +256,7 @@ def test_maps_losses_and_costs(rows, tmp_path, capsys):
     single = sorted(autoencoder(d) + 22 for d in dims)
     assert line["parameters_single"] == f"{single[0]} to {single[-1]}"
     assert line["parameters_multi"] == sum(map(autoencoder, dims)) + 3 * 22 + 38
-    assert line["run_seconds"] >= 0 and line["megabytes"] > 0
+    assert line["seconds"] >= 0 and line["megabytes"] > 0
     assert "parameters_multi" in capsys.readouterr().out
 
 
