@@ -53,6 +53,7 @@ _ABLATION = {
 # What figures vary, as the page says it.
 _FIGURES = {
     "figure4a": "4a: rows ",
+    "figure4b": "4b: clients ",
     "figure4c": "4c: epsilon ",
     "figure7": "7: beta ",
     "figure2": "2: tau_m ",
@@ -199,9 +200,20 @@ def costs() -> list[str]:
 
 
 def figures() -> list[str]:
-    """Returns ACC of what FMCSC's figures 2, 4a, 4c and 7 vary, by kind of client."""
+    """Returns ACC of what FMCSC's figures 2, 4a to 4c and 7 vary, by kind of client."""
     groups = ("all", "multi_view", "partial_view")
     return [line for name, what in _FIGURES.items() for line in _varied(name, what, groups)]
+
+
+def losses() -> list[str]:
+    """Returns the losses of FMCSC's figure 6 after the first and the last round."""
+    runs = pd.read_csv(FMCSC / "figure6_losses.csv")
+    lines = []
+    for (of, kind), mine in runs.groupby(["set", "kind"], sort=False):
+        ends = [mine[mine["round"] == r] for r in (1, mine["round"].max())]
+        values = (of_samples(end[name]) for name in ("reconstruction", "contrast") for end in ends)
+        lines.append(f"| {fmcsc_rows.SETS[of]} | {kind} | {len(ends[0])} | {' | '.join(values)} |")
+    return lines
 
 
 def _varied(name: str, what: str, groups: Sequence[str]) -> list[str]:
@@ -402,6 +414,7 @@ SHOWN = (
     Shown("results.md", "FMCSC, ablation", ablation),
     Shown("results.md", "FMCSC, table 3", participation),
     Shown("results.md", "FMCSC, figures", figures),
+    Shown("results.md", "FMCSC, figure 6", losses),
     Shown("results.md", "FMCSC, table 5", costs),
     Shown("methods/fmcsc.md", "FMCSC, presets", presets),
     Shown("notebook/fmcsc-table1.md", "FMCSC, variants", variants),
@@ -431,6 +444,7 @@ ROWS = (
         Rows(FMCSC / f"{name}_runs.csv", ("set", "x", "row"))
         for name in ("table3", "figurebytes", *_FIGURES)
     ),
+    Rows(FMCSC / "figure6_losses.csv", ("set", "row", "kind", "round")),
     Rows(FMCSC / "table5_runs.csv", ("set", "row")),
     Rows(FMCSC / "variants.csv", ("set", "row")),
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
