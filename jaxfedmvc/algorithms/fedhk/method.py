@@ -46,7 +46,7 @@ from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKHyperparams,
     check_hyperparams,
 )
-from jaxfedmvc.algorithms.fedhk.setup import setup_phases, warn_of_few_summaries
+from jaxfedmvc.algorithms.fedhk.setup import n_starts, setup_phases, warn_of_few_summaries
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import transformed
 
@@ -163,9 +163,9 @@ def first_states(
 ) -> tuple[ServerState, tuple[ClientState, ...]]:
     """Returns the states before anything was sent."""
     scales = {v: _no_scale(config, d) for v, d in enumerate(federation.view_dims)}
+    n_restarts = n_starts(config, federation)
     centres = {
-        v: jnp.zeros((config.n_restarts, config.n_clusters, d))
-        for v, d in enumerate(federation.view_dims)
+        v: jnp.zeros((n_restarts, config.n_clusters, d)) for v, d in enumerate(federation.view_dims)
     }
     rows = {v: jnp.zeros((2 * config.n_clusters, d)) for v, d in enumerate(federation.view_dims)}
     basis, fits = jax.tree.map(
@@ -173,8 +173,8 @@ def first_states(
         jax.eval_shape(codec.start, rows, jnp.zeros(2 * config.n_clusters), centres),
     )
     n_views = federation.n_views
-    nothing = jnp.full(config.n_restarts, jnp.inf)
-    views = jnp.full((config.n_restarts, n_views), 1 / n_views)
+    nothing = jnp.full(n_restarts, jnp.inf)
+    views = jnp.full((n_restarts, n_views), 1 / n_views)
     server = ServerState(
         dict.fromkeys(scales, jnp.float32(0.0)),
         scales,

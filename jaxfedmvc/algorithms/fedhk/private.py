@@ -158,7 +158,7 @@ def e_fkmvc_with_noise(
                 allowed = f"{federation.n_views} entries, or a number"
                 raise checks.wrong(name, value, allowed)
         check_federation(config, federation)
-        return first_states(config, whole(), federation)
+        return first_states(dataclasses.replace(config, n_restarts=1), whole(), federation)
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
         model = best(server.models)

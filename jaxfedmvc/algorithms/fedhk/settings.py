@@ -32,7 +32,9 @@ class FedHKConfig:
         "gradient": (62) and (63) as often.
       personal_steps: Number of steps by which clients make the model their own.
       n_restarts: Number of starts; they share the rounds and multiply their bytes, and the one of
-        least objective is kept.
+        least objective is kept. None: ten where clients with all views hold fewer than 25
+        rows for each cluster, and otherwise one; one, too, with min_cluster_size, since every start
+        sends sums of its own.
       min_cluster_size: Least weight of a client's rows in a cluster for which their sum is sent.
         A row weighs 1 at most, so that a sum is over so many rows or more, and none of them is a
         greater share of it. Clients need as many rows. None: off.
@@ -45,7 +47,7 @@ class FedHKConfig:
     local_steps: int = 1
     personal: Literal["none", "proximal", "mix", "gradient"] = "none"
     personal_steps: int = 20
-    n_restarts: int = 1
+    n_restarts: int | None = None
     min_cluster_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -300,5 +302,6 @@ def check_accountable(config: FedHKConfig) -> None:
         ("n_restarts", 1, "each start would be a release of its own in every round"),
         ("min_cluster_size", None, "which sums are left out would depend on single samples"),
     ):
-        if (got := getattr(config, name)) != allowed:
+        got = getattr(config, name)
+        if got != allowed and not (name == "n_restarts" and got is None):  # one start, too
             raise checks.wrong(name, got, f"{allowed!r} with differential privacy: {why}")

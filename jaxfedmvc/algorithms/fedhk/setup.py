@@ -31,6 +31,8 @@ _SAMPLES_OF_A_SUMMARY = 5
 _LEAST_OF_A_SUMMARY = 2
 # k-means++ starts over the summaries, over all restarts.
 _N_INIT = 10
+# With fewer rows for each cluster than the first, as many restarts as the second.
+_FEW, _STARTS_OF_FEW = 25, 10
 
 
 def setup_phases(
@@ -63,6 +65,20 @@ def warn_of_few_summaries(
             f" from, one for every {average} samples of a client: {n} clusters or fewer are found",
             stacklevel=2,
         )
+
+
+def n_starts(config: FedHKConfig, federation: Federation) -> int:
+    """Returns the number of starts: a shape, so that rows are counted with their padding.
+
+    Over the summaries of few rows k-means finds poor starts, however often it is tried; which one
+    is good, the objective of all samples tells after the rounds.
+    """
+    if config.n_restarts is not None:
+        return config.n_restarts
+    if config.min_cluster_size is not None:
+        return 1
+    n = sum(c.mask.size for c in federation.cohorts if federation.holds_all_views(c))
+    return _STARTS_OF_FEW if n < _FEW * config.n_clusters else 1
 
 
 def _sizes(config: FedHKConfig) -> tuple[int, int]:
@@ -196,15 +212,16 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         rows, counts = message
         counts = (counts * weight[:, None]).ravel()
         rows, counts = _in_order(rows.reshape(-1, rows.shape[2]), counts)
+        (n_restarts,) = state.models.log_objective.shape
 
         def start(key: Array) -> Array:
-            n_init = max(1, _N_INIT // config.n_restarts)
+            n_init = max(1, _N_INIT // n_restarts)
             found = kmeans(
                 key, rows, config.n_clusters, weights=counts, n_init=n_init, limit=in_use
             )
             return found.centroids
 
-        centres = jax.vmap(start)(jax.random.split(key, config.n_restarts))
+        centres = jax.vmap(start)(jax.random.split(key, n_restarts))
         widths = [scale.origin.shape[0] for scale in state.scales.values()]
         cuts = list(itertools.accumulate(widths))[:-1]
         deviations = {v: jnp.sqrt(scale.variance) for v, scale in state.scales.items()}

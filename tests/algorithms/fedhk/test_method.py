@@ -651,11 +651,11 @@ def test_a_client_leaves_the_share_of_the_views_that_it_lacks(kind):
 @pytest.mark.parametrize(
     "config, up",
     [
-        (FedHKConfig(C), C * D + C * S + S + 2),
+        (FedHKConfig(C, n_restarts=1), C * D + C * S + S + 2),
         (FedHKConfig(C, n_restarts=3), 3 * (C * D + C * S + S + 2)),
-        (FedHKConfig(C, "minmax"), 2 * C * D + S + 2),
+        (FedHKConfig(C, "minmax", n_restarts=1), 2 * C * D + S + 2),
         (FedHKConfig(C, "absmean", n_restarts=2), 2 * (2 * C * D + S + 2)),
-        (FedHKConfig(C, aggregation="average"), C * D + S + 2),
+        (FedHKConfig(C, aggregation="average", n_restarts=1), C * D + S + 2),
     ],
 )
 def test_bytes_are_those_of_the_closed_forms(config, up):
@@ -844,6 +844,22 @@ def test_hyperparameters_out_of_range_are_refused(values, reason):
 def test_settings_out_of_range_are_refused(values, reason):
     with pytest.raises(ValueError, match=reason):
         FedHKConfig(**{"n_clusters": C, **values})
+
+
+@pytest.mark.parametrize(
+    "config, starts",
+    [
+        (FedHKConfig(3), 1),
+        (FedHKConfig(4), 10),
+        (FedHKConfig(4, n_restarts=2), 2),
+        (FedHKConfig(4, min_cluster_size=2), 1),
+    ],
+)
+def test_there_are_more_starts_where_rows_are_few(config, starts):
+    """Four clients with 24 rows each hold 32 for each of three clusters, 24 for each of four."""
+    fed = federation(make_views()[0], shares("iid"), 24)
+    server, _ = jax.eval_shape(e_fkmvc(config).init, KEY, fed)
+    assert server.models.log_objective.shape == (starts,)
 
 
 def test_more_clusters_than_samples_are_refused():

@@ -440,7 +440,7 @@ def test_the_basis_is_sent_once():
 
 
 def test_default_ranks_compress_features_alone_and_always_fit():
-    algorithm = fedhk_tucker(TuckerConfig(2))
+    algorithm = fedhk_tucker(TuckerConfig(2, n_restarts=1))
     server, _ = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), federation(0)))
     core, factors = server.models.fit
     assert core.shape == (1, 2, 4, 3) and factors == ((), ())
