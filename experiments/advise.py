@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study = parse_or_exit(arguments, __doc__, dict.fromkeys(groups))
     asked = checked(lambda: study.read(AdviseSettings))
     checked(require_tqdm)
-    given = study.flags.flag_values_dict()
+    # A default is not passed on: methods have defaults of their own.
+    given = {n: study.flags[n].value for n in study.flags if study.flags[n].present}
     checked(lambda: _check_data(study.read(DataSettings)))
     with Progress(study.folder.progress) as progress:
         progress.expect(dict.fromkeys(METHODS, 1))
@@ -80,7 +81,14 @@ def _check_data(settings: DataSettings) -> None:
     """Reads the data once by themselves: what is wrong with them is not a method's fault."""
     if settings.dataset is None:
         raise ValueError("dataset: none is given; allowed is a named set or a path")
-    data.load(settings.dataset, settings.data_dir, settings.scale, settings.table)
+    found = data.load(settings.dataset, settings.data_dir, settings.scale, settings.table)
+    if settings.n_clusters == "auto" or (settings.n_clusters is None and found.labels is None):
+        why = (
+            "is auto" if settings.n_clusters else "none is given, and there are no labels to count"
+        )
+        raise ValueError(
+            f"n_clusters: {why}; messages are sized by it: give a number, as --n_clusters=10"
+        )
 
 
 def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -95,7 +103,7 @@ def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dic
         for setting in settings.settings_of(group)
     ]
     lines = [f"--algorithm={name}", "--compilation_cache="]
-    lines += [f"--{flag}={_text(given[flag])}" for flag in fields if given[flag] is not None]
+    lines += [f"--{flag}={_text(given[flag])}" for flag in fields if flag in given]
     try:
         command = parse(lines)
         job = runner.prepare(command)

@@ -24,7 +24,9 @@ from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("to", ".", "Folder that comparison.csv and comparison.html are written to.")
+flags.DEFINE_string(
+    "to", "results", "Folder that comparison.csv and comparison.html are written to."
+)
 
 _METRICS = ("acc", "nmi", "ari", "purity")
 

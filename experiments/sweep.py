@@ -48,6 +48,7 @@ from experiments.lib.grid import Axis
 from experiments.lib.groups import Group, flags_of, groups_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
+from experiments.lib.text import counted
 from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh
 from jaxfedmvc.files import write_text
@@ -182,14 +183,10 @@ def start_devices(job: JobSettings, sweep: SweepSettings) -> Any:
 # --- The job --------------------------------------------------------------------------------------
 
 
-def _programs(groups: Sequence[Group]) -> str:
-    return f"{len(groups)} program{'s' * (len(groups) > 1)}"
-
-
 def plan(groups: Sequence[Group], devices: Any, batch: int | None) -> Iterator[str]:
     """Yields what --dry_run prints: runs, programs, and the memory that each was compiled for."""
     n_runs = sum(len(group.runs) for group in groups)
-    yield f"{n_runs} runs, {_programs(groups)}"
+    yield f"{counted(n_runs, 'run')}, {counted(len(groups), 'program')}"
     yield f"free memory: {free_bytes() / 1e9:.2f} GB on {jax.devices()[0].device_kind}"
     yield f"{'program':>8s}{'runs':>7s}{'batch':>7s}{'MB a batch':>12s}{'MB a run':>10s}"
     for i, group in enumerate(groups):
@@ -228,7 +225,9 @@ def run(arguments: Sequence[str], command: Command) -> None:
         return
     with Progress(command.folder.progress) as progress:
         n_runs, n_clients = sum(len(g.runs) for g in groups), groups[0].federation.n_clients
-        progress.write(f"{n_runs} runs of {n_clients} clients, {_programs(groups)}")
+        size, programs = counted(n_runs, "run"), counted(len(groups), "program")
+        alone = "" if axes else "; no --grid: one setting"
+        progress.write(f"{size} of {counted(n_clients, 'client')}, {programs}{alone}")
         if ledger.rows:
             progress.write(f"{len(ledger.rows)} of these runs were made before")
         compilations = execute(groups, ledger, batch=batch, mesh=devices, progress=progress)
@@ -264,7 +263,7 @@ def report(
     yield from ("", *sweep_report.table(summary, names, shown, by=by), "", *best)
     failed = int((runs["status"] != "ok").sum())
     if failed:
-        yield f"{failed} runs failed; runs.csv says why"
+        yield f"{counted(failed, 'run')} failed; runs.csv says why"
     drawn = sweep_report.draw(path, summary, axes, by)
     content = {
         "algorithm": command.name,

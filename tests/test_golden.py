@@ -74,11 +74,16 @@ RUNS = {
         "partial",
         2,
         lambda: e_fkmvc(
-            FedHKConfig(K, personal="proximal", personal_steps=2), FedHKHyperparams(tau=3.0)
+            FedHKConfig(K, personal="proximal", personal_steps=2, n_restarts=1),
+            FedHKHyperparams(tau=3.0),
         ),
     ),
-    "fedhk_parafac2": ("partial", 3, lambda: fedhk_parafac2(Parafac2Config(K))),
-    "fedhk_tucker": ("partial", 3, lambda: fedhk_tucker(TuckerConfig(K, ranks=(2, 3, 2)))),
+    "fedhk_parafac2": ("partial", 3, lambda: fedhk_parafac2(Parafac2Config(K, n_restarts=1))),
+    "fedhk_tucker": (
+        "partial",
+        3,
+        lambda: fedhk_tucker(TuckerConfig(K, ranks=(2, 3, 2), n_restarts=1)),
+    ),
     "private_e_fkmvc": (
         "full",
         2,

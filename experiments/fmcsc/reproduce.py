@@ -35,6 +35,7 @@ from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import k_means
 from experiments.lib.settings import flag_lines
+from experiments.lib.text import counted
 from experiments.sweep import asked_batch, plan
 from jaxfedmvc.engine import mesh
 from jaxfedmvc.files import write_text
@@ -138,7 +139,8 @@ def show_runs(job: Job) -> None:
     for row in {row.set: row for row in job.rows}.values():
         checked(partial(runner.prepare, row.command))
     if job.asked.dry_run:
-        print(f"{sum(row.command.job.seeds for row in job.rows)} runs, {len(job.rows)} programs")
+        n_runs = sum(row.command.job.seeds for row in job.rows)
+        print(f"{counted(n_runs, 'run')}, {counted(len(job.rows), 'program')}")
         return
     path = job.open_folder()
     with Progress(job.command.folder.progress) as progress:
@@ -168,7 +170,8 @@ def show_scores(job: Job, devices: Any) -> None:
     elif asked.quick and batch is None and devices is None:
         # Small enough; to plan it would compile every program once more.
         batch = len(groups[0].seeds)
-    size = f"{sum(len(group.runs) for group in groups)} runs, {len(groups)} programs"
+    n_runs = sum(len(group.runs) for group in groups)
+    size = f"{counted(n_runs, 'run')}, {counted(len(groups), 'program')}"
     if asked.dry_run:
         for line in [f"{size}, one run at a time"] if program else plan(groups, devices, batch):
             print(line)
@@ -196,7 +199,7 @@ def show_peers(job: Job, path: Path) -> None:
     print("\n" + peers_lib.shown(table, SETS).to_string(index=False))
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers_lib.markdown(table, SETS))
-    title = f"FMCSC's table 1: comparison methods, {len(job.seeds)} seeds"
+    title = f"FMCSC's table 1: comparison methods, {counted(len(job.seeds), 'seed')}"
     peers_lib.draw(path / "peers.png", table, SETS, title)
     print(f"\nwritten: {path}/ (peers_table.csv, peers.md, peers.png)")
 
@@ -266,7 +269,7 @@ def show(job: Job, path: Path, runs: pd.DataFrame, references: pd.DataFrame | No
         table = {"table2": tables.table_2, "table3": tables.table_3}.get(what, tables.plain)(runs)
     print("\n" + tables.shown(table, _X[what]).to_string(index=False))
     if len(failed):
-        print(f"{len(failed)} runs failed; runs.csv says why")
+        print(f"{counted(len(failed), 'run')} failed; runs.csv says why")
     write_text(path / "table.csv", tables.csv_text(table))
     write_text(path / "table.md", tables.markdown(table, _X[what]))
     draw(what, path, runs, table)
@@ -280,8 +283,8 @@ def show(job: Job, path: Path, runs: pd.DataFrame, references: pd.DataFrame | No
 def draw(what: str, path: Path, runs: pd.DataFrame, table: pd.DataFrame) -> None:
     """Draws the table or figure."""
     picture, seeds = path / f"{what}.png", table["seeds"].dropna().astype(int)
-    numbers = " to ".join(str(n) for n in dict.fromkeys((seeds.min(), seeds.max())))
-    title = f"FMCSC, {what.replace('e', 'e ', 1)}, {numbers} seeds"
+    least = f"{seeds.min()} to " * (seeds.min() < seeds.max())
+    title = f"FMCSC, {what.replace('e', 'e ', 1)}, {least}{counted(seeds.max(), 'seed')}"
     if what == "figurebytes":
         tables.draw_bytes(picture, runs, "FMCSC: accuracy against traffic")
     elif what == "figure2":

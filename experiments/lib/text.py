@@ -10,3 +10,8 @@ def spread(mean: float, deviation: float) -> str:
     if math.isnan(mean):
         return "-"
     return f"{mean:.3f}" + ("" if math.isnan(deviation) else f" +- {deviation:.3f}")
+
+
+def counted(n: int, what: str) -> str:
+    """Returns a number of things: 1 run, 2 runs."""
+    return f"{n} {what}" + "s" * (n != 1)

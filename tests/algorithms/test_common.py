@@ -68,7 +68,8 @@ SMALL = {
         "n_init": 2,
         "learning_rate": 0.01,
     },
-    "fedhk_tucker": {"ranks": (2, 2, 1)},
+    "fedhk_parafac2": {"n_restarts": 1},
+    "fedhk_tucker": {"ranks": (2, 2, 1), "n_restarts": 1},
     "fmcsc": {
         "hidden": (),
         "latent_dim": 4,

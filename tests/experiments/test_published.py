@@ -72,3 +72,10 @@ def test_a_cell_has_one_setting_and_each_seed_once(commands, seeds, said, tmp_pa
     pd.DataFrame({"set": "a", "seed": list(seeds), "command": commands}).to_csv(path, index=False)
     found = list(published.mixed(published.Rows(path, ("set",))))
     assert found == ([] if said is None else [f"runs.csv, a: {said}"])
+
+
+def test_help_without_a_paper_tells_of_all_of_them(capsys):
+    reproduce.main(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"--paper={paper} " in out for paper in ("fmcsc", "mgcd", "vertcohirf"))
+    assert "--check" in out

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.lib import grid, plots, plots_sweep, sweep_report
+from experiments.lib.text import counted
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 NAN = math.nan
@@ -289,3 +290,20 @@ def test_pictures_are_written_whole(tmp_path, text):
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n") and data[-8:-4] == b"IEND"
     assert list(tmp_path.iterdir()) == [path] and not pyplot.get_fignums()
+
+
+def test_numbers_of_things_are_in_english():
+    assert [counted(n, "run") for n in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+
+
+def test_a_log_axis_of_drawn_values_has_few_ticks_and_all_can_be_read():
+    axis = pyplot.figure().subplots()
+    values = pd.Series(["0.00015", "0.0007", "0.009"])
+    plots_sweep._place(axis, values, grid.Axis("learning_rate", (), "log"), 4.0)
+    axis.plot(values.astype(float), [0, 1, 2])
+    axis.figure.canvas.draw()
+    ticks = {t.get_position()[0]: t.get_text() for t in axis.get_xticklabels()}
+    shown = [text for at, text in ticks.items() if 0.00015 < at < 0.009]
+    assert shown == ["0.0002", "0.0005", "0.001", "0.002", "0.005"]
+    assert not any(t.get_text() for t in axis.get_xticklabels(minor=True))
+    pyplot.close("all")

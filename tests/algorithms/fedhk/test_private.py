@@ -44,7 +44,7 @@ from jaxfedmvc.messages.secure import secure_aggregation
 from jaxfedmvc.privacy import gaussian_noise_multiplier, zcdp_noise_multiplier
 
 DIMS, C, M, ROUNDS = (6, 4), 3, 3, 3
-CONFIG = FedHKConfig(n_clusters=C)
+CONFIG = FedHKConfig(n_clusters=C, n_restarts=1)
 HYPER = FedHKHyperparams(fuzzifier=1.2, alpha=5.0)
 KEY = jax.random.key(2)
 KINDS = ("moments", "start", "round")

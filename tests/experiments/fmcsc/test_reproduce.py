@@ -291,7 +291,7 @@ def test_a_figure_end_to_end(job):
     assert "temperatures" in (folder / "table.md").read_text()
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["what"] == "figure2" and summary["quick"] and len(summary["rows"]) == 3 * 3
-    assert shown(folder / "figure2_digits_best.png") and "3 runs, 1 programs" in out
+    assert shown(folder / "figure2_digits_best.png") and "3 runs, 1 program" in out
 
 
 @pytest.mark.slow
