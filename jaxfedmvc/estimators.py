@@ -80,7 +80,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
 
         Args:
           method: A name of `METHODS`.
-          n_clusters: K.
+          n_clusters: K. Eight is scikit-learn's default for KMeans, and says nothing of the data.
           rounds: Most rounds; as is usual for the method if None.
           random_state: None, a seed or a `RandomState`. The same seed finds the same clusters.
           **settings: Of the method's config and hyper-parameters, by name.
@@ -134,6 +134,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         """
         if not isinstance(self.method, str) or self.method not in METHODS:
             raise checks.wrong("method", self.method, ", ".join(METHODS))
+        checks.at_least(self, 1, "n_clusters")
+        checks.at_least(self, 0, "rounds")
         method = METHODS[self.method]
         is_federated, given = _read(clients)
         federation = _federation(given, is_federated, method.topology == "vertical")
@@ -207,9 +209,15 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         Args:
           clients: As for `predict`.
           y: Classes [rows], or one such array for each client.
+
+        Raises:
+          ValueError: There are not as many classes as rows.
         """
         found = self.predict(clients)
         if isinstance(found, list):
+            rows, classes = [len(part) for part in found], [np.size(part) for part in y]
+            if rows != classes:
+                raise checks.wrong("y", f"{classes} classes", f"{rows}, those of the clients' rows")
             found, y = np.concatenate(found), np.concatenate([np.asarray(part) for part in y])
         return float(adjusted_rand_score(np.asarray(y), found))
 
@@ -232,10 +240,15 @@ def parameters(method: str) -> list[str]:
 
 def _read(clients: Any) -> tuple[bool, list[dict[int, np.ndarray]]]:
     """Returns whether these are clients, and the views of each; of one place there is one."""
-    if isinstance(clients, (list, tuple)) and clients and isinstance(clients[0], Mapping):
+    if isinstance(clients, (list, tuple)) and not clients:
+        allowed = (
+            "dictionaries of arrays, one for each client, views of the same rows, or one array"
+        )
+        raise checks.wrong("clients", clients, allowed)
+    if isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping):
         given = [_views(client, f"client {i}: ") for i, client in enumerate(clients)]
         return True, given
-    is_views = isinstance(clients, (list, tuple)) and clients and np.ndim(clients[0]) == 2
+    is_views = isinstance(clients, (list, tuple)) and np.ndim(clients[0]) == 2
     return False, [_views(dict(enumerate(clients if is_views else [clients])), "")]
 
 

@@ -181,6 +181,9 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         ([{}], {}, "client 0: views: got 'dict'"),
         (CLIENTS, {"method": "k_means"}, "method: got 'k_means'; allowed is comvc"),
         (CLIENTS, {"colour": 1}, "settings: got 'colour'"),
+        (CLIENTS, {"rounds": -1}, "rounds: got -1; allowed is 0 or more"),
+        (CLIENTS, {"n_clusters": 3.0}, "n_clusters: got 3.0; allowed is a whole number, 1 or more"),
+        ([], {}, r"clients: got \[\]; allowed is dictionaries of arrays"),
         (CLIENTS, {"tau": -1.0}, "tau: got -1.0"),
         (CLIENTS, {"method": "mgcd"}, "agents of a vertical method hold one view each"),
     ],
@@ -189,6 +192,11 @@ def test_bad_input_is_named(clients, options, text):
     with pytest.raises(ValueError, match=text):
         make().set_params(**{k: v for k, v in options.items() if k == "method"})
         FederatedClusterer(**({"method": "e_fkmvc", "n_clusters": 3} | options)).fit(clients)
+
+
+def test_classes_of_other_rows_are_refused(fitted):
+    with pytest.raises(ValueError, match=r"y: got '\[3\] classes'; allowed is \[4\], those of"):
+        fitted.score([{0: np.ones((4, 5))}], [np.zeros(3)])
 
 
 def test_rows_with_other_features_are_refused(fitted):

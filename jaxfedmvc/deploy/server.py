@@ -473,13 +473,8 @@ class Server:
             c, _ = plan.find(i)
             body = self.relayed
             if not shapes.algorithm.peers:
-                last = shapes.last()
-                expected, needed = jax.tree.leaves(last), shapes.needed(c, last)
-                chosen = [x for x, used in zip(leaves, needed, strict=True) if used]
-                wanted = [x for x, used in zip(expected, needed, strict=True) if used]
-                if [np.shape(x) for x in chosen] != [x.shape for x in wanted]:
-                    raise ValueError(f"client {i}: this method cannot take clients later")
-                body = wire.encode(chosen)
+                needed = shapes.needed(c, shapes.last())
+                body = wire.encode([x for x, used in zip(leaves, needed, strict=True) if used])
             requests[i] = wire.pack(self._meta("assign", self.exchange), body)
         replies = self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
         self.agreement = agreement(self.job, self.plan)
@@ -494,15 +489,38 @@ class Server:
         if self.plan.vertical:
             raise ValueError(f"clients {sorted(self.late)}: came late to a vertical federation")
         for i, card in sorted(self.late.items()):
-            self.cards[i] = card
             known = [self.cards[j] for j in self.plan.clients]
-            plan = Plan.of_cards([*known, card], False)
-            shapes = wire_of(self.job, plan)
+            try:
+                plan = Plan.of_cards([*known, card], False)
+                shapes = wire_of(self.job, plan)
+                self._check_late(plan, shapes, i)
+            except ValueError as error:  # the others are served all the same
+                self.say(f"client {i}: came later, and cannot be served: {error}")
+                continue
+            self.cards[i] = card
             self._join(plan, [i])
             self._assign(plan, shapes, [i])
             self._save()
             self.say(f"client {i}: came later, and has its clusters in its folder")
         return summary
+
+    def _check_late(self, plan: Plan, shapes: Wire, i: int) -> None:
+        """Checks that a client that came later can read what the server has for it.
+
+        Raises:
+          ValueError: The method's state has other shapes with this client.
+        """
+        if shapes.algorithm.peers:
+            return
+        expected = shapes.last()
+        leaves = zip(
+            jax.tree.leaves(self.server),
+            jax.tree.leaves(expected),
+            shapes.needed(plan.find(i)[0], expected),
+            strict=True,
+        )
+        if any(used and np.shape(ours) != theirs.shape for ours, theirs, used in leaves):
+            raise ValueError("this method cannot take clients later")
 
     # --- Files ------------------------------------------------------------------------------------
 

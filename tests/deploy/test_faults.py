@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import jax
@@ -435,8 +436,14 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     lab = Lab.__new__(Lab)
     lab.__dict__ |= first.__dict__
     shutil.copytree(first.folder / "server", tmp_path / "server")
-    lab.transport = local.Local([*first.transport.handles.values(), Node(paths[9])])
-    Server(lab.job, lab.transport, tmp_path / "server", say=lambda line: None).run()
+    # One whose first view has another width cannot be served, and stops nobody.
+    other = local.write_node(tmp_path, 8, {v: x[:4, : 3 - v] for v, x in seen.items()}, [METHOD])
+    nodes = [*first.transport.handles.values(), Node(other), Node(paths[9])]
+    said: list[str] = []
+    lab.transport = local.Local(nodes)
+    Server(lab.job, lab.transport, tmp_path / "server", say=said.append).run()
+    assert any(re.match("client 8: came later, and cannot be served: .*", line) for line in said)
+    assert not (tmp_path / "state8" / "job" / "labels.csv").exists()
     with (tmp_path / "state9" / "job" / "labels.csv").open(newline="", encoding="utf-8") as file:
         late = list(csv.reader(file))
     assert late[0] == ["id", "cluster"] and [row[0] for row in late[1:]] == names
