@@ -15,13 +15,22 @@ from jax.typing import ArrayLike
 # Stages of a run, folded into the run's key.
 INIT, SETUP, ROUND, FINISH, PARTICIPATION = range(5)
 
+# Folded into a run's key with the number of a draw, where a stage would be: what chooses settings
+# without labels draws apart from any run.
+CHOICE = 2**30 + 1
+
+# Seed of a simulation's pairwise masks; a deployment takes new secrets for every run.
+MASKS = 2**30
+
 # Folded into a phase's key, where a client's id would be: the server's own draws.
 SERVER = 2**31
 
 # Folded into a client's key of one exchange.
 TRANSFORM = 2**30  # what `messages.transformed` and `messages.coded` draw
 
-# Folded into the key of local training, where an epoch's number would be.
+# Folded into the key of local training, where an epoch's number would be, and then with the step's
+# number. Training takes a part of the split key of an exchange, never that key itself, so that this
+# does not meet `TRANSFORM`, whose number is the same.
 STEPS = 2**30
 
 

@@ -29,6 +29,7 @@ from experiments.lib.data import Problem
 from experiments.lib.hooks import Choosing
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import has_one_width
+from jaxfedmvc import keys
 from jaxfedmvc.engine.phases import RunState
 from jaxfedmvc.engine.steps import Evaluation, Steps
 from jaxfedmvc.engine.traffic import Traffic
@@ -36,8 +37,6 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics import choice as criteria
 
 _LEFT_OUT = 0.2
-# Folded into the seed's key with the number of a draw, so that no draw shares a run's key.
-_DRAWS = 2**30 + 1
 # Stages whose results all numbers of clusters share where none of these reads the limit.
 _TRAINING = {"start", "setup", "round", "done"}
 
@@ -292,7 +291,7 @@ def _runs(
 
 
 def _key(job: runner.Job, draw: int) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(job.command.job.seed), _DRAWS + draw)
+    return jax.random.fold_in(jax.random.key(job.command.job.seed), keys.CHOICE + draw)
 
 
 def _limited(

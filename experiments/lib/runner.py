@@ -20,7 +20,7 @@ from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import internal_scores, references
 from experiments.lib.report import Report, flattened, losses_of
-from jaxfedmvc import engine
+from jaxfedmvc import engine, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine import RunState, checkpoint, mesh
 from jaxfedmvc.engine.phases import Traffic
@@ -30,8 +30,6 @@ from jaxfedmvc.messages.secure import check_sums, secure_aggregation
 from jaxfedmvc.metrics import host
 from jaxfedmvc.metrics.choice import stability
 
-# Key of the pairwise masks of secure aggregation; a deployment takes new secrets for every run.
-_SECRETS = 2**30
 _PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 # On GPUs JAX's names of coarse precisions all mean TF32; those of algorithms mean what they say.
 _GPU_PRECISIONS = _PRECISIONS | {"tf32": "TF32_TF32_F32", "bfloat16": "BF16_BF16_F32"}
@@ -127,7 +125,7 @@ def maker(
     hide = partial(
         secure_aggregation,
         federation=federation,
-        key=jax.random.key(_SECRETS),
+        key=jax.random.key(keys.MASKS),
         fraction_bits=job.masked_bits,
         in_clear=job.in_clear,
     )
