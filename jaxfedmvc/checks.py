@@ -44,6 +44,11 @@ def at_least(settings: Any, least: int, *names: str) -> None:
             raise wrong(name, value, f"{least} or more")
 
 
+def up_to(n_clusters: int) -> tuple[Callable[[Any], Any], str]:
+    """Returns the rule of `numbers` for how many of all clusters are in use."""
+    return lambda k: (k >= 1) & (k <= n_clusters), f"1 to {n_clusters}, n_clusters"
+
+
 def choices(settings: Any) -> None:
     """Checks the fields of a dataclass whose annotation is a `Literal`.
 

@@ -108,7 +108,7 @@ def coreset_kmeans(
         hyper,
         {
             "alpha": (lambda a: (a >= 0) & (a < np.inf), "a finite number, 0 or more"),
-            "limit": (lambda k: k >= 1, "1 or more"),
+            "limit": checks.up_to(config.n_clusters),
         },
     )
     return FederatedAlgorithm(

@@ -92,7 +92,7 @@ def distr_kmeans(
         or an agent has fewer samples than clusters.
     """
     hyper = hyper or DistrKMeansHyperparams()
-    checks.numbers(hyper, {"limit": (lambda k: k >= 1, "1 or more")})
+    checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
 
     def init(key: Array, federation: Federation) -> tuple[Array, tuple[tuple, ...]]:
         federation.check_vertical()

@@ -61,7 +61,7 @@ def local_kmeans(
         clusters.
     """
     hyper = hyper or LocalKMeansHyperparams()
-    checks.numbers(hyper, {"limit": (lambda k: k >= 1, "1 or more")})
+    checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
 
     def init(key: Array, federation: Federation) -> tuple[tuple, tuple[Array, ...]]:
         federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")

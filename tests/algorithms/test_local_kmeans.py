@@ -141,5 +141,5 @@ def test_bad_settings_are_named():
     for settings in ({"n_clusters": 0}, {"n_init": 0}):
         with pytest.raises(ValueError, match=f"^{next(iter(settings))}: got 0; allowed is 1"):
             LocalKMeansConfig(**({"n_clusters": 2} | settings))
-    with pytest.raises(ValueError, match=r"^limit: got 0; allowed is 1 or more"):
+    with pytest.raises(ValueError, match=r"^limit: got 0; allowed is 1 to"):
         local_kmeans(LocalKMeansConfig(2), LocalKMeansHyperparams(0))

@@ -121,6 +121,7 @@ def e_fkmvc(
         raise checks.wrong("limit", hyper.limit, "None with compressed centres")
     codec = codec or whole()
     check_hyperparams(hyper)
+    checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
 
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
         check_federation(config, federation)

@@ -129,7 +129,6 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
             "view_mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
             "step_size": (lambda s: (s > 0) & (s < np.inf), "positive"),
             "quality": (lambda q: (q >= 0) & (q < np.inf), "0 or more"),
-            "limit": (lambda k: k >= 1, "1 or more"),
         },
     )
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
@@ -50,6 +51,7 @@ def local_fmcsc(
     """
     hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
     check_hyperparams(hyper)
+    checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
     return FederatedAlgorithm(
         init=partial(_init, config),
         setup=(Phase(_send, partial(_pretrain, config, hyper), _keep, reduce="sum"),),

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fmcsc import centroids
 from jaxfedmvc.algorithms.fmcsc.client import ClientState, Part, lead, pretrain, train
@@ -44,6 +45,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     """
     hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
     check_hyperparams(hyper)
+    checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
     return FederatedAlgorithm(
         init=partial(_init, config, hyper),
         setup=_setup(config, hyper),

@@ -198,5 +198,5 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
         hyper,
         dict.fromkeys(positive, checks.POSITIVE)
         | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")}
-        | {name: (lambda k: k >= 1, "1 or more") for name in ("settle_rounds", "limit")},
+        | {"settle_rounds": (lambda r: r >= 1, "1 or more")},
     )

@@ -813,6 +813,8 @@ def test_secure_sums_give_the_same_clusters():
         ({"mix": 1.5}, "mix: got 1.5; allowed is from 0 to 1"),
         ({"view_mix": -0.5}, "view_mix: got -0.5; allowed is from 0 to 1"),
         ({"step_size": 0.0}, "step_size: got 0.0; allowed is positive"),
+        ({"limit": 0}, "limit: got 0; allowed is 1 to 3, n_clusters"),
+        ({"limit": 4}, "limit: got 4; allowed is 1 to 3, n_clusters"),
         ({"quality": -1.0}, "quality: got -1.0; allowed is 0 or more"),
         ({"fuzzifier": jnp.array([1.1, 0.9])}, "fuzzifier"),
     ],
