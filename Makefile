@@ -13,13 +13,14 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(READY)
 	$(VENV)/bin/python -m experiments.fmcsc --flagfile=experiments/fmcsc/presets/best.flags $(ARGS)
 
-# Without what is marked slow: further variants, jobs that are killed, statistics of long runs.
+# Without what is marked slow (further variants, jobs that are killed, statistics of long runs), and
+# without what is marked ci: whole jobs, and the methods that compile longest.
 # In the order of files: those with few tests take longest, and would come last, one after another.
 test: $(READY)
 	$(VENV)/bin/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 test-all:
-	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
+	$(MAKE) test ARGS="-m '' $(ARGS)"
 
 # Damaged files and messages, a thousand of each kind, other ones each time.
 fuzz: $(READY)
@@ -29,7 +30,7 @@ fuzz: $(READY)
 # left out: its labels follow ties, which the rounding of another release of XLA breaks otherwise.
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest tests/test_golden.py tests/test_federation.py tests/test_privacy.py \
-	  tests/data tests/experiments/test_plots.py -m 'slow or not slow' --deselect 'tests/test_golden.py::test_a_run_is_as_it_was[dpfmps]' $(ARGS)
+	  tests/data tests/experiments/test_plots.py -m '' --deselect 'tests/test_golden.py::test_a_run_is_as_it_was[dpfmps]' $(ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

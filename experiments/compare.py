@@ -1,7 +1,8 @@
 """Runs side by side: `python -m experiments.compare results/a results/b ...`.
 
-Folders are those that `experiments.run` leaves behind. Printed is a table, and written are
-comparison.csv and, where the extra `report` is installed, comparison.html with the scores by round.
+Folders are those that `experiments.run` leaves behind. Printed is a table, and written to the
+folder --to are comparison.csv and, where the extra `report` is installed, comparison.html with the
+scores by round.
 Runs on other data, or of other numbers of seeds, are named below the table and not hidden.
 """
 
@@ -17,36 +18,34 @@ import numpy as np
 import pandas as pd
 from absl import app, flags
 
-from experiments.lib import page
+from experiments.lib import folder, page
 from experiments.lib.command import checked
 from experiments.lib.text import spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string(
-    "to", "results", "Folder that comparison.csv and comparison.html are written to."
-)
+flags.DEFINE_string("to", None, "Folder to write to; none: results/compare-<time>/.")
 
 _METRICS = ("acc", "nmi", "ari", "purity")
 
 
-def read(folder: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
     """Returns a result folder's line of the table and its rounds.
 
     Raises:
       ValueError: The job is not finished, or its files are damaged.
       OSError: There is no such folder.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder")
-    if not (folder / "summary.json").exists():
-        raise ValueError(f"{folder}: has no summary.json; the job is not finished")
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such folder")
+    if not (path / "summary.json").exists():
+        raise ValueError(f"{path}: has no summary.json; the job is not finished")
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return line_of(summary), pd.read_csv(folder / "rounds.csv")
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        return line_of(summary), pd.read_csv(path / "rounds.csv")
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder}: is no folder of a run ({error!r})") from error
+        raise ValueError(f"{path}: is no folder of a run ({error!r})") from error
 
 
 def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,16 +137,18 @@ def main(arguments: list[str]) -> None:
     """Reads the folders, prints and writes."""
 
     def run() -> list[str]:
-        folders = [Path(argument) for argument in arguments[1:]]
-        if not folders:
+        paths = [Path(argument) for argument in arguments[1:]]
+        if not paths:
             raise checks.wrong("arguments", arguments[1:], "one or more result folders")
-        names = [folder.name for folder in folders]
+        names = [path.name for path in paths]
         if len(set(names)) < len(names):
-            names = [str(folder) for folder in folders]
-        read_all = {name: read(folder) for name, folder in zip(names, folders, strict=True)}
+            names = [str(path) for path in paths]
+        read_all = {name: read(path) for name, path in zip(names, paths, strict=True)}
         lines = pd.DataFrame({name: line for name, (line, _) in read_all.items()}).T
         lines = lines.infer_objects()
-        target = Path(FLAGS.to)
+        target = folder.unused("compare") if FLAGS.to is None else Path(FLAGS.to)
+        if (target / "comparison.csv").exists():
+            raise ValueError(f"to: {str(target)!r} holds a comparison already; give another")
         target.mkdir(parents=True, exist_ok=True)
         write_text(target / "comparison.csv", lines.to_csv(index_label="folder"))
         notes, files = warnings(lines), ["comparison.csv"]

@@ -183,10 +183,12 @@ def start_devices(job: JobSettings, sweep: SweepSettings) -> Any:
 # --- The job --------------------------------------------------------------------------------------
 
 
-def plan(groups: Sequence[Group], devices: Any, batch: int | None) -> Iterator[str]:
+def plan(
+    axes: Sequence[Axis], groups: Sequence[Group], devices: Any, batch: int | None
+) -> Iterator[str]:
     """Yields what --dry_run prints: runs, programs, and the memory that each was compiled for."""
     n_runs = sum(len(group.runs) for group in groups)
-    yield f"{counted(n_runs, 'run')}, {counted(len(groups), 'program')}"
+    yield f"{counted(n_runs, 'run')}, {counted(len(groups), 'program')}{_one_setting(axes)}"
     yield f"free memory: {free_bytes() / 1e9:.2f} GB on {jax.devices()[0].device_kind}"
     yield f"{'program':>8s}{'runs':>7s}{'batch':>7s}{'MB a batch':>12s}{'MB a run':>10s}"
     for i, group in enumerate(groups):
@@ -196,6 +198,10 @@ def plan(groups: Sequence[Group], devices: Any, batch: int | None) -> Iterator[s
             f"{i:8d}{len(group.runs):7d}{size:7d}{memory.batch(size) / 1e6:12.1f}"
             f"{memory.run / 1e6:10.2f}"
         )
+
+
+def _one_setting(axes: Sequence[Axis]) -> str:
+    return "" if axes else "; no --grid: one setting"
 
 
 def run(arguments: Sequence[str], command: Command) -> None:
@@ -212,7 +218,7 @@ def run(arguments: Sequence[str], command: Command) -> None:
         checked(partial(mesh.check_mesh, devices, group.federation))
     leads = jax.process_index() == 0
     if sweep.dry_run:
-        for line in plan(groups, devices, batch):
+        for line in plan(axes, groups, devices, batch):
             if leads:
                 print(line)
         return
@@ -226,8 +232,7 @@ def run(arguments: Sequence[str], command: Command) -> None:
     with Progress(command.folder.progress) as progress:
         n_runs, n_clients = sum(len(g.runs) for g in groups), groups[0].federation.n_clients
         size, programs = counted(n_runs, "run"), counted(len(groups), "program")
-        alone = "" if axes else "; no --grid: one setting"
-        progress.write(f"{size} of {counted(n_clients, 'client')}, {programs}{alone}")
+        progress.write(f"{size} of {counted(n_clients, 'client')}, {programs}{_one_setting(axes)}")
         if ledger.rows:
             progress.write(f"{len(ledger.rows)} of these runs were made before")
         compilations = execute(groups, ledger, batch=batch, mesh=devices, progress=progress)

@@ -19,7 +19,7 @@ os.environ.setdefault("MALLOC_ARENA_MAX", "1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     folder = tempfile.TemporaryDirectory(prefix="jaxfedmvc-tests-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.01"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax

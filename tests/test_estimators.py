@@ -38,6 +38,7 @@ def fitted():
     return make(tau=5.0).fit(CLIENTS)
 
 
+@pytest.mark.ci
 def test_clusters_are_those_of_the_engine(fitted):
     algorithm = e_fkmvc(FedHKConfig(3), FedHKHyperparams(tau=5.0))
     federation = Federation.from_clients(CLIENTS)
@@ -147,6 +148,7 @@ def test_views_of_one_place_are_clustered_by_methods_of_every_kind(method, setti
     assert found.labels_.shape == (60,) and adjusted_rand_score(TRUTH, found.labels_) > 0.9
 
 
+@pytest.mark.ci
 def test_agents_with_clusters_of_their_own_have_an_array_each_even_where_they_agree():
     far = [np.eye(3, d)[TRUTH] for d in (5, 4)]
     found = FederatedClusterer("coreset_kmeans", 3, random_state=0).fit(far)

@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.ci
 def test_library_example_sweeps_and_scores(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
     names: dict = {}

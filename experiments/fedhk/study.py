@@ -30,7 +30,7 @@ from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
 from experiments.lib.study import parse_or_exit
-from experiments.lib.text import spread
+from experiments.lib.text import counted, spread
 from jaxfedmvc import checks, data
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc, releases
 from jaxfedmvc.data.dataset import Dataset
@@ -357,11 +357,11 @@ def draw(path: Path, summary: pd.DataFrame, settings: StudySettings, n_seeds: in
             }
             for kind in ("alike", "skewed")
         }
-        title = f"FedHK, mean and deviation over {n_seeds} seeds"
+        title = f"FedHK, mean and deviation over {counted(n_seeds, 'seed')}"
         charts.bars(path / "methods.png", panels, ari, title)
     if "bytes" in parts:
         xlabel = "sent and received by a client in the run, kB"
-        title = f"Accuracy against bytes, skewed clients, {n_seeds} seeds"
+        title = f"Accuracy against bytes, skewed clients, {counted(n_seeds, 'seed')}"
         panels = _by_set(parts["bytes"].assign(x=parts["bytes"]["kilobytes"]))
         charts.lines(path / "bytes.png", panels, xlabel, ari, title, log_x=True)
     if "personal" in parts:
@@ -369,11 +369,11 @@ def draw(path: Path, summary: pd.DataFrame, settings: StudySettings, n_seeds: in
         part = parts["personal"].assign(x=parts["personal"]["x"].astype(float).clip(lower=0.03))
         panels = {clients: _lines(part, "set", "per_client/ari")}
         ylabel = "mean over clients of ARI, each matched"
-        title = f"Personal against global centres, {n_seeds} seeds"
+        title = f"Personal against global centres, {counted(n_seeds, 'seed')}"
         charts.lines(path / "personal.png", panels, xlabel, ylabel, title, log_x=True)
     if "privacy" in parts:
         xlabel = f"epsilon of the run at delta {_DELTA:g} (dashed: no noise)"
-        title = f"E-FKMVC, {_PRIVATE_ROUNDS} private rounds, {clients}, {n_seeds} seeds"
+        title = f"E-FKMVC, {_PRIVATE_ROUNDS} private rounds, {clients}, {counted(n_seeds, 'seed')}"
         panels = _by_set(parts["privacy"])
         charts.lines(path / "privacy.png", panels, xlabel, ari, title, log_x=True)
 
@@ -405,7 +405,7 @@ def report(path: Path, runs: pd.DataFrame, settings: StudySettings, n_seeds: int
     shown = {f"{name}/mean": name for name in _SCORES} | {"rounds": "rounds", "kilobytes": "kB"}
     for part, rows in summary.groupby("part", sort=False):
         columns = ["set", "clients", "method", "x", *shown]
-        print(f"\n{part}, means over {n_seeds} seeds")
+        print(f"\n{part}, means over {counted(n_seeds, 'seed')}")
         print(rows[columns].rename(columns=shown).round(3).to_string(index=False))
     if (summary["part"] == "methods").any():
         write_text(path / "methods.md", markdown(summary))
@@ -431,7 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     pooled = pooled_runs(settings, sets, job.all_seeds)
     report(path, pd.concat([pooled, runs]), settings, job.seeds)
     if failed := len(ledger.rows) - len(runs):
-        print(f"{failed} runs failed; runs.csv says why")
+        print(f"{counted(failed, 'run')} failed; runs.csv says why")
     print(f"written: {path}/ (summary.csv, runs.csv, flags.txt, *.png)")
 
 

@@ -60,6 +60,7 @@ from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.study import parse_or_exit, write_summary
+from experiments.lib.text import counted
 from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import checks, data
 from jaxfedmvc.algorithms import METHODS
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 append_rows(path / "runs.csv", [{"form": form, "seed": seed} | found])
                 progress.done(form)
     runs = pd.read_csv(path / "runs.csv")
-    draw(path / "leakage.png", runs, f"{dataset.name}, {job.seeds} seeds")
+    draw(path / "leakage.png", runs, f"{dataset.name}, {counted(job.seeds, 'seed')}")
     summary = {
         "dataset": dataset.name,
         "participants": len(scenarios[job.seed].labels),

@@ -31,6 +31,7 @@ from jax.sharding import Mesh
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress
 from experiments.lib.report import client_reports, flattened
+from experiments.lib.text import counted
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.data.partition import Part
@@ -446,7 +447,7 @@ def _execute(
             if batching.is_out_of_memory(error) and size > program.least:
                 size = max(program.least, size // 2 // program.least * program.least)
                 ledger.add(place, size, [], 0.0)
-                write(f"out of memory: going on with {size} runs at a time")
+                write(f"out of memory: going on with {counted(size, 'run')} at a time")
                 continue
             write(f"a batch broke off ({_first_line(error)}); its runs are made one by one")
             rows = [_alone(program, size, run) for run in part]

@@ -113,11 +113,7 @@ def open_folder(command: Parsed, name: str) -> Path:
     if command.folder.resume:
         return _reopened(command)
     asked = command.folder.output_dir
-    folder = Path(asked or f"results/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if asked is None:
-        tries = (folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))
-        while folder.exists():
-            folder = next(tries)
+    folder = unused(name) if asked is None else Path(asked)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -130,6 +126,15 @@ def open_folder(command: Parsed, name: str) -> Path:
     if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
     write_text(folder / "flags.txt", "\n".join(command.flag_lines()) + "\n")
+    return folder
+
+
+def unused(name: str) -> Path:
+    """Returns a folder that does not exist yet, results/NAME-TIME."""
+    folder = Path(f"results/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    tries = (folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))
+    while folder.exists():
+        folder = next(tries)
     return folder
 
 

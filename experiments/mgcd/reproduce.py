@@ -20,6 +20,7 @@ from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
 from experiments.lib.progress import Progress
 from experiments.lib.study import check_table, parse_or_exit, write_summary
+from experiments.lib.text import counted
 from experiments.mgcd import tables
 from experiments.mgcd.runs import COLUMNS, PEERS, SETS, cells, run_cells
 from jaxfedmvc.files import write_text
@@ -124,7 +125,7 @@ def show_peers(
     print(f"\n{peers.shown(table, titles).to_string(index=False)}")
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers.markdown(table, titles))
-    title = f"MGCD's table 2: comparison methods, {len(seeds)} seeds"
+    title = f"MGCD's table 2: comparison methods, {counted(len(seeds), 'seed')}"
     peers.draw(path / "peers.png", table, titles, title)
 
 
@@ -136,7 +137,7 @@ def report(
     print(f"\n{tables.text(found)}")
     found.to_csv(path / "table.csv", index=False)
     if table:
-        title = f"MGCD, table {table}, {n_seeds} seeds; bars without one are the paper's"
+        title = f"MGCD, table {table}, {counted(n_seeds, 'seed')}; bars without one are the paper's"
         tables.draw_table(path / f"table{table}.png", found, title)
     elif figure == 4:
         tables.draw_figure_4(path / "figure4.png", runs)

@@ -28,6 +28,7 @@ from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.study import Study, write_summary
+from experiments.lib.text import counted
 from jaxfedmvc import checks, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.vertcohirf import LocalStep, vertcohirf_of_steps
@@ -100,11 +101,11 @@ def run(asked: Study) -> None:
     path = checked(partial(asked.open, "vertcohirf_attack-simplex"))
     with Progress(asked.folder.progress) as progress:
         scores = measured(settings, variants, seeds, path, progress, asked.mesh)
-    title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {len(seeds)} seeds"
+    n = counted(len(seeds), "seed")
+    title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {n}"
     plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
     found = summarise(settings.sigmas, scores)
-    n = len(seeds)
-    print(f"mean ARI over {n} seeds, +- half the 95 % confidence interval of the mean")
+    print(f"mean ARI over {n}, +- half the 95 % confidence interval of the mean")
     print(_text(found["mean"].map("{:.4f}".format), found["half_width_95"]))
     differences = found.dropna()
     print("\nattack minus no attack, paired by seed")

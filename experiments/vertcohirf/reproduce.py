@@ -23,6 +23,7 @@ from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
 from experiments.lib.progress import Progress
 from experiments.lib.study import check_table, parse_or_exit, write_summary
+from experiments.lib.text import counted
 from experiments.vertcohirf import attack, tables
 from experiments.vertcohirf.attack import AttackSettings
 from experiments.vertcohirf.trials import (
@@ -159,7 +160,7 @@ def report(
     }
     for (dataset, metric), table in found.items():
         print(
-            f"\n{dataset}, {metric}: mean over agents, {n_seeds} seeds, best of"
+            f"\n{dataset}, {metric}: mean over agents, {counted(n_seeds, 'seed')}, best of"
             f" {settings.search_trials} {settings.search} settings each\n{tables.text(table)}"
         )
         if metric == "ARI":

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from experiments.lib.data import Problem
 from experiments.lib.devices import each
 from experiments.lib.progress import Progress
-from experiments.lib.text import spread
+from experiments.lib.text import counted, spread
 from experiments.vertcohirf.trials import BASELINES, LOCAL, OBJECTIVES, STEMS, methods
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
@@ -150,7 +150,9 @@ def table_1(
     )
     paper = published_table_1()
     progress.expect(dict.fromkeys(algorithms, len(seeds)))
-    progress.write(f"\ntable 1, ARI of agents 0 and 1, {len(seeds)} runs on the data of seed 0")
+    progress.write(
+        f"\ntable 1, ARI of agents 0 and 1, {counted(len(seeds), 'run')} on the data of seed 0"
+    )
     progress.write(f"{'':28s}{'agent 0':>16s}{'agent 1':>16s}{'paper':>18s}")
     federation, result = problem.federation, {}
     for name, algorithm in algorithms.items():

@@ -267,7 +267,15 @@ SLOW = (
     "proimp",
     "simvc",
 )
-NAMES = [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in sorted(METHODS)]
+# Of those that are left the ones that compile longest; they have many tests of their own.
+CI = ("fmcsc", "mgcd", "vertcohirf")
+
+
+def _marks(name):
+    return [pytest.mark.slow] * (name in SLOW) + [pytest.mark.ci] * (name in CI)
+
+
+NAMES = [pytest.param(name, marks=_marks(name)) for name in sorted(METHODS)]
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -35,6 +35,7 @@ def check(exported, platform):
     assert not {c for c in called - shardings if not LIBRARIES[platform].fullmatch(c)}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", list(methods(["mgcd"])))  # calls the host on a CPU
 def test_a_run_and_a_batch_of_runs_are_made_for_accelerators(name):
     lab = common.Lab(name)
@@ -52,6 +53,7 @@ def test_a_run_and_a_batch_of_runs_are_made_for_accelerators(name):
         check(export.export(jax.jit(batch), platforms=[platform])(federation, keys), platform)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", list(methods(["e_fkmvc"])))
 def test_a_batch_over_a_mesh_is_made_for_accelerators(name):
     """Runs over two devices, and over two more the clients where there may be several alike."""

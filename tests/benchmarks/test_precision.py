@@ -147,6 +147,7 @@ def test_a_product_out_of_reach_is_an_error():
         rounded(called)(BFLOAT16, A, B)
 
 
+@pytest.mark.ci
 def test_a_whole_method_keeps_its_labels_with_all_bits():
     views = np.random.default_rng(0).random((2, 40, 5), np.float32)
     federation = Federation.from_clients([{0: view} for view in views])

@@ -145,6 +145,7 @@ def test_bad_input_names_itself():
     assert chip_of("H100:67:495:989:3.35").bandwidth == pytest.approx(3.35e12)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name", ["local_kmeans", pytest.param("coreset_kmeans", marks=pytest.mark.slow)]
 )
@@ -158,6 +159,7 @@ def test_a_method_is_predicted(name):
     assert row["host_calls"] == 0
 
 
+@pytest.mark.ci
 def test_stacked_views_train_as_they_do_apart_in_fewer_kernels():
     """Steps of FMCSC's rounds; kernels are counts, which no busy machine can move."""
     rng, steps = np.random.default_rng(0), 100

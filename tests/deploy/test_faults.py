@@ -65,6 +65,7 @@ def exchange_of(request):
 # --- Networks and nodes that fail -----------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_replies_that_are_lost_are_asked_for_again(undisturbed, tmp_path):
     lab, lost = Lab(tmp_path), []
 

@@ -66,6 +66,7 @@ def finished(tmp_path_factory):
     return folder, transport, job, made
 
 
+@pytest.mark.ci
 def test_the_sums_are_those_of_the_simulation(finished):
     _, _, job, made = finished
     host = jax.tree.map(np.asarray, ordered(FEDERATION))

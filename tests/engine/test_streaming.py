@@ -41,6 +41,7 @@ def assert_same(streamed, plain, rtol=1e-5, atol=1e-6):
 
 # 2 divides neither the 5 and 3 clients nor the 3 that are drawn of 5. All tests with the toy use
 # chunks of 2, and so the same programs.
+@pytest.mark.ci
 def test_the_toy_is_the_engines_run():
     # Keys, chunks, leaders, states, weights, messages as the server got them, infos.
     streamed = run_streaming(toys.TOY, HOST, KEY, 2, client_chunk=2, **ANEW)

@@ -55,6 +55,7 @@ def binary(plugin, module, *arguments):
     return done.stdout
 
 
+@pytest.mark.ci
 def test_it_runs_and_is_scored(plugin, tmp_path):
     out = binary(plugin, "run", "--rounds=8", f"--output_dir={tmp_path}/out")
     assert NAME in out and "pooled k-means" in out

@@ -34,6 +34,7 @@ def data(tmp_path_factory):
     return folder
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "method",
     [
@@ -87,6 +88,7 @@ def test_networks_are_trained_once_for_all_numbers(data, tmp_path):
     assert tried["bytes_up"][0] > 2 * tried["bytes_up"][1]
 
 
+@pytest.mark.ci
 def test_labels_do_not_matter_and_a_choice_that_was_made_is_kept(data, tmp_path):
     tables = {}
     common = ("--algorithm=distr_kmeans", *FLAGS)

@@ -54,6 +54,7 @@ def rows(tmp_path_factory):
     return kept.rows, added
 
 
+@pytest.mark.ci
 def test_rows_are_those_of_a_batch(rows, tmp_path):
     batch = Ledger(tmp_path)
     batches.execute([group()], batch, batch=4)
@@ -69,6 +70,7 @@ def test_rows_are_those_of_a_batch(rows, tmp_path):
     assert len({row["acc"] for row in batch.rows}) > 1  # or this would compare constants
 
 
+@pytest.mark.ci
 def test_groups_share_the_programs_that_they_have_in_common(rows):
     found, (first, second) = rows
     assert first > 3 and second == 0
@@ -95,6 +97,7 @@ def test_a_group_that_cannot_be_compiled_fails_alone(tmp_path, monkeypatch):
     assert fixed == [min(fixed)] * 4 and 0 <= fixed[0] < int(kept.rows[4]["bytes_up"])
 
 
+@pytest.mark.ci
 def test_methods_without_rounds_and_with_keys_in_their_states(tmp_path):
     """Local k-means draws from a key that each client keeps, and makes no round."""
     method = METHODS["local_kmeans"]

@@ -93,6 +93,7 @@ def folders(tmp_path_factory):
     return folder
 
 
+@pytest.mark.ci
 def test_a_run_leaves_a_page(folders):
     text, figures = figures_of(folders / "one" / "report.html")
     assert "lmvsc on a&lt;b" in text and "a<b" not in text
@@ -106,6 +107,7 @@ def test_a_run_leaves_a_page(folders):
     assert sum(map(sum, figures["figure1"]["data"][0]["z"])) == 48
 
 
+@pytest.mark.ci
 def test_runs_side_by_side(folders, capsys):
     compare.FLAGS(["compare", f"--to={folders / 'both'}"])
     compare.main(["compare", str(folders / "one"), str(folders / "two")])
@@ -120,8 +122,23 @@ def test_runs_side_by_side(folders, capsys):
     summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
     assert compare.line_of(summary)["mb_up"] == 3
     assert (folders / "both" / "comparison.html").exists()
+    with pytest.raises(SystemExit):
+        compare.main(["compare", str(folders / "one")])
+    assert "to: " in (err := capsys.readouterr().err) and "holds a comparison already" in err
 
 
+@pytest.mark.ci
+def test_comparisons_get_folders_of_their_own(folders, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    compare.FLAGS(["compare"])
+    compare.FLAGS.to = None
+    for _ in range(2):
+        compare.main(["compare", str(folders / "one")])
+    assert capsys.readouterr().out.count("written: results/compare-") == 2
+    assert len(list(tmp_path.glob("results/compare-*/comparison.csv"))) == 2
+
+
+@pytest.mark.ci
 def test_what_cannot_be_compared_is_said(folders, capsys):
     compare.FLAGS(["compare", f"--to={folders / 'none'}"])
     for given, text in (([], "one or more"), ([str(folders)], "has no summary.json")):

@@ -37,6 +37,7 @@ def ran(toy, tmp_path_factory):
     return path, [good, bad], runs
 
 
+@pytest.mark.ci
 def test_rows_say_what_made_them_and_what_it_cost(ran):
     rows = ran[2][ran[2]["x"] == "1:1"]
     assert list(rows["seed"]) == [0, 1] and (rows["status"] == "ok").all()

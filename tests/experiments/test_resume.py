@@ -82,6 +82,7 @@ def contents(folder):
     return names, json.dumps(summary), texts
 
 
+@pytest.mark.ci
 def test_killed_at_random_moments_the_job_ends_with_the_same_bytes(
     arguments, undisturbed, tmp_path
 ):
@@ -112,6 +113,7 @@ def refusal(folder, *arguments):
     return err
 
 
+@pytest.mark.ci
 def test_other_flags_are_refused_by_name(arguments, broken_off):
     err = refusal(
         broken_off,
@@ -129,6 +131,7 @@ def test_other_flags_are_refused_by_name(arguments, broken_off):
     ) in err
 
 
+@pytest.mark.ci
 def test_flags_that_change_no_result_may_differ(arguments, broken_off):
     """So that it gets as far as the checkpoint."""
     err = refusal(
@@ -150,6 +153,7 @@ def test_nothing_to_resume(arguments, tmp_path):
     assert "holds no job" in refusal(tmp_path, *arguments, f"--output_dir={absent}")
 
 
+@pytest.mark.ci
 def test_a_finished_job_is_left_alone(arguments, undisturbed):
     """Also where it was killed before it could remove its checkpoint."""
     before = contents(undisturbed)
@@ -162,6 +166,7 @@ def test_a_finished_job_is_left_alone(arguments, undisturbed):
     assert contents(undisturbed) == before
 
 
+@pytest.mark.ci
 def test_flags_txt_says_nothing_of_resuming(undisturbed):
     text = (undisturbed / "flags.txt").read_text()
     assert "resume" not in text and "output_dir" not in text and "--checkpoint_every=1" in text
@@ -215,6 +220,7 @@ def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
 
 
+@pytest.mark.ci
 def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkeypatch):
     """Broken off after its second round, it goes on to the same end."""
     arguments = (

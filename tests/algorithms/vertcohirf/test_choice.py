@@ -93,6 +93,7 @@ def test_thresholds_are_checked():
 # --- The trials -----------------------------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_groups_are_found_where_the_strict_consensus_shatters():
     views, truth = groups(noise=2)
     agents = federation([view.astype(np.float32) for view in views], truth)

@@ -90,6 +90,7 @@ def toy_subject(name, settings, dataset, seeds):
     )
 
 
+@pytest.mark.ci
 def test_a_study_shows_what_a_rule_saves(toy, tmp_path):
     folder = tmp_path / "out"
     with mock.patch("experiments.robustness.__main__.subject", toy_subject):

@@ -58,6 +58,7 @@ def test_the_flags_of_a_job_begin_the_same_job():
     assert first.flag_lines() == again.flag_lines()
 
 
+@pytest.mark.ci
 def test_settings_are_chosen_and_kept(data, tmp_path, monkeypatch):
     folder, started = tmp_path / "out", []
     monkeypatch.setattr(runner, "run", lambda command, path, found: started.append(command))
