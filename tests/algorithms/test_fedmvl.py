@@ -237,6 +237,7 @@ def test_planted_clusters_are_found_with_rows_missing(incomplete):
     assert server.labels[6] == -1 and (np.asarray(server.consensus)[6] == 0).all()
 
 
+@pytest.mark.ci
 def test_rows_that_an_agent_lacks_are_never_read(incomplete):
     for fill in (9.0, np.nan):
         found = program(vertical(views(), HELD, fill), jax.random.key(0), WORKING)

@@ -634,6 +634,7 @@ def test_literal_runs_all_rounds_within_its_rank():
     assert found.state.server.graph.left.shape == (N, BASE.server_hidden + 1)
 
 
+@pytest.mark.ci
 def test_permuting_samples_permutes_graph_and_partition():
     views, _ = planted(RUNS["average"][1])
     order = np.random.default_rng(8).permutation(N)

@@ -52,6 +52,7 @@ def test_planted_clusters_are_found_and_padding_is_not_labelled():
     assert found.trace[59] < 0.5 * found.trace[0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("value", [np.nan, 50.0])
 def test_what_is_not_observed_is_never_read(value):
     other = tuple(np.where(OBSERVED[:, [v]], x, value) for v, x in enumerate(VIEWS))

@@ -141,6 +141,7 @@ def test_planted_clusters_are_found_and_padding_changes_only_rounding():
     planted.padding_changes_only_rounding(program(), rtol=1e-2)
 
 
+@pytest.mark.ci
 def test_what_is_not_observed_is_never_read():
     planted.never_reads_what_is_not_observed(program())
 

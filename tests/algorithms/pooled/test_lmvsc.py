@@ -60,6 +60,7 @@ def test_planted_clusters_are_found_and_padding_changes_only_rounding():
     planted.padding_changes_only_rounding(program(), COMPLETE)
 
 
+@pytest.mark.ci
 def test_padding_is_never_read():
     observed = COMPLETE & (np.arange(N) % 9 > 0)[:, None]
     planted.never_reads_what_is_not_observed(program(), observed)
