@@ -283,7 +283,7 @@ def show(job: Job, path: Path, runs: pd.DataFrame, references: pd.DataFrame | No
 def draw(what: str, path: Path, runs: pd.DataFrame, table: pd.DataFrame) -> None:
     """Draws the table or figure."""
     picture, seeds = path / f"{what}.png", table["seeds"].dropna().astype(int)
-    least = f"{seeds.min()} to " * (seeds.min() < seeds.max())
+    least = f"{seeds.min()} to " if seeds.min() < seeds.max() else ""
     title = f"FMCSC, {what.replace('e', 'e ', 1)}, {least}{counted(seeds.max(), 'seed')}"
     if what == "figurebytes":
         tables.draw_bytes(picture, runs, "FMCSC: accuracy against traffic")

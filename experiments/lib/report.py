@@ -17,7 +17,7 @@ from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
 from experiments.lib.run_page import write_run_page
-from experiments.lib.text import spread
+from experiments.lib.text import counted, spread
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
@@ -126,7 +126,7 @@ class Report:
     def finish(self, last: SeedResult, traffic: Mapping[str, Traffic], facts: Row) -> Iterator[str]:
         """Writes summary and pictures; yields the lines for the terminal."""
         n = len(self.references)
-        after = f"(after the last round, mean over {n} seed{'s' * (n > 1)})"
+        after = f"(after the last round, mean over {counted(n, 'seed')})"
         for way, title in _TITLES.items() if self.is_scored else ():
             if self.command.method.topology == "vertical" and way == "pooled":
                 continue
@@ -324,7 +324,7 @@ class Report:
             if known:
                 levels[f"ACC, {name}"] = float(np.mean([s[self.way]["acc"] for s in known]))
         if scores or losses:
-            title = f"{self.title}, {len(seeds)} seed{'s' * (len(seeds) > 1)}"
+            title = f"{self.title}, {counted(len(seeds), 'seed')}"
             plots.curves(self.path / "curves.png", scores, losses, levels, title)
 
 

@@ -14,4 +14,4 @@ def spread(mean: float, deviation: float) -> str:
 
 def counted(n: int, what: str) -> str:
     """Returns a number of things: 1 run, 2 runs."""
-    return f"{n} {what}" + "s" * (n != 1)
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -161,6 +161,18 @@ def test_table_1_reads_the_papers_rounds_and_the_last_ones(tmp_path):
     assert tables.markdown(tables.read_lines(path), "M : S") == text
 
 
+def test_titles_say_how_many_seeds_there_are(tmp_path, monkeypatch):
+    lines = [run_of("best", seed, 0.9) for seed in (0, 1)]
+    unlike = [*lines, run_of("best", 0, 0.9, x="2:1")]
+    titles: list[str] = []
+    monkeypatch.setattr(tables, "draw_bars", lambda path, table, title: titles.append(title))
+    for kept in (lines[:1], lines, unlike):
+        runs = runs_file(tmp_path / "runs.csv", kept)
+        none = pd.DataFrame(columns=tables.COLUMNS)
+        fmcsc_reproduce.draw("table1", tmp_path, runs, tables.table_1(runs, none))
+    assert titles == [f"FMCSC, table 1, {n}" for n in ("1 seed", "2 seeds", "1 to 2 seeds")]
+
+
 def test_tables_2_and_3_stand_beside_the_papers(tmp_path):
     lines = [run_of("best", 0, 0.9, x=letters) for letters in fmcsc_rows.ABLATIONS]
     table = tables.table_2(runs_file(tmp_path / "runs.csv", lines))
