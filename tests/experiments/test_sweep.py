@@ -213,7 +213,7 @@ def test_vertical_methods_are_swept_alike(toy, tmp_path, algorithm, more, traced
 def test_two_processes_make_the_runs_of_one(toy, tmp_path):
     job = (
         *("--algorithm=local_kmeans", "--n_clients=4", "--ratio=1:0", "--noprogress"),
-        *(*toy, "--grid=limit=5,20", "--seeds=3", "--batch=4"),
+        *(*toy, "--grid=limit=2,3", "--seeds=3", "--batch=4"),
     )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -176,8 +176,9 @@ def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
         "summary.json",
         "tables.csv",
     }
-    other = [a.replace("trials=2", "trials=4").replace("batch=2", "batch=4") for a in arguments]
-    code, _, err = launch(*other, f"--output_dir={tmp_path / 'three'}")
+    header, *rows = before.splitlines()
+    file.write_text("\n".join([header, *rows[::-1]]) + "\n")  # settings that were not asked for
+    code, _, err = launch(*arguments, f"--output_dir={tmp_path / 'three'}")
     assert code == 2 and "holds another search" in err
 
 
