@@ -39,7 +39,7 @@ def test_wishes_of_the_parties(options, name, peers, why):
     assert AdviseSettings(**options).excludes(name, told, peers) == why
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_applies_is_listed_with_the_bytes_of_a_run():
     code, out, err = binaries.launch(
         main, "--dataset=digits", "--holds=rows", "--at_most=sums", "--noprogress"

@@ -68,7 +68,7 @@ def swept(toy, tmp_path_factory):
     return folder / "out", out
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_setting_meets_every_seed_in_as_few_programs_as_can_be(swept):
     folder, _ = swept
     rows = rows_of(folder / "runs.csv")
@@ -83,7 +83,7 @@ def test_every_setting_meets_every_seed_in_as_few_programs_as_can_be(swept):
     assert summary["runs"] == 8 and summary["compilations_here"] == 2 and summary["failed"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     folder, out = swept
     mine = [
@@ -123,7 +123,7 @@ def test_a_run_of_a_sweep_is_the_run_of_its_flags(swept, toy, tmp_path):
             assert float(one[name]) == pytest.approx(float(other[name]), nan_ok=True, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_it_takes_is_said_without_running(toy):
     code, out, err = launch(*FEDHK, *toy, GRID, "--dry_run")
     assert (code, err) == (0, "")
@@ -263,7 +263,7 @@ def test_bad_input_is_one_line(toy, arguments, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_folder_is_gone_on_with_by_the_same_flags_alone(swept, toy):
     folder, _ = swept
     before = (folder / "runs.csv").read_bytes()

@@ -63,7 +63,7 @@ def test_methods_and_privacy_are_said_in_flags_of_the_runner(arguments, expected
     parse(found, algorithm="e_fkmvc")  # and it knows them
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_ends_by_itself_and_leaves_its_folder(toy, tmp_path):
     folder = tmp_path / "out"
     code, out, err = launch(
@@ -196,7 +196,7 @@ def studied(toy, tmp_path_factory):
     return folder, out
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_study_runs_its_rows(studied):
     folder, out = studied
     summary = pd.read_csv(folder / "summary.csv").set_index(["method", "clients"])
@@ -214,7 +214,7 @@ def test_the_study_runs_its_rows(studied):
     assert (folder / "methods.md").read_text() in out
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_summary_is_made_of_the_runs_under_their_own_headings(studied):
     folder, _ = studied
     runs = pd.read_csv(folder / "runs.csv")
@@ -227,7 +227,7 @@ def test_the_summary_is_made_of_the_runs_under_their_own_headings(studied):
     assert (runs.loc[runs["method"] == "E-FKMVC", "rounds_made"] <= 4).all()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_finished_study_goes_on_to_its_tables(studied):
     folder, out = studied
     before = (folder / "summary.csv").read_bytes()

@@ -248,7 +248,7 @@ def rows(monkeypatch):
     return [Row("digits", "ABCD", "best", parse(["--dataset=digits", *TINY]))]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_maps_losses_and_costs(rows, tmp_path, capsys):
     with Progress(False) as progress:
         figures.figure_3(rows, tmp_path, progress)
@@ -294,7 +294,7 @@ def job(tmp_path_factory):
     return folder, out, flags
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_figure_end_to_end(job):
     folder, out, _ = job
     runs = list(csv.DictReader((folder / "runs.csv").open()))
@@ -316,7 +316,7 @@ def test_a_figure_goes_on_with_the_flags_that_were_given(job):
         assert code == 2 and "was begun with other flags" in err
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_runs_of_earlier_jobs_are_shown_anew(job, tmp_path):
     folder, _, _ = job
     code, out, err = launch(*JOB, f"--runs_file={folder}/runs.csv", f"--output_dir={tmp_path}/new")
@@ -380,7 +380,7 @@ def test_what_can_be_wrong(flags):
     assert code == 2 and WRONG[flags] in err and err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_what_can_be_wrong_with_files(job):
     folder, _, flags = job
     code, _, err = launch(*flags)

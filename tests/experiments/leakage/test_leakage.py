@@ -51,7 +51,7 @@ def launch(toy, folder, *arguments):
 # --- Messages about samples -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_job_tells_what_messages_give_away(toy, tmp_path):
     folder = tmp_path / "out"
     code, out, err = launch(

@@ -43,7 +43,7 @@ def job(toy, tmp_path_factory):
     return folder, out
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_job_finds_the_groups_and_says_so(job):
     folder, out = job
     summary = json.loads((folder / "summary.json").read_text())
@@ -53,7 +53,7 @@ def test_a_job_finds_the_groups_and_says_so(job):
     assert {path.name for path in folder.iterdir()} >= PICTURES | {"flags.txt", "labels.csv"}
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_round_has_a_row_with_losses_scores_and_bytes(job):
     rows = pd.read_csv(job[0] / "rounds.csv")
     assert set(rows["seed"]) == {0, 1}

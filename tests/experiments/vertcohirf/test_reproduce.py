@@ -150,7 +150,7 @@ def toy(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
     file = tmp_path / "trials.csv"
     arguments = (
