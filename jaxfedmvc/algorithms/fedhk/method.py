@@ -51,9 +51,18 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import transformed
 
 
+# Of the objective: starts that find the same clusters, under other numbers, differ by rounding.
+_EQUAL = 1e-4
+
+
+def best_start(models: Model) -> Array:
+    """Returns the place of the first start whose objective is the least but for rounding."""
+    return jnp.argmax(models.log_objective <= jnp.nanmin(models.log_objective) + _EQUAL)
+
+
 def best(models: Model, tree: PyTree | None = None) -> Any:
-    """Returns the start of least objective, or its part of another tree with an axis of starts."""
-    place = jnp.nanargmin(models.log_objective)
+    """Returns the best start, or its part of another tree with an axis of starts."""
+    place = best_start(models)
     return jax.tree.map(lambda x: x[place], models if tree is None else tree)
 
 
@@ -65,7 +74,7 @@ def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
     ) -> tuple[PyTree, Array, Array]:
         model = best(state.models)
         held = model.view_weights[jnp.array(view_ids)]
-        return codec.sent(model.fit, view_ids), held, jnp.nanargmin(state.models.log_objective)
+        return codec.sent(model.fit, view_ids), held, best_start(state.models)
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         if not _has_own(config, codec):

@@ -28,6 +28,7 @@ from jaxfedmvc.algorithms.fedhk.client import (
     local_sums,
     personalised,
 )
+from jaxfedmvc.algorithms.fedhk.method import best, best_start
 from jaxfedmvc.algorithms.fedhk.model import Model, Scale, ServerState
 from jaxfedmvc.algorithms.fedhk.rounds import guarded
 from jaxfedmvc.data.partition import Part
@@ -673,6 +674,22 @@ def test_bytes_are_those_of_the_closed_forms(config, up):
 
 
 # --- Whole runs -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(
+    ("objectives", "place"),
+    [
+        ([2.0, 1.0, 1.0 - 1e-6], 1),  # the same clusters twice: rounding decides nothing
+        ([2.0, 1.0, 0.99], 2),
+        ([np.nan, 3.0, 2.0], 2),
+        ([np.inf, np.inf, np.inf], 0),
+    ],
+)
+def test_the_first_of_the_best_starts_counts(objectives, place):
+    n = len(objectives)
+    models = Model({}, jnp.ones((n, 2)), jnp.array(objectives), jnp.zeros(n))
+    assert best_start(models) == place
+    assert best(models, jnp.arange(n)) == place
+
 
 WHOLE = FedHKConfig(C, personal="proximal", personal_steps=3, n_restarts=2)
 ROUNDS = 60
