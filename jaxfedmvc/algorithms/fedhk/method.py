@@ -50,7 +50,6 @@ from jaxfedmvc.algorithms.fedhk.setup import n_starts, setup_phases, warn_of_few
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import transformed
 
-
 # Of the objective: starts that find the same clusters, under other numbers, differ by rounding.
 _EQUAL = 1e-4
 

@@ -675,6 +675,7 @@ def test_bytes_are_those_of_the_closed_forms(config, up):
 
 # --- Whole runs -----------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(
     ("objectives", "place"),
     [
