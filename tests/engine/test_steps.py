@@ -271,10 +271,10 @@ def test_copies_that_training_is_spared_change_no_bit(name, monkeypatch):
     monkeypatch.undo()
     make, hyper = METHODS[name]
     run = jax.jit(lambda federation, key: engine.run(make(hyper), federation, key, ROUNDS))
-    lowered = run.lower(federation(), KEY)
+    lowered = run.lower(federation(name), KEY)
     level = {"xla_backend_optimization_level": options["xla_backend_optimization_level"]}
     assert options != level
-    found = [lowered.compile(told)(federation(), KEY) for told in (options, level)]
+    found = [lowered.compile(told)(federation(name), KEY) for told in (options, level)]
     plain = [jax.tree.map(lambda x: np.asarray(x), (r.labels, r.info)) for r in found]
     chex.assert_trees_all_equal(*plain)
 
