@@ -9,6 +9,7 @@ most are the same text in all groups, such as pre-training in each row of an abl
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ import numpy as np
 from experiments.lib.batches import Group, Program, mean_silhouette
 from experiments.lib.report import losses_of
 from jaxfedmvc.engine import Traffic
-from jaxfedmvc.engine.steps import Evaluation, Steps
+from jaxfedmvc.engine.steps import Evaluation, Steps, compiler_options
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import any_unread
 from jaxfedmvc.metrics.host import client_tables
@@ -69,8 +70,7 @@ class OneByOne(Program):
         """Returns what `batches.one_run` returns of a run, on the host."""
         group = self.group
         steps = self._steps.with_numbers(group.hyperparams[setting])
-        shared, by_seed = self._placed()
-        federation = group.source.build(shared, jax.tree.map(lambda x: x[place], by_seed))
+        federation = _federation()(group.source.build, *self._placed(), place)
         hidden, key = federation.without_labels(), jax.random.key(group.seeds[place])
         state, info = steps.setup(hidden, key, steps.start(hidden, key))
         infos, tables, took_part = [info], [], []
@@ -92,7 +92,7 @@ class OneByOne(Program):
             "loss": np.float32(np.nan if loss is None else loss),
             "nan": _has_nan((found.state.server, found.state.clients, loss)),
             "unread": any_unread((infos, found.info)),
-            "silhouette": _silhouette(hidden, found.embedding, found.labels, group.n_clusters),
+            "silhouette": _silhouette()(hidden, found.embedding, found.labels, group.n_clusters),
         }
         if federation.labels is None:
             return out
@@ -132,7 +132,19 @@ class OneByOne(Program):
             return self._steps.traffic()
 
 
-_silhouette = jax.jit(mean_silhouette, static_argnums=3)
+@functools.cache
+def _federation() -> Callable[..., Federation]:
+    """Returns what builds the federation of one seed, in one program for groups alike."""
+
+    def of_place(build: Any, shared: PyTree, by_seed: PyTree, place: jax.Array) -> Federation:
+        return build(shared, jax.tree.map(lambda x: x[place], by_seed))
+
+    return jax.jit(of_place, static_argnums=0, compiler_options=compiler_options(False))
+
+
+@functools.cache
+def _silhouette() -> Callable[..., jax.Array]:
+    return jax.jit(mean_silhouette, static_argnums=3, compiler_options=compiler_options(False))
 
 
 def _has_nan(tree: PyTree) -> bool:

@@ -14,6 +14,7 @@ as they are: axes are of type Auto, so that the compiler cuts the vmapped progra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -102,23 +103,49 @@ def pooled(
         np.stack([np.asarray(p[c].client_ids, np.int32) for p in partitions])
         for c in range(len(first))
     ]
-    kinds = [tuple(part.view_ids) for part in first]
+    kinds = tuple(tuple(part.view_ids) for part in first)
     dims = tuple(int(np.shape(view)[1]) for view in views)
     classes, n_classes = None, None
     if labels is not None:
         names, classes = np.unique(np.asarray(labels), return_inverse=True)
         classes, n_classes = classes.astype(np.int32), len(names)
 
-    def federation(
-        rows: Sequence[tuple], truth: Any, held: Sequence, names: Sequence
-    ) -> Federation:
+    # A memory-mapped view of float32 stays one.
+    everything = tuple(np.asanyarray(view, np.float32) for view in views)
+    if not dealt:
+        gathered = _Gathered(kinds, dims, n_classes)
+        return Source((everything, classes), (tuple(ids), tuple(clients)), gathered)
+    rows = tuple(
+        tuple(_Rows(everything[v], i, 0.0) for v in kind)
+        for kind, i in zip(kinds, ids, strict=True)
+    )
+    truth = None if classes is None else tuple(_Rows(classes, i, -1) for i in ids)
+    dealt_out = _Dealt(kinds, dims, n_classes)
+    return Source((), (rows, truth, tuple(ids), tuple(clients)), dealt_out)
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """Makes a federation of every client's own rows; equal ones are one function to `jax.jit`."""
+
+    kinds: tuple[tuple[int, ...], ...]
+    dims: tuple[int, ...]
+    n_classes: int | None
+
+    def __call__(self, _: PyTree, one: PyTree) -> Federation:
+        rows, truth, held, names = one
         cohorts = tuple(
             Cohort(tuple(x), mask=i >= 0, sample_ids=i, client_ids=n, view_ids=kind)
-            for x, i, n, kind in zip(rows, held, names, kinds, strict=True)
+            for x, i, n, kind in zip(rows, held, names, self.kinds, strict=True)
         )
-        return Federation(cohorts, truth, dims, n_classes)
+        return Federation(cohorts, truth, self.dims, self.n_classes)
 
-    def gathered(shared: PyTree, one: PyTree) -> Federation:
+
+@dataclass(frozen=True)
+class _Gathered(_Dealt):
+    """Makes a federation of pooled views and the ids of the rows that every client holds."""
+
+    def __call__(self, shared: PyTree, one: PyTree) -> Federation:
         all_views, all_labels = shared
 
         def take(x: Any, i: Any, padding: float) -> Any:
@@ -128,24 +155,10 @@ def pooled(
         held, names = one
         rows = [
             tuple(take(all_views[v], i, 0) for v in kind)
-            for kind, i in zip(kinds, held, strict=True)
+            for kind, i in zip(self.kinds, held, strict=True)
         ]
         truth = None if all_labels is None else tuple(take(all_labels, i, -1) for i in held)
-        return federation(rows, truth, held, names)
-
-    def as_dealt(_: PyTree, one: PyTree) -> Federation:
-        return federation(*one)
-
-    # A memory-mapped view of float32 stays one.
-    everything = tuple(np.asanyarray(view, np.float32) for view in views)
-    if not dealt:
-        return Source((everything, classes), (tuple(ids), tuple(clients)), gathered)
-    rows = tuple(
-        tuple(_Rows(everything[v], i, 0.0) for v in kind)
-        for kind, i in zip(kinds, ids, strict=True)
-    )
-    truth = None if classes is None else tuple(_Rows(classes, i, -1) for i in ids)
-    return Source((), (rows, truth, tuple(ids), tuple(clients)), as_dealt)
+        return super().__call__((), (rows, truth, held, names))
 
 
 def _layout(partition: Sequence[Part]) -> list[tuple]:
@@ -217,7 +230,7 @@ def batched(
 def place(source: Source, mesh: Mesh | None = None) -> tuple[PyTree, PyTree]:
     """Puts the source's arrays on the device, or over the mesh with clients along "clients"."""
     if mesh is None:
-        return jax.tree.map(lambda x: jnp.asarray(x[...]), (source.shared, source.by_seed))
+        return jax.tree.map(lambda x: jax.device_put(x[...]), (source.shared, source.by_seed))
     return (
         put(source.shared, sharding(mesh)),
         put(source.by_seed, sharding(mesh, None, "clients")),
