@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run test test-all test-lowest lint types docs bench deploy-demo fuzz clean
 
 run: $(READY)
-	$(VENV)/bin/python -m experiments.fmcsc --flagfile=experiments/fmcsc/presets/best.flags $(ARGS)
+	$(VENV)/bin/python -m experiments.fmcsc --flagfile=experiments/fmcsc/presets/best.flags \
+	  --flagfile=experiments/fmcsc/presets/best_digits.flags $(ARGS)
 
 # Without what is marked slow (further variants, jobs that are killed, statistics of long runs), and
 # without what is marked ci: whole jobs, and the methods that compile longest.

@@ -27,7 +27,8 @@ from experiments.lib.command import checked, parse_or_exit
 from jaxfedmvc.engine.steps import Traced
 
 # What `make run` gives to `experiments.fmcsc`.
-DEFAULT = (f"--flagfile={Path(__file__).parents[1]}/experiments/fmcsc/presets/best.flags",)
+_PRESETS = Path(__file__).parents[1] / "experiments" / "fmcsc" / "presets"
+DEFAULT = tuple(f"--flagfile={_PRESETS / name}.flags" for name in ("best", "best_digits"))
 COUNTS = ("lines", "instructions", "fusions", "draws")
 
 

@@ -198,7 +198,7 @@ class Federation:
         """One line for each cohort: how many clients, which views, how many samples each."""
         lines = []
         for cohort in self.cohorts:
-            rows = np.asarray(cohort.mask.sum(axis=1))
+            rows = np.asarray(cohort.mask).sum(axis=1)
             kind = "all views" if self.holds_all_views(cohort) else f"views {cohort.view_ids}"
             plural = "" if cohort.n_clients == 1 else "s"
             lines.append(
@@ -245,17 +245,18 @@ class Federation:
             cohorts.append(
                 Cohort(
                     views=tuple(
-                        jnp.asarray(np.where(present[..., None], views[v][ids], 0.0))
+                        jax.device_put(np.where(present[..., None], views[v][ids], np.float32(0)))
                         for v in part.view_ids
                     ),
-                    mask=jnp.asarray(present),
-                    sample_ids=jnp.asarray(ids),
-                    client_ids=jnp.asarray(part.client_ids, jnp.int32),
+                    mask=jax.device_put(present),
+                    sample_ids=jax.device_put(ids),
+                    client_ids=jax.device_put(np.asarray(part.client_ids, np.int32)),
                     view_ids=tuple(part.view_ids),
                 )
             )
             if labels is not None:
-                cohort_labels.append(jnp.asarray(np.where(present, labels[ids], -1), jnp.int32))
+                truth = np.where(present, labels[ids], -1).astype(np.int32)
+                cohort_labels.append(jax.device_put(truth))
         return cls(
             cohorts=tuple(cohorts),
             labels=tuple(cohort_labels) if labels is not None else None,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse, stats
 from scipy.optimize import isotonic_regression
-from sklearn.manifold import TSNE
 
 from jaxfedmvc import files
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
@@ -173,6 +172,8 @@ def _flattened(points: np.ndarray) -> np.ndarray:
     """t-SNE of points [n, d], [n, 2]; all at one place where they do not differ."""
     # Without any variance t-SNE would start from NaN, which ends the process in its C code.
     if points.shape[1] > 2 and len(points) > 6 and np.ptp(points, axis=0).any():
+        from sklearn.manifold import TSNE  # late: a tenth of a start is spent on importing it
+
         perplexity = min(30.0, (len(points) - 1) / 3)
         # From principal axes half of the usual steps show the same groups.
         tsne = TSNE(random_state=0, init="pca", perplexity=perplexity, max_iter=500)

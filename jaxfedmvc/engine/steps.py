@@ -20,6 +20,7 @@ import copy
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from functools import cache, partial
@@ -83,6 +84,7 @@ class _Program(NamedTuple):
     function: Callable[..., PyTree]  # its first argument are the hyper-parameters
     donated: tuple[int, ...] = ()  # arguments whose memory is used again
     trains: bool = False  # or is soon over
+    which: Any = None  # stage, phase and cohort of a client's program
 
 
 @dataclasses.dataclass
@@ -95,7 +97,7 @@ class _Flat:
 
     function: Any  # jitted
     structure: Any = None  # of what is returned; known once the function is traced
-    noted: Any = None  # what travels when it is called
+    noted: Any = None  # bytes of a client's message, and of what it is sent
     picked: list[int] | None = None  # of the arguments, where it only hands some of them on
     traced: Any = None  # a `Traced`, once it is
     compiled: Future | None = None
@@ -165,7 +167,7 @@ class Steps:
         # methods have a program for every size; each call counts as its own program's bytes.
         self._sizes: dict[tuple[str, int, int], int] = {}
         self._exchanged: dict[tuple[str, int, int], Exchanged] = {}
-        self._noted: tuple[tuple[str, int, int], Exchanged] | None = None
+        self._noted: tuple[int, int] | None = None
 
     # --- The run ----------------------------------------------------------------------------------
 
@@ -404,13 +406,17 @@ class Steps:
         self._walk()
         return [f.traced for f in self._flat.values() if f.traced and f.picked is None]
 
-    def calls(self) -> dict[str, dict[str, int]]:
+    def calls(self) -> dict[str, Counter[str]]:
         """Counts the calls of each program in each stage, of those that `on_call` is told of."""
         self._know_all()
-        counts: dict[str, dict[str, int]] = {stage: {} for stage in _STAGES}
+        counts: dict[str, Counter[str]] = {stage: Counter() for stage in _STAGES}
+        servers = set()
         for (stage, p, c), n in self._sizes.items():
-            counts[stage][_client_name(stage, p, c)] = phases.chunk_sizes(n, self._chunk)[0]
-            counts[stage][_server_name(stage, p)] = 1
+            clients = _client_name(stage, self._alike(stage, p, "client"), c)
+            counts[stage][clients] += phases.chunk_sizes(n, self._chunk)[0]
+            servers.add((stage, p))
+        for stage, p in servers:
+            counts[stage][_server_name(stage, self._alike(stage, p, "server"))] += 1
         return counts
 
     def efforts(self) -> dict[str, float]:
@@ -471,20 +477,20 @@ class Steps:
             *results, message_bytes = phases.map_clients(
                 phase, key, sent, states, cohort, places, None, None
             )
-            n = self._sizes[stage, p, c]
-            exchanged = Exchanged(n, message_bytes, phases.nbytes(sent))
-            self._noted = ((stage, p, c), exchanged)
+            self._noted = message_bytes, phases.nbytes(sent)
             return tuple(results)
 
         # The old states' memory serves the new ones, but where the run goes on from the old.
         donated, trains = ((), False) if stage == "finish" else ((3,), True)
-        return _Program(_client_name(stage, p, c), function, donated, trains)
+        name = _client_name(stage, self._alike(stage, p, "client"), c)
+        return _Program(name, function, donated, trains, (stage, p, c))
 
     def _adding_program(self, stage: str, p: int, c: int) -> _Program:
         def function(hyper: PyTree, first: PyTree, second: PyTree) -> PyTree:
             return jax.tree.map(jnp.add, first, second)
 
-        return _Program(f"{_client_name(stage, p, c)}/sum", function, (1,))
+        name = _client_name(stage, self._alike(stage, p, "client"), c)
+        return _Program(f"{name}/sum", function, (1,))
 
     def _broadcast_program(self, stage: str, p: int, c: int) -> _Program:
         view_ids = self._federation.cohorts[c].view_ids
@@ -492,7 +498,7 @@ class Steps:
         def function(hyper: PyTree, server: PyTree) -> PyTree:
             return getattr(self._make(hyper), stage)[p].broadcast(server, view_ids)
 
-        return _Program(f"{stage}/{p}/sent{c}", function)
+        return _Program(f"{stage}/{self._alike(stage, p, 'broadcast')}/sent{c}", function)
 
     def _server_program(self, stage: str, p: int) -> _Program:
         """`(hyper, key, server, parts) -> (server, info)`, parts of each cohort by chunks."""
@@ -512,7 +518,8 @@ class Steps:
             return phase.server(server_key, server, messages, weights)
 
         donated, trains = ((), False) if stage == "finish" else ((2,), True)
-        return _Program(_server_name(stage, p), function, donated, trains)
+        name = _server_name(stage, self._alike(stage, p, "server"))
+        return _Program(name, function, donated, trains)
 
     def _row_program(self, which: str, c: int) -> _Program:
         """`(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, `assign` or `embed`."""
@@ -525,6 +532,24 @@ class Steps:
             return phases.batched(partial(rows, server), len(places))(*mine)
 
         return _Program(f"{which}/{c}", function)
+
+    def _alike(self, stage: str, p: int, part: str) -> int:
+        """Returns the first phase of the stage with the same `part`, whose program can serve both.
+
+        A server that is given every message counts the clients of its own phase. A leader's
+        program is everyone's where clients are computed one by one.
+        """
+        every = getattr(self.algorithm, stage)
+        mine = every[p]
+        if part == "server" and mine.reduce != "sum":
+            return p
+        any_who = part != "server" and self._chunk == 1
+
+        def is_alike(other: Phase) -> bool:
+            same = getattr(other, part) is getattr(mine, part) and other.reduce == mine.reduce
+            return same and (any_who or other.who == mine.who)
+
+        return next(q for q, other in enumerate(every) if is_alike(other))
 
     # --- Walking over phases and chunks -----------------------------------------------------------
 
@@ -616,8 +641,7 @@ class Steps:
                 self._wait(flat)
             found = flat.compiled.result()(*leaves)
         if flat.noted is not None:
-            which, exchanged = flat.noted
-            self._exchanged[which] = exchanged
+            self._exchanged[program.which] = Exchanged(self._sizes[program.which], *flat.noted)
         return jax.tree.unflatten(flat.structure, found)
 
     def _flattened(self, program: _Program, structure: Any) -> _Flat:

@@ -77,7 +77,7 @@ def test_embedding_draws_each_point_where_its_row_says(tmp_path, monkeypatch):
 
     points = np.arange(2.0 * n).reshape(n, 2)
     values, markers = np.arange(n) % 4 - 1, np.arange(n) % 3
-    monkeypatch.setattr(plots, "TSNE", FirstTwo)
+    monkeypatch.setattr("sklearn.manifold.TSNE", FirstTwo)
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
     names = ("a", "b", "c")
     plots.embedding(tmp_path / "map.png", points, {"k": values}, markers, names, "t", 6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -104,19 +103,16 @@ def _check_federation(config: FMCSCConfig, federation: Federation) -> None:
 def _setup(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     """Returns pre-training, section 3.2: with component A a leader's, and from it everyone's."""
 
-    def pretraining(who: Literal["everyone", "leader"]) -> Phase:
-        phase = Phase(
-            partial(send_start, config),
-            partial(pretrain, config, hyper),
-            partial(average_autoencoders, config),
-            reduce="sum",
-            who=who,
-        )
-        return protected(hyper, phase)
-
+    phase = Phase(
+        partial(send_start, config),
+        partial(pretrain, config, hyper),
+        partial(average_autoencoders, config),
+        reduce="sum",
+    )
+    pretraining = protected(hyper, phase)
     if "A" not in config.components:
-        return (pretraining("everyone"),)
-    consensus = (pretraining("leader"), pretraining("everyone"))
+        return (pretraining,)
+    consensus = (pretraining._replace(who="leader"), pretraining)
     if not config.leader_epochs:
         return consensus
     leading = Phase(
