@@ -434,6 +434,7 @@ SHOWN = (
     Shown("methods/mgcd.md", "MGCD, table 2", lambda: mgcd_table("table2")),
     Shown("methods/mgcd.md", "MGCD, trained server", trained_server, whole=False),
     Shown("notebook/mgcd.md", "MGCD, table 3", lambda: mgcd_table("table3")),
+    Shown("notebook/mgcd.md", "MGCD, figure 5", lambda: mgcd_table("figure5")),
     Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
     Shown("methods/vertcohirf.md", "VertCoHiRF, table 1", vertcohirf_table_1),
 )
@@ -450,7 +451,7 @@ ROWS = (
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),
     Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
-    *(Rows(MGCD / f"{name}_runs.csv", ("set", "row")) for name in ("table2", "table3")),
+    *(Rows(MGCD / f"{name}_runs.csv", ("set", "row")) for name in ("table2", "table3", "figure5")),
     Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
     Rows(VERTCOHIRF / "table1_runs.csv", ("method",)),
     Rows(FMCSC / "temperatures.csv", ("tau_m", "tau_p")),

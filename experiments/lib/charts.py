@@ -127,7 +127,9 @@ def lines(
         every_x = [point[0] for points in series.values() for point in points]
         if log_x:
             axis.set_xscale("log")
-            axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            shown = [x for x in every_x if np.isfinite(x) and x > 0]
+            is_wide = bool(shown) and max(shown) > 100 * min(shown)
+            axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
             axis.xaxis.set_major_formatter("{x:g}")
             axis.xaxis.set_minor_formatter(ticker.NullFormatter())  # they overlap
         elif all(x == round(x) for x in every_x if np.isfinite(x)):  # rounds, clients
