@@ -427,6 +427,7 @@ def _execute(
     """Makes the runs of a group that the ledger lacks."""
     write = print if progress is None else progress.write
     runs = program.group.runs
+    opened = time.perf_counter()
     program.traffic(0)
     if place not in ledger.sizes:
         # Kept before the first batch: a resumed job must not plan by another day's memory.
@@ -434,6 +435,7 @@ def _execute(
         size = as_the_first(planned_batch(program, batch))
         ledger.add(place, size, [], time.perf_counter() - began)
     size = ledger.sizes[place]
+    prepared = time.perf_counter() - opened  # bytes and plans need compiled programs, too
     while (done := ledger.done(place)) < len(runs):
         part = runs[done : done + size]
         began, waited = time.perf_counter(), program.waited
@@ -453,7 +455,8 @@ def _execute(
             rows = [_alone(program, size, run) for run in part]
         ledger.add(place, size, rows, time.perf_counter() - began, program.waited - waited)
         if progress is not None:
-            progress.done(f"program {place}", len(part))
+            progress.done(f"program {place}", len(part), prepared + program.waited - waited)
+            prepared = 0.0
 
 
 def as_the_first(numbers: Any) -> Any:

@@ -68,11 +68,14 @@ class Progress:
             self._efforts = efforts or {}
             self._last = time.perf_counter()
 
-    def done(self, kind: str, n: int = 1) -> None:
-        """Counts work of this kind as done; the time since the last call is what it took."""
+    def done(self, kind: str, n: int = 1, waited: float = 0.0) -> None:
+        """Counts work of this kind as done; the time since the last call is what it took.
+
+        But for the seconds it `waited` for its program: the next one is compiled meanwhile.
+        """
         with self._lock:
             now = time.perf_counter()
-            self._seconds.setdefault(kind, []).append((now - self._last) / n)
+            self._seconds.setdefault(kind, []).append(max(0.0, now - self._last - waited) / n)
             self._last = now
             if self._left is None:
                 self._early[kind] += n

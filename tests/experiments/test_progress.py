@@ -1,0 +1,37 @@
+"""What the bar says of the time left, by a clock of the test's own."""
+
+import pytest
+
+from experiments.lib import progress as module
+from experiments.lib.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def shown(bar):
+    return bar._bar.postfix
+
+
+def test_waiting_for_a_program_is_not_taken_for_the_pace_of_runs(clock):
+    with Progress(True) as bar:
+        bar.expect({"program 0": 2, "program 1": 4})
+        bar.compiling(0, 2, "program 0")
+        clock[0] += 23.0
+        bar.done("program 0", waited=20.0)
+        assert shown(bar) == "00:15 left"  # five runs of three seconds
+        clock[0] += 3.0
+        bar.done("program 0")
+        assert shown(bar) == "00:12 left"
+
+
+def test_kinds_not_met_yet_are_guessed_by_their_operations(clock):
+    with Progress(True) as bar:
+        bar.expect({"setup": 1, "round": 10}, {"setup": 4.0, "round": 2.0})
+        clock[0] += 2.0
+        bar.done("setup")
+        assert shown(bar) == "00:10 left"
