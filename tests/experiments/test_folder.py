@@ -57,3 +57,16 @@ def test_a_row_that_a_kill_left_half_written_goes_before_the_next(tmp_path):
 def test_rows_of_a_cell_have_one_command_but_for_seeds_and_files():
     row = "--algorithm=lsimvc --seeds=1 --ratio=1:1 --peers_file=/a/b.csv --seed=4"
     assert folder.settings_of_row(row) == "--algorithm=lsimvc --ratio=1:1"
+
+
+@pytest.mark.parametrize(("told", "kept"), [(1.0, 0.01), (5.0, 5.0)])
+def test_small_programs_are_kept_too_unless_jax_was_told_otherwise(told, kept):
+    command = SimpleNamespace(folder=FolderSettings(compilation_cache=""))
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    try:
+        jax.config.update(name, told)
+        folder.use_compilation_cache(command)
+        assert getattr(jax.config, name) == kept
+    finally:
+        jax.config.update(name, before)
