@@ -214,7 +214,7 @@ class Shown:
     def compiling(self, ready, n, name):
         self.lines.append(f"compiling {ready} of {n}")
 
-    def done(self, kind, n):
+    def done(self, kind, n, waited):
         self.done_runs.append((kind, n))
 
     def write(self, line):

@@ -10,7 +10,7 @@ from tests.helpers import binaries
 def test_every_table_is_that_of_its_rows():
     code, out, err = binaries.launch(reproduce.main, "--check")
     assert code == 0, out + err
-    assert "22 tables, 21 files of rows: 0 errors" in out
+    assert "23 tables, 22 files of rows: 0 errors" in out
     assert "table1_runs.csv: rows without command" in out and "no run of" in out
 
 
