@@ -94,7 +94,6 @@ def lines(
       log_y: Whether y is.
     """
     plt = plots.require_matplotlib()
-    from matplotlib import ticker
 
     figure, axes = plt.subplots(
         1, len(panels), figsize=(5.2 * len(panels) + 0.6, 4.8), layout="constrained", squeeze=False
@@ -127,11 +126,7 @@ def lines(
         every_x = [point[0] for points in series.values() for point in points]
         if log_x:
             axis.set_xscale("log")
-            shown = [x for x in every_x if np.isfinite(x) and x > 0]
-            is_wide = bool(shown) and max(shown) > 100 * min(shown)
-            axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
-            axis.xaxis.set_major_formatter("{x:g}")
-            axis.xaxis.set_minor_formatter(ticker.NullFormatter())  # they overlap
+            plots.mark_powers(axis, [x for x in every_x if np.isfinite(x)])
         elif all(x == round(x) for x in every_x if np.isfinite(x)):  # rounds, clients
             axis.xaxis.get_major_locator().set_params(integer=True)
         if log_y:

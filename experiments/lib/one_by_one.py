@@ -132,6 +132,7 @@ class OneByOne(Program):
             return self._steps.traffic()
 
 
+# Jitted when first called, since what XLA is told depends on the device that is set by then.
 @functools.cache
 def _federation() -> Callable[..., Federation]:
     """Returns what builds the federation of one seed, in one program for groups alike."""

@@ -168,6 +168,17 @@ def thinned(n: int, most: int) -> np.ndarray:
 _STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"), ("X", "-."))
 
 
+def mark_powers(axis: Any, values: Any) -> None:
+    """Labels powers of ten on a logarithmic x axis, and 2 and 5 between them over few decades."""
+    from matplotlib import ticker
+
+    # Matplotlib labels every tick between two powers of ten, or none where there is no power.
+    decades = np.ptp(np.log10(values))
+    axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
+    axis.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
 def _flattened(points: np.ndarray) -> np.ndarray:
     """t-SNE of points [n, d], [n, 2]; all at one place where they do not differ."""
     # Without any variance t-SNE would start from NaN, which ends the process in its C code.

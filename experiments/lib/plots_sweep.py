@@ -232,13 +232,7 @@ def _place(axis: Any, texts: pd.Series, varied: Axis, inches: float) -> np.ndarr
         if _width(names) > gaps.min(initial=1.0) * 0.9 * inches - 0.1:
             _turn(axis)
     elif is_log:
-        from matplotlib import ticker
-
-        # Matplotlib labels every tick between two powers of ten, or none where there is no power.
-        decades = np.ptp(np.log10(values))
-        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
-        axis.xaxis.set_major_formatter(ticker.FormatStrFormatter("%.3g"))
-        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
+        plots.mark_powers(axis, values)
     return texts.astype(float).to_numpy()
 
 

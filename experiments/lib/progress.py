@@ -71,7 +71,7 @@ class Progress:
     def done(self, kind: str, n: int = 1, waited: float = 0.0) -> None:
         """Counts work of this kind as done; the time since the last call is what it took.
 
-        But for the seconds it `waited` for its program: the next one is compiled meanwhile.
+        Seconds that it `waited` for its program are left out, since they say nothing of its pace.
         """
         with self._lock:
             now = time.perf_counter()

@@ -120,8 +120,8 @@ def pooled(
         for kind, i in zip(kinds, ids, strict=True)
     )
     truth = None if classes is None else tuple(_Rows(classes, i, -1) for i in ids)
-    dealt_out = _Dealt(kinds, dims, n_classes)
-    return Source((), (rows, truth, tuple(ids), tuple(clients)), dealt_out)
+    by_seed = rows, truth, tuple(ids), tuple(clients)
+    return Source((), by_seed, _Dealt(kinds, dims, n_classes))
 
 
 @dataclass(frozen=True)

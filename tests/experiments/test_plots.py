@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 from threadpoolctl import threadpool_limits
 
-from experiments.lib import plots
+from experiments.lib import charts, plots
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import NEVER, Hierarchy
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -35,6 +35,25 @@ LOSSES = {"reconstruction": np.array([[3.0, 2.0, 1.0]]), "contrast": np.ones((2,
 def test_curves_write_a_whole_png(tmp_path, scores, losses, references):
     plots.curves(tmp_path / "curves.png", scores, losses, references, "title")
     assert_one_png(tmp_path / "curves.png")
+
+
+def test_lines_of_one_series_over_several_logarithmic_panels(tmp_path):
+    points = [(10.0**i, 0.5, 0.1) for i in range(-3, 4)]
+    panels = {"gamma": {"NMI": points}, "lambda": {"NMI": [*points[:2], (np.inf, 0.4, 0.0)]}}
+    charts.lines(tmp_path / "lines.png", panels, "weight", "NMI", "title", log_x=True)
+    assert_one_png(tmp_path / "lines.png")
+
+
+@pytest.mark.parametrize(("most", "labels"), [(1000, ["0.001", "1", "1000"]), (0.05, ["0.02"])])
+def test_ticks_between_powers_of_ten_are_labelled_over_few_decades_only(most, labels):
+    figure, axis = pyplot.subplots()
+    axis.set_xscale("log")
+    axis.set_xlim(0.001, most)
+    plots.mark_powers(axis, [0.001, most])
+    figure.canvas.draw()
+    shown = [text.get_text() for text in axis.get_xticklabels()]
+    assert set(labels) <= set(shown) and ("0.002" in shown) == (most < 1)
+    pyplot.close(figure)
 
 
 def test_curves_replace_an_older_picture(tmp_path):
