@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from experiments.lib import settings
 from experiments.lib.command import Command, JobSettings, parse
 from experiments.lib.data import DataSettings, HorizontalSettings
-from experiments.lib.peers import Cell, cell, data_flags_of
+from experiments.lib.peers import Cell, cell, data_flags_of, shortened
 from jaxfedmvc.data import parse_ratio
 
 PRESETS = Path(__file__).parent / "presets"
@@ -110,6 +110,7 @@ class ReproduceSettings:
         --quick none of them.
       peers_file: File peers.csv of an earlier job: what it holds is not run again, and the rest is
         appended to it.
+      peers_training: Share of their default epochs that deep comparison methods train for.
       quick: The same on the digits with narrow networks: a few minutes on a CPU.
       readme: File that table 1 is written into, too, between its marks.
       runs_file: Files runs.csv of earlier jobs: shown anew, nothing is run.
@@ -127,6 +128,7 @@ class ReproduceSettings:
     references: tuple[str, ...] = tuple(REFERENCES)
     peers: tuple[str, ...] | None = None
     peers_file: str | None = None
+    peers_training: float = 1.0
     quick: bool = False
     readme: str | None = None
     runs_file: tuple[str, ...] = ()
@@ -154,6 +156,7 @@ class ReproduceSettings:
         if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.what != "table1"):
             got = ",".join(self.peers or ())
             raise ValueError(f"peers: got {got!r}; allowed for table 1 are {', '.join(PEERS)}")
+        shortened(PEERS[0], self.peers_training)
         both = self.what in ("table1", "figurebytes")
         usual = {
             "datasets": ("digits",) if self.quick else _SETS.get(self.what, tuple(SETS)[:3]),
@@ -298,7 +301,8 @@ def peers(request: Request) -> list[Cell]:
     for dataset, ratio in itertools.product(asked.datasets or (), asked.ratios or ()):
         like = request.row(dataset, ratio, "best", ratio=ratio).command
         for method in asked.peers:
-            cells.append(cell(dataset, ratio, method, like.split.n_clients, data_flags_of(like)))
+            flags = data_flags_of(like), shortened(method, asked.peers_training)
+            cells.append(cell(dataset, ratio, method, like.split.n_clients, *flags))
     return cells
 
 

@@ -10,6 +10,7 @@ refuses a cell (too many rows, too few views) has a row that says why.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,29 @@ def cell(
     arguments = [f"--algorithm={method}", f"--dataset={dataset}", *split, *data_flags, *settings]
     name = "complete" if ratio == "1:0" else ratio
     return Cell(dataset, name, method, parse(arguments))
+
+
+def shortened(method: str, share: float) -> list[str]:
+    """Returns the flags by which a deep method trains for a share of its default schedule.
+
+    That is a share of all epochs and optimisation steps; a method that makes several runs and keeps
+    one makes fewer of them, each whole. Methods without training have no such flags.
+
+    Args:
+      method: A name of `METHODS`.
+      share: In (0, 1]; 1 is the default schedule.
+
+    Raises:
+      ValueError: `share` is not in (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"peers_training: got {share}; allowed is more than 0, at most 1")
+    if share == 1:
+        return []
+    default = {field.name: field.default for field in dataclasses.fields(METHODS[method].config)}
+    epochs = [name for name in default if name.endswith("epochs") or name == "steps"]
+    names = ["n_runs"] if "n_runs" in default else epochs
+    return [f"--{name}={max(1, round(share * default[name]))}" for name in names]
 
 
 def data_flags_of(command: Command) -> list[str]:

@@ -42,6 +42,7 @@ class ReproduceSettings:
       peers: Of table 2: the paper's comparison methods, as --algorithm names them; none: all.
       trials_file: Runs to begin with; new ones are appended to it.
       peers_file: The same for runs of the comparison methods.
+      peers_training: Share of their default epochs that deep comparison methods train for.
     """
 
     paper: Literal["mgcd"] = "mgcd"
@@ -52,6 +53,7 @@ class ReproduceSettings:
     peers: tuple[str, ...] | None = None
     trials_file: str | None = None
     peers_file: str | None = None
+    peers_training: float = 1.0
 
     def check(self) -> None:
         """Checks what is asked for.
@@ -70,6 +72,7 @@ class ReproduceSettings:
         if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.table != (2,)):
             got = ",".join(self.peers or ())
             raise ValueError(f"peers: got {got!r}; allowed for table 2 are {', '.join(PEERS)}")
+        peers.shortened(PEERS[0], self.peers_training)
         check_table("trials_file", self.trials_file, COLUMNS)
         check_table("peers_file", self.peers_file, peers.COLUMNS)
 
@@ -114,7 +117,14 @@ def show_peers(
     """Runs the comparison methods on complete data; prints their table, and writes and draws it."""
     where = () if data_dir is None else (f"--data_dir={data_dir}",)
     cells = [
-        peers.cell(SETS[dataset], "1:0", method, _CLIENTS, where)
+        peers.cell(
+            SETS[dataset],
+            "1:0",
+            method,
+            _CLIENTS,
+            where,
+            peers.shortened(method, asked.peers_training),
+        )
         for dataset in asked.sets or SETS
         for method in asked.peers or PEERS
     ]

@@ -72,6 +72,17 @@ def test_runs_with_other_settings_are_not_taken_for_these(ran):
     assert path.read_text() == before
 
 
+def test_a_share_of_the_training_is_a_share_of_epochs_or_of_runs():
+    assert peers.shortened("cpspan", 0.1) == ["--pretrain_epochs=20", "--align_epochs=5"]
+    assert peers.shortened("simvc", 0.1) == ["--n_runs=2"]
+    assert peers.shortened("simvc", 0.001) == ["--n_runs=1"]
+    assert peers.shortened("lsimvc", 0.1) == []
+    assert peers.shortened("cpspan", 1.0) == []
+    for share in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"peers_training: got {share}; allowed"):
+            peers.shortened("cpspan", share)
+
+
 def test_means_and_sample_deviations_stand_beside_the_papers(ran):
     runs = ran[2].copy()
     runs.loc[runs["x"] == "1:1", "acc"] = [0.5, 0.7]
