@@ -31,8 +31,10 @@ from experiments.vertcohirf.trials import (
     LOCAL,
     STEMS,
     SearchSettings,
+    as_text,
     run_trials,
 )
+from jaxfedmvc.files import write_text
 
 _FIGURE_4_SET, _FIGURE_4_AGENTS = "alizadeh-2000-v2", (2, 3, 4, 5, 6)
 _OVERLAP = 0.2
@@ -78,6 +80,13 @@ class ReproduceSettings:
     def label(self) -> str:
         """Names what is asked for."""
         return f"figure{self.figure}" if self.figure else "table" + "_".join(map(str, self.table))
+
+    @property
+    def flag(self) -> str:
+        """The flag that asks for it."""
+        if self.figure:
+            return f"--figure={self.figure}"
+        return f"--table={','.join(map(str, self.table))}"
 
     def scores(self) -> dict[str, list[str]]:
         """Returns the tables that are made of trials, `{set: scores}`."""
@@ -133,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if asked.figure == 4:
             summary["figure 4"] = figure_4(settings, seeds, load, file, path, progress, study.mesh)
         wanted = asked.scores()
-        searched = partial(run_trials, wanted, settings, seeds, mesh=study.mesh)
+        command = ["--paper=vertcohirf", asked.flag]
+        searched = partial(run_trials, wanted, settings, seeds, mesh=study.mesh, command=command)
         trials = checked(partial(searched, load, file, progress))
     summary |= report(wanted, trials, settings, len(seeds), path)
     write_summary(path, summary)
@@ -167,10 +177,17 @@ def report(
             _draw_boxes(path, dataset, trials)
     if found:
         pd.concat(found.values()).to_csv(path / "tables.csv", index=False)
+        write_chosen(path / "chosen_trials.csv", trials)
     return {
         f"{dataset}, {metric}": json.loads(table.to_json(orient="records", double_precision=15))
         for (dataset, metric), table in found.items()
     }
+
+
+def write_chosen(path: Path, trials: pd.DataFrame) -> None:
+    """Writes the trials that tables rest on."""
+    chosen = [as_text(row) for row in tables.chosen(trials).to_dict("records")]
+    write_text(path, pd.DataFrame(chosen).to_csv(index=False))
 
 
 def _draw_boxes(path: Path, dataset: str, trials: pd.DataFrame) -> None:
@@ -199,7 +216,8 @@ def figure_4(
     curves: dict[str, list[list[float]]] = {}
     for agents in _FIGURE_4_AGENTS:
         own = file.with_name(f"{file.stem}_{agents}_agents{file.suffix}")
-        searched = partial(run_trials, [_FIGURE_4_SET], settings, seeds, mesh=mesh)
+        command = ["--paper=vertcohirf", "--figure=4"]
+        searched = partial(run_trials, [_FIGURE_4_SET], settings, seeds, mesh=mesh, command=command)
         trials = checked(partial(searched, partial(load, agents=agents), own, progress))
         for name, values in tables.by_seed(_FIGURE_4_SET, trials, "ARI").items():
             curves.setdefault(name, []).append(values)

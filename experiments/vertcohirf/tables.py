@@ -36,6 +36,7 @@ TABLES = {
     for j, metric in enumerate(OBJECTIVES)
 }
 _PAPER = {"collab_mean": "paper_mean", "collab_std": "paper_std", "diff_mean": "paper_diff"}
+_OF_A_SEARCH = ["dataset", "method", "seed"]
 _TITLES = {"tuned": "label-tuned", "unsupervised": "unsupervised", "paper": "paper"}
 # k of the methods that are given one in table 1: the number of classes.
 _TABLE_1_K = 6
@@ -64,6 +65,25 @@ def best_trials(trials: pd.DataFrame, metric: str, by: str) -> pd.Series:
     values = trials[by].map(np.mean).astype(float)
     best = trials.loc[values.groupby([trials["method"], trials["seed"]]).idxmax()]
     return best.set_index(["method", "seed"])[metric].map(np.asarray)
+
+
+def chosen(trials: pd.DataFrame) -> pd.DataFrame:
+    """Returns the trials that the tables rest on, in their order, so few that they can be kept.
+
+    Args:
+      trials: As `trials.read_trials` returns them.
+
+    Returns:
+      For each set, method and seed the trial of best score by each of `OBJECTIVES`, named in
+      "chosen_by", of as many as "tried" says; one that is best by both stands there twice.
+    """
+    kept = []
+    for by in OBJECTIVES:
+        mine = trials[trials["search"].str.split(":").str[1].isin(("any", by))]
+        groups = mine[by].map(np.mean).astype(float).groupby([mine[name] for name in _OF_A_SEARCH])
+        best = mine.loc[groups.idxmax()]
+        kept.append(best.assign(chosen_by=by, tried=groups.size().to_numpy()))
+    return pd.concat(kept).sort_index(kind="stable")
 
 
 def by_seed(dataset: str, trials: pd.DataFrame, metric: str) -> dict[str, list[float]]:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
+from experiments.lib import folder
 from experiments.lib.data import Problem
 from experiments.lib.devices import each
 from experiments.lib.folder import append_rows, read_appended
@@ -110,6 +112,11 @@ class SearchSettings:
     def objectives(self) -> Sequence[str]:
         """Returns the scores searched for: random trials serve any, TPE has a study for each."""
         return OBJECTIVES if self.search == "tpe" else ("any",)
+
+    def flag_lines(self) -> list[str]:
+        """Returns the flags that make trials what they are."""
+        names = ("search", "search_trials", "search_batch", "max_local_clusters")
+        return [f"--{name}={getattr(self, name)}" for name in names]
 
     def name(self, method: str, objective: str) -> str:
         """Names a search in trials.csv: its kind, the score, and the space where it may differ."""
@@ -335,8 +342,9 @@ class Place(NamedTuple):
     search: str
 
 
+# Seconds of a trial are those of its batch, its share of compilation included, by their number.
 _AS_JSON = ("params", *OBJECTIVES)
-COLUMNS = (*Place._fields, *_AS_JSON, "clusters")
+COLUMNS = (*Place._fields, *_AS_JSON, "clusters", "seconds", "command", "commit", "device", "jax")
 # Searches of one set, each with its row and what proposes its settings.
 Plan = dict[Place, tuple[Row, Search]]
 
@@ -369,6 +377,7 @@ def run_trials(
     path: Path,
     progress: Progress,
     mesh: Mesh | None = None,
+    command: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Runs the trials that `path` lacks, appends every batch, and returns all that were asked for.
 
@@ -383,6 +392,7 @@ def run_trials(
       path: Of trials.csv.
       progress: Where trials are counted.
       mesh: Whose devices take a part of each batch; None: one device.
+      command: What trials say made them; the settings' own flags come after it.
 
     Raises:
       ValueError: The file holds trials of another search by the same name.
@@ -397,6 +407,7 @@ def run_trials(
         )
     progress.expect(left)
     load = functools.lru_cache(maxsize=1)(load)
+    made_by = folder.made_by([*command, *settings.flag_lines()])
     for searches in plans:
         evaluate: dict[str, Evaluate] = {}
         for place, (row, search) in searches.items():
@@ -416,7 +427,9 @@ def run_trials(
                 if rest := params[len(found) :]:  # all, or what a kill has cut off
                     run = evaluate[place.method]
                     made = _run_batch(problem, run, place.seed, start, rest, mesh)
-                    append_rows(path, [place._asdict() | _as_text(trial) for trial in made])
+                    append_rows(
+                        path, [place._asdict() | as_text(trial) | made_by for trial in made]
+                    )
                     progress.done(f"{place.dataset}, {place.method}", len(rest))
                     found = found + made
                 search.tell(found)
@@ -438,13 +451,16 @@ def _run_batch(
     size = -(-len(params) // (1 if mesh is None else mesh.devices.size))
     parts = [params[i : i + size] for i in range(0, len(params), size)]
     run = functools.partial(evaluate, problem.federation.without_labels(), key)
-    found = itertools.chain.from_iterable(each(run, parts, mesh))
+    began = time.perf_counter()
+    found = list(itertools.chain.from_iterable(each(run, parts, mesh)))
+    seconds = round((time.perf_counter() - began) / len(params), 3)
     return [
         {"params": p, **scores(problem, labels)}
-        | {"clusters": max(len(np.unique(x)) for x in labels)}
+        | {"clusters": max(len(np.unique(x)) for x in labels), "seconds": seconds}
         for p, labels in zip(params, found, strict=True)
     ]
 
 
-def _as_text(trial: dict[str, Any]) -> dict[str, Any]:
+def as_text(trial: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row as it stands in trials.csv."""
     return trial | {name: json.dumps(trial[name]) for name in _AS_JSON}
