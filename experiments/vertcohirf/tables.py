@@ -83,7 +83,7 @@ def chosen(trials: pd.DataFrame) -> pd.DataFrame:
         groups = mine[by].map(np.mean).astype(float).groupby([mine[name] for name in _OF_A_SEARCH])
         best = mine.loc[groups.idxmax()]
         kept.append(best.assign(chosen_by=by, tried=groups.size().to_numpy()))
-    return pd.concat(kept).sort_index(kind="stable")
+    return pd.concat(kept).sort_index(kind="stable").reset_index(drop=True)
 
 
 def by_seed(dataset: str, trials: pd.DataFrame, metric: str) -> dict[str, list[float]]:

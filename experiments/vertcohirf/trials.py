@@ -427,9 +427,8 @@ def run_trials(
                 if rest := params[len(found) :]:  # all, or what a kill has cut off
                     run = evaluate[place.method]
                     made = _run_batch(problem, run, place.seed, start, rest, mesh)
-                    append_rows(
-                        path, [place._asdict() | as_text(trial) | made_by for trial in made]
-                    )
+                    of = place._asdict() | made_by
+                    append_rows(path, [of | as_text(trial) for trial in made])
                     progress.done(f"{place.dataset}, {place.method}", len(rest))
                     found = found + made
                 search.tell(found)

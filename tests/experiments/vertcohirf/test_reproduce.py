@@ -50,6 +50,26 @@ def test_table_by_hand():
     assert line.split()[1:3] == ["0.600", "+0.300"]
 
 
+def test_tables_can_be_made_of_the_chosen_trials_alone():
+    rng = np.random.default_rng(0)
+    methods = [trials.LOCAL, "Distr.KMeans", "VertCoHiRF(kmeans)"]
+    found = pd.DataFrame(
+        [
+            trial(method, list(rng.random(3)), list(rng.random(3))) | {"seed": seed, "number": n}
+            for method in methods
+            for seed in (0, 1)
+            for n in range(20)
+        ]
+    )
+    chosen = tables.chosen(found)
+    assert len(chosen) == 12 and set(chosen["tried"]) == {20}
+    assert chosen.groupby("chosen_by").size().to_dict() == {"ARI": 6, "Silhouette": 6}
+    for metric in trials.OBJECTIVES:
+        pd.testing.assert_frame_equal(
+            tables.table("coil-20", metric, chosen), tables.table("coil-20", metric, found)
+        )
+
+
 def test_a_method_alone_has_no_difference():
     found = pd.DataFrame([trial("DPFMPS", [0.6, 0.6], [0.0, 0.0])])
     table = tables.table("coil-20", "Silhouette", found)
@@ -172,10 +192,15 @@ def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
     assert again.splitlines()[1:6] == out.splitlines()[1:6]
     assert {path.name for path in (tmp_path / "two").iterdir()} == {
         "boxes_toy.png",
+        "chosen_trials.csv",
         "flags.txt",
         "summary.json",
         "tables.csv",
     }
+    kept = pd.read_csv(tmp_path / "two" / "chosen_trials.csv")
+    assert set(kept["chosen_by"]) == {"ARI", "Silhouette"} and set(kept["tried"]) == {2}
+    assert (kept["seconds"] > 0).all()
+    assert kept["command"].str.startswith("--paper=vertcohirf --table=7 --search=random").all()
     header, *rows = before.splitlines()
     file.write_text("\n".join([header, *rows[::-1]]) + "\n")  # settings that were not asked for
     code, _, err = launch(*arguments, f"--output_dir={tmp_path / 'three'}")
@@ -214,7 +239,7 @@ def test_ari_against_the_number_of_agents(toy, tmp_path, monkeypatch):
     """Searches apart, each with its file; a method that is not in all of them is not drawn."""
     asked = []
 
-    def run_trials(sets, settings, seeds, load, path, progress, mesh):
+    def run_trials(sets, settings, seeds, load, path, progress, mesh, command):
         problem = load("chowdary-2006", 0)
         asked.append((len(problem.views), path.name))
         names = ["DPFMPS"] * (len(problem.views) < 4) + ["Distr.KMeans"]
