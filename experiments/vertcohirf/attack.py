@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ import pandas as pd
 from jax.sharding import Mesh
 from scipy import stats
 
-from experiments.lib import plots, study
+from experiments.lib import folder, plots, study
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
@@ -81,6 +82,18 @@ class AttackSettings:
         checks.at_least(self, 8, "samples")
         checks.at_least(self, 2, "attack_clusters", "trials")
         checks.at_least(self, 1, "attack_repetitions", "attack_max_iter", "batch")
+
+    def flag_lines(self) -> list[str]:
+        """Returns the flags of what is not as usual."""
+        changed = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return [
+            f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+            for name, value in changed.items()
+        ]
 
 
 # What else is a flag here.
@@ -149,22 +162,30 @@ def measured(
     programs = {name: _program(a, settings.attack_max_iter) for name, a in variants.items()}
     scores = {name: np.zeros((len(seeds), len(settings.sigmas))) for name in variants}
     progress.expect(dict.fromkeys(variants, len(settings.sigmas) * len(starts)))
+    made_by = folder.made_by(settings.flag_lines())
 
-    def one_batch(place: tuple[float, int, str]) -> list[float]:
+    def one_batch(place: tuple[float, int, str]) -> tuple[list[float], float]:
         sigma, start, name = place
+        began = time.perf_counter()
         batch = seeds[start : start + size]
         federations = _stacked(sigma, batch, settings.samples)
         labels = programs[name](federations, jax.vmap(jax.random.key)(jnp.array(batch)))
-        return _ari(federations, labels)
+        return _ari(federations, labels), time.perf_counter() - began
 
     for s, sigma in enumerate(settings.sigmas):
         places = list(itertools.product([sigma], starts, variants))
-        for (_, start, name), ari in zip(places, each(one_batch, places, mesh), strict=True):
+        seconds = dict.fromkeys(variants, 0.0)  # compilation included
+        for (_, start, name), (ari, took) in zip(
+            places, each(one_batch, places, mesh), strict=True
+        ):
             scores[name][start : start + size, s] = ari
+            seconds[name] += took
             progress.done(name)
         for name, values in scores.items():
             rows = [
                 {"sigma": sigma, "variant": name, "seed": seed, "ari": values[i, s]}
+                | {"seconds": round(seconds[name] / len(seeds), 3)}
+                | made_by
                 for i, seed in enumerate(seeds)
             ]
             append_rows(path / "trials.csv", rows)

@@ -31,6 +31,12 @@ def test_every_trial_and_the_picture_are_left(tmp_path):
     trials = pd.read_csv(folder / "trials.csv")
     wide = trials.pivot(index="seed", columns=["variant", "sigma"], values="ari")
     assert wide.shape == (5, 6) and wide.notna().all(axis=None)
+    assert (trials["seconds"] > 0).all() and trials["commit"].notna().all()
+    (command,) = set(trials["command"])
+    assert command == (
+        "--sigmas=0.05,1.0 --attacks=random_labels,inverse_ranking --samples=40"
+        " --attack_max_iter=3 --trials=5 --batch=3"
+    )
     found = json.loads((folder / "summary.json").read_text())["ari"]["0.05"]
     honest, attacked = wide["no attack", 0.05], wide["inverse_ranking", 0.05]
     np.testing.assert_allclose(found["no attack"]["mean"], honest.mean())
