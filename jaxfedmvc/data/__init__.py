@@ -3,7 +3,7 @@
 from jaxfedmvc.data.dataset import Dataset, check_arrays
 from jaxfedmvc.data.datasets import load, names, scaled
 from jaxfedmvc.data.partition import Part, hybrid_partition, parse_ratio, partition_as_held
-from jaxfedmvc.data.synthetic import blobs, multimodal, simplex
+from jaxfedmvc.data.synthetic import blobs, multimodal, simplex, unequal
 from jaxfedmvc.data.tables import TableOptions, from_frame
 from jaxfedmvc.data.vertical import (
     align_agents,
@@ -32,5 +32,6 @@ __all__ = [
     "simplex",
     "split_by_importance",
     "split_features",
+    "unequal",
     "vertical_partition",
 ]

@@ -18,7 +18,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.data import tables
 from jaxfedmvc.data.dataset import Dataset, check_arrays
 from jaxfedmvc.data.records import RECORDS, Record, find_record
-from jaxfedmvc.data.synthetic import multimodal
+from jaxfedmvc.data.synthetic import multimodal, unequal
 from jaxfedmvc.data.tables import TableOptions
 
 _SUFFIXES = (".npz", ".mat")
@@ -55,7 +55,8 @@ def load(
 
     Args:
       name: ``"digits"``; ``"multimodal"`` or ``"multimodal_table1"``, the variants of
-        `synthetic.multimodal` with seed 0; the path of a ``.npz``, ``.mat``, ``.csv`` or
+        `synthetic.multimodal` with seed 0; ``"unequal_7"``, `synthetic.unequal` with seed 7, or
+        another number; the path of a ``.npz``, ``.mat``, ``.csv`` or
         ``.parquet`` file; the paths of several tables with commas between; the path of a folder
         with a ``.npz`` file or a table for each client; or the name of a ``.npz`` or ``.mat`` file
         in the data folder, in any case and without its suffix. Files of the sets in `names` must
@@ -64,7 +65,7 @@ def load(
       scale: ``"minmax"`` maps each feature to [0, 1] and ``"standard"`` to zero mean and unit
         variance, both sending constant features to 0; ``"none"`` keeps the values. ``"auto"`` is
         the usual choice for a named set (bytes of Multi-Fashion / 255; as they are MNIST-USPS, the
-        generated sets and those from OpenML) and ``"minmax"`` for everything else. Rows that do
+        multimodal sets and those from OpenML) and ``"minmax"`` for everything else. Rows that do
         not hold a view count nowhere in its scaling.
       options: what the columns of tables are; of other files only which array the labels are.
 
@@ -81,6 +82,8 @@ def load(
         dataset, usual = digits_views(), "minmax"
     elif name.lower() in _GENERATED:
         dataset, usual = multimodal(0, _GENERATED[name.lower()]), "none"
+    elif numbered := re.fullmatch(r"unequal_(\d+)", name.lower()):
+        dataset, usual = unequal(int(numbered[1])), "minmax"
     elif paths := _own_tables(name):
         dataset, usual = tables.read(paths, options), "minmax"
     else:

@@ -6,7 +6,7 @@ from sklearn.cluster import DBSCAN, KMeans
 from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 
-from jaxfedmvc.data import blobs, load, multimodal, simplex
+from jaxfedmvc.data import blobs, load, multimodal, simplex, unequal
 
 SEEDS = range(3)
 
@@ -58,17 +58,45 @@ def test_rows_are_in_no_order():
 
 
 @pytest.mark.parametrize(
-    "make", [multimodal, lambda seed: simplex(seed, 0.1), lambda seed: blobs(seed, 30)]
+    "make", [multimodal, unequal, lambda seed: simplex(seed, 0.1), lambda seed: blobs(seed, 30)]
 )
 def test_a_seed_is_a_data_set(make):
     assert_equal(make(5), make(5))
-    assert (make(5).views[0] != make(6).views[0]).any()
+    assert (make(5).views[0][:5, 0] != make(6).views[0][:5, 0]).any()
 
 
 def test_load_knows_the_multimodal_sets():
     assert_equal(load("multimodal"), multimodal(0, "text"))
     assert_equal(load("Multimodal_Table1"), multimodal(0, "table1"))
     assert load("multimodal", scale="minmax").views[1].max() == 1
+
+
+def test_unequal_sets_differ_in_shape_and_their_first_view_tells_most():
+    shapes, told = set(), {"first": [], "noise": []}
+    for seed in range(24):
+        dataset = unequal(seed)
+        n, dims = len(dataset.labels), [view.shape[1] for view in dataset.views]
+        assert_layout(dataset, n, dims)
+        sizes = np.bincount(dataset.labels)
+        assert 210 <= n <= 600 and 5 <= len(sizes) <= 10 and sizes.min() >= 4
+        assert 2 <= len(dims) <= 5 and all(5 <= d <= 60 for d in dims)
+        shapes.add((n, len(sizes), *dims))
+        scores = [
+            adjusted_rand_score(
+                dataset.labels, KMeans(len(sizes), n_init=3, random_state=0).fit_predict(view)
+            )
+            for view in dataset.views
+        ]
+        told["first"].append(scores[0] - np.mean(scores[1:]))
+        if len(dims) > 3:
+            told["noise"].append(scores[-1])
+    assert len(shapes) == 24 and np.mean(told["first"]) > 0.15
+    assert len(told["noise"]) > 3 and np.abs(told["noise"]).max() < 0.05
+
+
+def test_load_knows_the_unequal_sets():
+    assert_equal(load("Unequal_3", scale="none"), unequal(3))
+    assert load("unequal_3").views[0].max() == 1
 
 
 def test_simplex_without_spread_is_a_turned_tetrahedron():
@@ -110,6 +138,7 @@ def test_blobs_are_those_of_sklearn_cut_in_columns():
     [
         (multimodal, (0, "table2"), "variant must be one of text, table1; got 'table2'"),
         (multimodal, (-1,), "seed must be"),
+        (unequal, (-1,), "seed must be"),
         (simplex, (0, -0.1), "sigma must be a finite number, 0 or more; got -0.1"),
         (simplex, (0, float("nan")), "sigma must be a finite number"),
         (simplex, (0, 0.1, 3), "n_samples must be a whole number, at least 4; got 3"),
