@@ -1,4 +1,4 @@
-"""Generated data sets with known classes: of vertical experiments, and small ones of many shapes."""
+"""Generated data sets: of vertical experiments, and small ones of many shapes."""
 
 import math
 
