@@ -14,6 +14,7 @@ heads of the tables stay as they are.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,10 +27,11 @@ from experiments.fmcsc import tables as fmcsc
 from experiments.lib import peers
 from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd
+from experiments.vertcohirf import attack, trials, unsupervised
 from experiments.vertcohirf import tables as vertcohirf
-from experiments.vertcohirf import unsupervised
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, reveals
+from jaxfedmvc.data import unequal
 from jaxfedmvc.files import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +42,10 @@ FEDHK, FMCSC, MGCD, VERTCOHIRF = (
 SIDE_BY_SIDE = ROOT / "experiments" / "measured" / "side_by_side.csv"
 SMALL_CLIENTS = SIDE_BY_SIDE.with_name("small_clients.csv")
 _CELLS = {"bdgp": "1:1", "mfeat": "complete"}
+# Columns of the tables of small clients: method and partition.
+_SMALL = (("e_fkmvc", "complete"), ("e_fkmvc", "1:1"), ("fmcsc", "1:1"))
+# Files of comparison methods' runs, and what is said of them beside the method's name.
+_PEERS = {"peers.csv": "", "peers_short.csv": ", a tenth of the training"}
 # How rows of the ablation begin on the page.
 _ABLATION = {
     "BCD": "no consensus pre-training (BCD)",
@@ -125,7 +131,7 @@ def of_samples(values: pd.Series) -> str:
 
 def number(value: float) -> str:
     """Returns a score as pages print it, .942."""
-    return f"{round(value, 3) + 0.0:.3f}".removeprefix("0")  # no negative zero
+    return f"{round(value, 3) + 0.0:.3f}".replace("0.", ".", 1)  # no negative zero
 
 
 def table_1() -> list[str]:
@@ -297,21 +303,34 @@ def _skewed_mfeat(method: str) -> pd.DataFrame:
 
 def small_clients() -> list[str]:
     """Returns ACC where clients have few rows each, beside k-means on all rows."""
-    runs = pd.read_csv(SMALL_CLIENTS)
-    means = runs.groupby(["data", "rows", "method", "kinds"])["acc"].mean()
-    pooled = runs.groupby(["data", "rows"])["kmeans_acc"].mean()
     titles = fmcsc_rows.SETS | mgcd_titles() | {"scene15": "Scene15"}
-
-    def shown(*cell: object) -> str:
-        return number(means[cell]) if cell in means else "not run"
-
     return [
-        f"| {titles.get(of, of)} | {rows} | {shown(of, rows, 'e_fkmvc', 'complete')} |"
-        f" {shown(of, rows, 'e_fkmvc', '1:1')} | {shown(of, rows, 'fmcsc', '1:1')} |"
-        f" {number(pooled[of, rows])} |"
+        f"| {titles.get(of, of)} | {rows} | {' | '.join(_with_few_rows(of, rows, _SMALL))} |"
         for of in ("digits", "mfeat", "bdgp", "scene15")
-        for rows in sorted(runs["rows"].unique())
+        for rows in (10, 20, 50)
     ]
+
+
+def small_generated() -> list[str]:
+    """Returns the same of generated sets, with rows a client, clusters and views of each."""
+    runs = pd.read_csv(SMALL_CLIENTS)
+    sets = dict.fromkeys(of for of in runs["data"] if of.startswith("unequal_"))
+    lines = []
+    for of in sets:
+        data = unequal(int(of.removeprefix("unequal_")))
+        rows = runs.loc[runs["data"] == of, "rows"].iloc[0]
+        shape = f"{rows} | {data.labels.max() + 1} | {len(data.views)}"
+        cells = _with_few_rows(of, rows, (*_SMALL, ("mgcd", "views")))
+        lines.append(f"| `{of}` | {shape} | {' | '.join(cells)} |")
+    return lines
+
+
+def _with_few_rows(of: str, rows: int, columns: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns mean ACC of each method and kind of partition, and of k-means on all rows."""
+    runs = pd.read_csv(SMALL_CLIENTS).query("data == @of and rows == @rows")
+    means = runs.groupby(["method", "kinds"])["acc"].mean()
+    shown = [number(means[column]) if column in means else "not run" for column in columns]
+    return [*shown, number(runs["kmeans_acc"].mean())]
 
 
 def mgcd_table(name: str) -> list[str]:
@@ -363,30 +382,83 @@ def vertcohirf_table_1() -> list[str]:
     return lines
 
 
-def chosen_without_labels() -> list[str]:
-    """Returns VertCoHiRF's table of settings that are chosen without labels."""
-    runs = unsupervised.read(VERTCOHIRF / "unsupervised.csv")
+def vertcohirf_real_sets() -> list[str]:
+    """Returns ARI and silhouette of VertCoHiRF's tables 5 to 16, beside the paper's."""
+    chosen = trials.read_trials(VERTCOHIRF / "tables5_16_trials.csv")
+    lines = []
+    for of in chosen["dataset"].unique():
+        tried = chosen[chosen["dataset"] == of].groupby("method")["tried"].max()
+        ari, silhouette = (
+            vertcohirf.table(of, metric, chosen).set_index("method") for metric in trials.OBJECTIVES
+        )
+        for method, line in ari.iterrows():
+            other = silhouette.loc[method]
+            cells = [
+                of,
+                method,
+                str(tried[method]),
+                str(line["seeds"]),
+                spread(line["tuned_mean"], line["tuned_std"]),
+                _or_dash(line["paper_mean"], line["paper_std"]),
+                spread(line["unsupervised_mean"], line["unsupervised_std"]),
+                spread(other["tuned_mean"], other["tuned_std"]),
+                _or_dash(other["paper_mean"], other["paper_std"]),
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def vertcohirf_attack() -> list[str]:
+    """Returns mean ARI under attack, and the paired differences, with 95 % intervals."""
+    runs = pd.read_csv(VERTCOHIRF / "attack_trials.csv")
+    sigmas = runs["sigma"].unique().tolist()
+    scores = {
+        name: mine.pivot(index="seed", columns="sigma", values="ari")[sigmas].to_numpy()
+        for name, mine in runs.groupby("variant", sort=False)
+    }
+    found = attack.summarise(sigmas, scores)
+    lines = []
+    for sigma in sigmas:
+        cells = [f"{sigma:g}".removeprefix("0")]
+        for name in scores:
+            line = found.loc[(sigma, name)]
+            cells.append(spread(line["mean"], line["half_width_95"]))
+            if name != attack.HONEST:
+                mean, half = line["difference"], line["difference_half_width_95"]
+                cells.append(f"{'-' if mean < 0 else '+'}{spread(abs(mean), half)}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _or_dash(mean: float, deviation: float) -> str:
+    return "-" if pd.isna(mean) else spread(mean, deviation)
+
+
+def chosen_without_labels(name: str) -> list[str]:
+    """Returns a table of VertCoHiRF with settings that are chosen without labels."""
+    runs = unsupervised.read(VERTCOHIRF / name)
     text = unsupervised.shown(unsupervised.summary(runs)).partition("\n\n")[0]
     return text.splitlines()[2:]
 
 
 def side_by_side() -> list[str]:
     """Returns all methods on two partitions, the most accurate first, with what they send."""
-    runs = pd.read_csv(SIDE_BY_SIDE)
+    runs = pd.read_csv(SIDE_BY_SIDE).assign(said="")
     runs["set"], runs["x"] = runs["data"], runs["data"].map(_CELLS)
     runs["megabytes"], runs["seconds"] = runs["mb_up"] + runs["mb_down"], runs["seconds_a_run"]
     have = set(runs[["set", "method"]].itertuples(index=False, name=None))
     tables, names = [runs], {title: name for name, title in peers.TITLES.items()}
-    for path in (FMCSC / "peers.csv", MGCD / "peers.csv"):
-        found = peers.compare(peers.read_peers(path), published_fmcsc())
-        found = found.replace({"method": names})
+    for measured, (name, said) in itertools.product((FMCSC, MGCD), _PEERS.items()):
+        found = peers.compare(peers.read_peers(measured / name), published_fmcsc())
+        found = found.replace({"method": names}).assign(said=said)
         keys = found[["set", "method", "x"]].itertuples(index=False, name=None)
         other = [(of, m) not in have and x == _CELLS.get(of) for of, m, x in keys]
         tables.append(found[other].query("seeds > 0"))
     table = pd.concat(tables).sort_values(["set", "acc"], ascending=[True, False])
     titles = fmcsc_rows.SETS | mgcd_titles()
     return [
-        f"| {titles[line.set]} {line.x} | `{line.method}` | {METHODS[line.method].topology} |"
+        f"| {titles[line.set]} {line.x} | `{line.method}`{line.said} |"
+        f" {METHODS[line.method].topology} |"
         f" {line.seeds} | {spread(line.acc, line.acc_std)} |"
         f" {spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} |"
         f" {line.seconds:.{0 if line.seconds >= 10 else 1}f} |"
@@ -428,15 +500,37 @@ SHOWN = (
         "comparison methods, MGCD's table 2",
         lambda: compared(MGCD / "peers.csv", mgcd.published_peers(), mgcd_titles()),
     ),
+    Shown(
+        "methods/comparison.md",
+        "a tenth of the training, FMCSC's table 1",
+        lambda: compared(FMCSC / "peers_short.csv", published_fmcsc(), fmcsc_rows.SETS),
+    ),
+    Shown(
+        "methods/comparison.md",
+        "a tenth of the training, MGCD's table 2",
+        lambda: compared(MGCD / "peers_short.csv", mgcd.published_peers(), mgcd_titles()),
+    ),
     Shown("methods/comparison.md", "side by side", side_by_side),
     Shown("how-to/choose-a-method.md", "small clients", small_clients),
+    Shown("how-to/choose-a-method.md", "small generated sets", small_generated),
     Shown("methods/fedhk.md", "FedHK's methods", fedhk_methods),
     Shown("methods/mgcd.md", "MGCD, table 2", lambda: mgcd_table("table2")),
     Shown("methods/mgcd.md", "MGCD, trained server", trained_server, whole=False),
     Shown("notebook/mgcd.md", "MGCD, table 3", lambda: mgcd_table("table3")),
     Shown("notebook/mgcd.md", "MGCD, figure 5", lambda: mgcd_table("figure5")),
-    Shown("methods/vertcohirf.md", "VertCoHiRF without labels", chosen_without_labels),
+    Shown(
+        "methods/vertcohirf.md",
+        "VertCoHiRF without labels",
+        lambda: chosen_without_labels("unsupervised.csv"),
+    ),
+    Shown(
+        "methods/vertcohirf.md",
+        "VertCoHiRF without labels, generated sets",
+        lambda: chosen_without_labels("unsupervised_generated.csv"),
+    ),
     Shown("methods/vertcohirf.md", "VertCoHiRF, table 1", vertcohirf_table_1),
+    Shown("methods/vertcohirf.md", "VertCoHiRF, tables 5 to 16", vertcohirf_real_sets),
+    Shown("notebook/vertcohirf.md", "VertCoHiRF, attack", vertcohirf_attack),
 )
 ROWS = (
     Rows(FMCSC / "table1_runs.csv", ("set", "x", "row")),
@@ -449,11 +543,16 @@ ROWS = (
     Rows(FMCSC / "table5_runs.csv", ("set", "row")),
     Rows(FMCSC / "variants.csv", ("set", "row")),
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
+    Rows(FMCSC / "peers_short.csv", ("set", "x", "method")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),
+    Rows(MGCD / "peers_short.csv", ("set", "x", "method")),
     Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
     *(Rows(MGCD / f"{name}_runs.csv", ("set", "row")) for name in ("table2", "table3", "figure5")),
     Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
+    Rows(VERTCOHIRF / "unsupervised_generated.csv", ("set",)),
     Rows(VERTCOHIRF / "table1_runs.csv", ("method",)),
+    Rows(VERTCOHIRF / "attack_trials.csv", ("sigma", "variant")),
+    Rows(VERTCOHIRF / "tables5_16_trials.csv", ("dataset", "method", "chosen_by")),
     Rows(FMCSC / "temperatures.csv", ("tau_m", "tau_p")),
     Rows(SMALL_CLIENTS, ("data", "rows", "kinds", "method")),
 )
@@ -524,20 +623,27 @@ def unsaid(rows: Rows) -> Iterator[str]:
 
 
 def missing() -> Iterator[str]:
-    """Yields the rows of the papers' tables of comparison methods that nobody has run here."""
-    for path, paper in (
-        (FMCSC / "peers.csv", published_fmcsc()),
-        (MGCD / "peers.csv", mgcd.published_peers()),
-    ):
-        runs = peers.read_peers(path)
-        runs = runs.assign(title=runs["method"].map(lambda name: peers.TITLES.get(name, name)))
-        have = set(runs[["set", "x", "title"]].itertuples(index=False, name=None))
+    """Yields the rows of the papers' tables of comparison methods that nobody has run here.
+
+    Those that were run with a share of their training only are named apart.
+    """
+    for measured, paper in ((FMCSC, published_fmcsc()), (MGCD, mgcd.published_peers())):
+        whole, short = (_cells_of(measured / name) for name in ("peers.csv", "peers_short.csv"))
         lacking: dict[tuple[str, str], list[str]] = {}
         for of, x, method in paper.index:
-            if method not in ("FMCSC", "MGCD") and (of, x, method) not in have:
-                lacking.setdefault((of, x), []).append(method)
+            if method not in ("FMCSC", "MGCD") and (of, x, method) not in whole:
+                found = f"{method} (a tenth was run)" if (of, x, method) in short else method
+                lacking.setdefault((of, x), []).append(found)
         for (of, x), methods in lacking.items():
-            yield f"{path.relative_to(ROOT)}, {of} {x}: no run of {', '.join(methods)}"
+            path = (measured / "peers.csv").relative_to(ROOT)
+            yield f"{path}, {of} {x}: no whole run of {', '.join(methods)}"
+
+
+def _cells_of(path: Path) -> set[tuple[str, str, str]]:
+    """Returns the cells of a table of comparison methods: set, partition, the paper's name."""
+    runs = peers.read_peers(path)
+    titles = runs["method"].map(lambda name: peers.TITLES.get(name, name))
+    return set(zip(runs["set"], runs["x"], titles, strict=True))
 
 
 def check() -> int:

@@ -22,9 +22,9 @@ class DataSettings(data.TableOptions):
     """Which data, and how they are prepared.
 
     Attributes:
-      dataset: A named set (digits, mnist_usps, multimodal, ...); the path of a .npz, .mat, .csv or
-        .parquet file; several tables with commas between, joined on --id; or a folder with a file
-        for each client.
+      dataset: A named set (digits, bdgp, multimodal, unequal_0, ...); the path of a .npz, .mat,
+        .csv or .parquet file; several tables with commas between, joined on --id; or a folder with
+        a file for each client.
       data_dir: Where sets lie; then $JAXFEDMVC_DATA, then ./data.
       scale: Scaling of features; auto: as is usual for a named set, else minmax.
       n_clusters: K; none: the number of classes where labels are known; auto: chosen without labels
