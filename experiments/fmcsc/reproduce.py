@@ -199,7 +199,7 @@ def show_peers(job: Job, path: Path) -> None:
     print("\n" + peers_lib.shown(table, SETS).to_string(index=False))
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers_lib.markdown(table, SETS))
-    title = f"FMCSC's table 1: comparison methods, {counted(len(job.seeds), 'seed')}"
+    title = peers_lib.title_of("FMCSC's table 1", len(job.seeds), job.asked.peers_training)
     peers_lib.draw(path / "peers.png", table, SETS, title)
     print(f"\nwritten: {path}/ (peers_table.csv, peers.md, peers.png)")
 

@@ -26,7 +26,7 @@ from experiments.lib.command import Command, parse
 from experiments.lib.data import DataSettings, Problem
 from experiments.lib.progress import Progress
 from experiments.lib.settings import flag_lines, settings_of
-from experiments.lib.text import spread
+from experiments.lib.text import counted, spread
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.metrics.host import METRICS, table_scores
 
@@ -121,6 +121,12 @@ def shortened(method: str, share: float) -> list[str]:
     epochs = [name for name in default if name.endswith("epochs") or name == "steps"]
     names = ["n_runs"] if "n_runs" in default else epochs
     return [f"--{name}={max(1, round(share * default[name]))}" for name in names]
+
+
+def title_of(table: str, n_seeds: int, share: float) -> str:
+    """Returns the title of a table's picture; `share` is that of the training."""
+    part = "" if share == 1 else f", {share:g} of the training"
+    return f"{table}: comparison methods, {counted(n_seeds, 'seed')}{part}"
 
 
 def data_flags_of(command: Command) -> list[str]:

@@ -135,7 +135,7 @@ def show_peers(
     print(f"\n{peers.shown(table, titles).to_string(index=False)}")
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers.markdown(table, titles))
-    title = f"MGCD's table 2: comparison methods, {counted(len(seeds), 'seed')}"
+    title = peers.title_of("MGCD's table 2", len(seeds), asked.peers_training)
     peers.draw(path / "peers.png", table, titles, title)
 
 

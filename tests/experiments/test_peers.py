@@ -83,6 +83,11 @@ def test_a_share_of_the_training_is_a_share_of_epochs_or_of_runs():
             peers.shortened("cpspan", share)
 
 
+def test_a_picture_says_how_much_of_the_training_there_was():
+    assert peers.title_of("Table 1", 3, 1.0) == "Table 1: comparison methods, 3 seeds"
+    assert peers.title_of("Table 1", 1, 0.1).endswith("methods, 1 seed, 0.1 of the training")
+
+
 def test_means_and_sample_deviations_stand_beside_the_papers(ran):
     runs = ran[2].copy()
     runs.loc[runs["x"] == "1:1", "acc"] = [0.5, 0.7]
