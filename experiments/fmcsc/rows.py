@@ -156,7 +156,7 @@ class ReproduceSettings:
         if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.what != "table1"):
             got = ",".join(self.peers or ())
             raise ValueError(f"peers: got {got!r}; allowed for table 1 are {', '.join(PEERS)}")
-        shortened(PEERS[0], self.peers_training)
+        shortened(PEERS[0], self.peers_training)  # raises
         both = self.what in ("table1", "figurebytes")
         usual = {
             "datasets": ("digits",) if self.quick else _SETS.get(self.what, tuple(SETS)[:3]),

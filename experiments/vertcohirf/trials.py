@@ -342,8 +342,8 @@ class Place(NamedTuple):
     search: str
 
 
-# Seconds of a trial are those of its batch, its share of compilation included, by their number.
 _AS_JSON = ("params", *OBJECTIVES)
+# Seconds are those of a batch, compilation included, divided by its trials.
 COLUMNS = (*Place._fields, *_AS_JSON, "clusters", "seconds", "command", "commit", "device", "jax")
 # Searches of one set, each with its row and what proposes its settings.
 Plan = dict[Place, tuple[Row, Search]]

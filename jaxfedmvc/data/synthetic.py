@@ -146,13 +146,13 @@ def blobs(
 
 
 def unequal(seed: int) -> Dataset:
-    """A small set of many that differ in shape, whose views tell unequally much of the clusters.
+    """Draws one of many small sets of unlike shapes, whose views tell unequally much.
 
     For what a method does with few rows, and with data that nobody has tuned it for. The seed draws
     the shape, too: 210 to 600 samples in 5 to 10 clusters of unequal size, and two to five views of
     5 to 60 features. Clusters are round in up to eight directions of a view. The first view
-    separates them best, and from four views on the last is noise. Sets of odd seeds bend these
-    directions by tanh and add noise of heavy tails.
+    mostly separates them best, and from four views on the last is noise. Sets of odd seeds bend
+    these directions by tanh and add noise of heavy tails.
 
     Args:
       seed: seeds all randomness.
