@@ -628,7 +628,7 @@ def missing() -> Iterator[str]:
     Those that were run with a share of their training only are named apart.
     """
     for measured, paper in ((FMCSC, published_fmcsc()), (MGCD, mgcd.published_peers())):
-        whole, short = (_cells_of(measured / name) for name in ("peers.csv", "peers_short.csv"))
+        whole, short = (_cells_of(measured / name) for name in _PEERS)
         lacking: dict[tuple[str, str], list[str]] = {}
         for of, x, method in paper.index:
             if method not in ("FMCSC", "MGCD") and (of, x, method) not in whole:

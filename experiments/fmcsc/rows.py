@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from experiments.lib import settings
 from experiments.lib.command import Command, JobSettings, parse
 from experiments.lib.data import DataSettings, HorizontalSettings
-from experiments.lib.peers import Cell, cell, data_flags_of, shortened
+from experiments.lib.peers import Cell, cell, check_share, data_flags_of, shortened
 from jaxfedmvc.data import parse_ratio
 
 PRESETS = Path(__file__).parent / "presets"
@@ -156,7 +156,7 @@ class ReproduceSettings:
         if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.what != "table1"):
             got = ",".join(self.peers or ())
             raise ValueError(f"peers: got {got!r}; allowed for table 1 are {', '.join(PEERS)}")
-        shortened(PEERS[0], self.peers_training)  # raises
+        check_share(self.peers_training)
         both = self.what in ("table1", "figurebytes")
         usual = {
             "datasets": ("digits",) if self.quick else _SETS.get(self.what, tuple(SETS)[:3]),

@@ -126,7 +126,7 @@ def lines(
         every_x = [point[0] for points in series.values() for point in points]
         if log_x:
             axis.set_xscale("log")
-            plots.mark_powers(axis, [x for x in every_x if np.isfinite(x)])
+            plots.mark_powers(axis, every_x)
         elif all(x == round(x) for x in every_x if np.isfinite(x)):  # rounds, clients
             axis.xaxis.get_major_locator().set_params(integer=True)
         if log_y:

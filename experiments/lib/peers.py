@@ -100,6 +100,16 @@ def cell(
     return Cell(dataset, name, method, parse(arguments))
 
 
+def check_share(share: float) -> None:
+    """Checks a share of the training.
+
+    Raises:
+      ValueError: It is not in (0, 1].
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"peers_training: got {share}; allowed is more than 0, at most 1")
+
+
 def shortened(method: str, share: float) -> list[str]:
     """Returns the flags by which a deep method trains for a share of its default schedule.
 
@@ -113,8 +123,7 @@ def shortened(method: str, share: float) -> list[str]:
     Raises:
       ValueError: `share` is not in (0, 1].
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"peers_training: got {share}; allowed is more than 0, at most 1")
+    check_share(share)
     if share == 1:
         return []
     default = {field.name: field.default for field in dataclasses.fields(METHODS[method].config)}

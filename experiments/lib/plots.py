@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle as _cycle
 from itertools import pairwise
 from pathlib import Path
@@ -168,12 +168,13 @@ def thinned(n: int, most: int) -> np.ndarray:
 _STYLES = (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-"), ("P", "--"), ("X", "-."))
 
 
-def mark_powers(axis: Any, values: Any) -> None:
+def mark_powers(axis: Any, values: Iterable[float]) -> None:
     """Labels powers of ten on a logarithmic x axis, and 2 and 5 between them over few decades."""
     from matplotlib import ticker
 
+    shown = [x for x in values if 0 < x < np.inf]
     # Matplotlib labels every tick between two powers of ten, or none where there is no power.
-    decades = np.ptp(np.log10(values))
+    decades = np.ptp(np.log10(shown)) if shown else 0.0
     axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if decades < 2 else (1,)))
     axis.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     axis.xaxis.set_minor_formatter(ticker.NullFormatter())

@@ -72,7 +72,7 @@ class ReproduceSettings:
         if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.table != (2,)):
             got = ",".join(self.peers or ())
             raise ValueError(f"peers: got {got!r}; allowed for table 2 are {', '.join(PEERS)}")
-        peers.shortened(PEERS[0], self.peers_training)  # raises
+        peers.check_share(self.peers_training)
         check_table("trials_file", self.trials_file, COLUMNS)
         check_table("peers_file", self.peers_file, peers.COLUMNS)
 

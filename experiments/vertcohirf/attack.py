@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from experiments.lib.command import JobSettings, checked
 from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
+from experiments.lib.settings import flag_lines, settings_of
 from experiments.lib.study import Study, write_summary
 from experiments.lib.text import counted
 from jaxfedmvc import checks, engine
@@ -83,18 +84,6 @@ class AttackSettings:
         checks.at_least(self, 2, "attack_clusters", "trials")
         checks.at_least(self, 1, "attack_repetitions", "attack_max_iter", "batch")
 
-    def flag_lines(self) -> list[str]:
-        """Returns the flags of what is not as usual."""
-        changed = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        }
-        return [
-            f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
-            for name, value in changed.items()
-        ]
-
 
 # What else is a flag here.
 SEED = {JobSettings: ("seed",)}
@@ -113,7 +102,9 @@ def run(asked: Study) -> None:
     seeds = list(range(job.seed, job.seed + settings.trials))
     path = checked(partial(asked.open, "vertcohirf_attack-simplex"))
     with Progress(asked.folder.progress) as progress:
-        scores = measured(settings, variants, seeds, path, progress, asked.mesh)
+        scores = measured(
+            settings, variants, seeds, path, progress, asked.mesh, folder.made_by(_given(asked))
+        )
     n = counted(len(seeds), "seed")
     title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {n}"
     plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
@@ -129,6 +120,13 @@ def run(asked: Study) -> None:
         by_sigma[str(sigma)][name] = row.dropna().to_dict()
     write_summary(path, {"seeds": seeds, "sigmas": settings.sigmas, "ari": by_sigma})
     print(f"\nwritten: {path}/ (trials.csv, summary.json, flags.txt, attack.png)")
+
+
+def _given(asked: Study) -> list[str]:
+    """Returns the flags of the study that the command line gave."""
+    known = {setting.flag for setting in settings_of(AttackSettings)} | {"seed"}
+    given = {name for name in known if asked.flags[name].present}
+    return list(flag_lines(asked.flags, set(asked.flags) - given))
 
 
 def algorithms(settings: AttackSettings) -> dict[str, FederatedAlgorithm]:
@@ -151,6 +149,7 @@ def measured(
     path: Path,
     progress: Progress,
     mesh: Mesh | None = None,
+    made_by: Mapping[str, str] = {},
 ) -> dict[str, np.ndarray]:
     """Runs all trials and appends them to trials.csv; returns the ARI [seeds, sigmas] by variant.
 
@@ -162,7 +161,6 @@ def measured(
     programs = {name: _program(a, settings.attack_max_iter) for name, a in variants.items()}
     scores = {name: np.zeros((len(seeds), len(settings.sigmas))) for name in variants}
     progress.expect(dict.fromkeys(variants, len(settings.sigmas) * len(starts)))
-    made_by = folder.made_by(settings.flag_lines())
 
     def one_batch(place: tuple[float, int, str]) -> tuple[list[float], float]:
         sigma, start, name = place
@@ -184,8 +182,7 @@ def measured(
         for name, values in scores.items():
             rows = [
                 {"sigma": sigma, "variant": name, "seed": seed, "ari": values[i, s]}
-                | {"seconds": round(seconds[name] / len(seeds), 3)}
-                | made_by
+                | {"seconds": round(seconds[name] / len(seeds), 3), **made_by}
                 for i, seed in enumerate(seeds)
             ]
             append_rows(path / "trials.csv", rows)

@@ -39,7 +39,8 @@ def test_curves_write_a_whole_png(tmp_path, scores, losses, references):
 
 def test_lines_of_one_series_over_several_logarithmic_panels(tmp_path):
     points = [(10.0**i, 0.5, 0.1) for i in range(-3, 4)]
-    panels = {"gamma": {"NMI": points}, "lambda": {"NMI": [*points[:2], (np.inf, 0.4, 0.0)]}}
+    odd = [*points[:2], (np.inf, 0.4, 0.0), (0.0, 0.4, 0.0)]
+    panels = {"gamma": {"NMI": points}, "lambda": {"NMI": odd}}
     charts.lines(tmp_path / "lines.png", panels, "weight", "NMI", "title", log_x=True)
     assert_one_png(tmp_path / "lines.png")
 
@@ -52,6 +53,7 @@ def test_ticks_between_powers_of_ten_are_labelled_over_few_decades_only(most, la
     plots.mark_powers(axis, [0.001, most])
     figure.canvas.draw()
     shown = [text.get_text() for text in axis.get_xticklabels()]
+    plots.mark_powers(axis, [0.0, np.inf])  # nothing that such an axis could show
     assert set(labels) <= set(shown) and ("0.002" in shown) == (most < 1)
     pyplot.close(figure)
 

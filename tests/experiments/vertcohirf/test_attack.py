@@ -34,8 +34,8 @@ def test_every_trial_and_the_picture_are_left(tmp_path):
     assert (trials["seconds"] > 0).all() and trials["commit"].notna().all()
     (command,) = set(trials["command"])
     assert command == (
-        "--sigmas=0.05,1.0 --attacks=random_labels,inverse_ranking --samples=40"
-        " --attack_max_iter=3 --trials=5 --batch=3"
+        "--attack_max_iter=3 --attacks=random_labels,inverse_ranking --batch=3 --samples=40"
+        " --sigmas=0.05,1.0 --trials=5"
     )
     found = json.loads((folder / "summary.json").read_text())["ari"]["0.05"]
     honest, attacked = wide["no attack", 0.05], wide["inverse_ranking", 0.05]
