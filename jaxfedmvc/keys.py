@@ -25,6 +25,9 @@ MASKS = 2**30
 # Folded into a phase's key, where a client's id would be: the server's own draws.
 SERVER = 2**31
 
+# Folded into the key of the server's draws: k-means of single views, beside that of all views.
+VIEWS = 2**30
+
 # Folded into a client's key of one exchange.
 TRANSFORM = 2**30  # what `messages.transformed` and `messages.coded` draw
 

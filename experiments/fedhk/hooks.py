@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from experiments.lib.data import DataSettings
-from experiments.lib.hooks import Hooks
+from experiments.lib.hooks import Hooks, SeedResult
 from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits, privacy_statement
 
 _PERSONAL = ("proximal", "mix", "gradient")
@@ -18,6 +22,7 @@ _OF_USE = {
     "tau": ("personal", ("proximal",)),
     "mix": ("personal", ("mix",)),
     "step_size": ("personal", ("gradient",)),
+    "least_agreement": ("choose_views", (None, True)),
 }
 
 
@@ -36,7 +41,7 @@ def _check(job: Any) -> None:
         if flag.value != flag.default and got not in values:
             raise ValueError(
                 f"{name}: has no effect with --{setting}={got}; leave it out, or give"
-                f" --{setting}={' or '.join(values)}"
+                f" --{setting}={' or '.join(str(v) for v in values if v is not None)}"
             )
     if job.command.job.secure_aggregation:
         if job.config.hkc == "minmax":
@@ -53,8 +58,22 @@ def _facts(job: Any) -> dict[str, Any]:
     return {"privacy": privacy_statement(job.config, job.hyperparams, secure=secure)}
 
 
+def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]:
+    server = getattr(result.server, "inner", result.server)  # masked sums
+    if not getattr(server, "of_views", {}):
+        return
+    (left_out,) = np.nonzero(np.asarray(server.models.view_weights)[0] == 0)
+    if len(left_out):
+        views = ", ".join(map(str, left_out))
+        yield (
+            f"seed {result.seed}: left out view{'s' if len(left_out) > 1 else ''} {views}, whose"
+            " clusters agree with no other view's (--nochoose_views keeps all)"
+        )
+
+
 HOOKS = Hooks(
     defaults=_defaults,
+    after_seed=_after_seed,
     check=_check,
     facts=_facts,
     replaced={

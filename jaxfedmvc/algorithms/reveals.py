@@ -56,8 +56,9 @@ REVEALS = {
     "dpfmps_p2est": _DPFMPS,
     "e_fkmvc": Reveals(
         "sums",
-        "Sums by cluster and centres of a few rows each at the start; a cluster of one row is that"
-        " row, which min_cluster_size keeps back.",
+        "Sums by cluster, centres of a few rows each at the start, and how many rows are in which"
+        " clusters of two views; a cluster of one row is that row, which min_cluster_size keeps"
+        " back.",
     ),
     "fcuif": _CODES,
     "feddmvc": _CODES,

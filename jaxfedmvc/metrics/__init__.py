@@ -3,6 +3,7 @@
 from jaxfedmvc.metrics.contingency import (
     accuracy,
     ari,
+    ari_from_contingency,
     contingency,
     nmi,
     purity,
@@ -14,6 +15,7 @@ from jaxfedmvc.metrics.contingency import (
 __all__ = [
     "accuracy",
     "ari",
+    "ari_from_contingency",
     "contingency",
     "nmi",
     "purity",

@@ -73,7 +73,12 @@ def scores_from_contingency(table: Array) -> dict[str, Array]:
     """
     if table.ndim != 2:
         raise ValueError(f"table must have shape [n_classes, n_clusters], got {table.shape}")
-    return {"acc": _acc(table), "nmi": _nmi(table), "ari": _ari(table), "purity": _purity(table)}
+    return {
+        "acc": _acc(table),
+        "nmi": _nmi(table),
+        "ari": ari_from_contingency(table),
+        "purity": _purity(table),
+    }
 
 
 def scores(
@@ -185,7 +190,7 @@ def ari(
     Raises:
         ValueError: As `contingency` does.
     """
-    return _ari(contingency(labels, predicted, n_classes, n_clusters, where))
+    return ari_from_contingency(contingency(labels, predicted, n_classes, n_clusters, where))
 
 
 def purity(
@@ -236,7 +241,15 @@ def _nmi(table: Array) -> Array:
     return jnp.where(n > 0, jnp.where(trivial, 1.0, score), jnp.nan)
 
 
-def _ari(table: Array) -> Array:
+def ari_from_contingency(table: Array) -> Array:
+    """Rand index adjusted for chance of one contingency matrix, see `ari`.
+
+    Args:
+        table: Counts, float32 [n_classes, n_clusters].
+
+    Returns:
+        Scalar; NaN if nothing is counted.
+    """
     _, _, only_class, only_cluster, neither = _margins(table)
     # Sums of non-negative terms with exact factors: nothing cancels before tp tn - fn fp.
     tp = jnp.sum(table * (table - 1))

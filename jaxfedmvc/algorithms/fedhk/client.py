@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
-from jaxfedmvc.algorithms.fedhk.model import Centres, Scale, Sums
+from jaxfedmvc.algorithms.fedhk.model import Centres, Scale, Sums, positive
 from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.federation import Cohort
 
@@ -111,7 +111,8 @@ def local_step(
 ) -> tuple[Centres, Array]:
     """Makes one step: (29), then (30) or its proximal form, then (31) with the new distances.
 
-    The weights of the held views keep their sum: what the others have is not the client's to say.
+    The weights of the held views keep their sum, and views that are left out their weight of 0:
+    what the others have is not the client's to say.
     """
     _, _, combined = distances(hyper, samples, centres, weights)
     sums = local_sums(config, hyper, samples, centres, weights)
@@ -127,7 +128,7 @@ def local_step(
     powers = powers_of(hyper, samples, combined)
     _, keds, _ = distances(hyper, samples, moved, weights)
     costs = jnp.stack([hk.view_cost(ked, powers) for ked in keds.values()])
-    return moved, jnp.sum(weights) * hk.view_weights(costs, hyper.alpha)
+    return moved, jnp.sum(weights) * hk.view_weights(costs, hyper.alpha, weights > 0)
 
 
 def gradient_step(
@@ -154,7 +155,8 @@ def gradient_step(
         moved[v] = centres[v] + 2 * hyper.step_size * factor * scale * pull
     slope = alpha * weights ** (alpha - 1) * jnp.stack(list(sums.costs.values())) / n
     lowered = jnp.maximum(weights - hyper.step_size * slope, _LEAST_VIEW_WEIGHT)
-    share = jnp.sum(weights) / jnp.sum(lowered)
+    lowered = jnp.where(weights > 0, lowered, 0.0)
+    share = jnp.sum(weights) / positive(jnp.sum(lowered))
     return moved, jnp.where(fixed, weights, share * lowered)
 
 

@@ -101,11 +101,13 @@ def log_relevance(view_weights: Array, alpha: ArrayLike) -> Array:
     """Computes log (v_h / max v)^alpha, [s]: the weight of each view relative to the heaviest.
 
     v_h^alpha itself underflows; its scale cancels in memberships and centres. Zeros for an infinite
-    alpha, which stands for views of equal weight.
+    alpha, which stands for views of equal weight. A view of weight 0 has next to none beside others
+    and all of it alone: who holds no other view still belongs to some cluster.
     """
     logs = jnp.log(jnp.maximum(view_weights, _TINY))
+    logs = jnp.where(jnp.isinf(alpha) & (view_weights > 0), 0.0, logs)
     finite = jnp.where(jnp.isinf(alpha), 1.0, alpha)
-    return jnp.where(jnp.isinf(alpha), 0.0, finite * (logs - jnp.max(logs, keepdims=True)))
+    return finite * (logs - jnp.max(logs, keepdims=True))
 
 
 def memberships(distances: Array, fuzzifier: ArrayLike) -> Array:
@@ -174,7 +176,7 @@ def view_cost(distances: Array, powers: Array) -> Array:
     return jnp.sum(powers * distances)
 
 
-def view_weights(costs: Array, alpha: ArrayLike) -> Array:
+def view_weights(costs: Array, alpha: ArrayLike, where: Array | None = None) -> Array:
     """Computes (31) = (59): v_h = C_h^(-1/(alpha-1)) / sum_h' C_h'^(-1/(alpha-1)), [s].
 
     alpha > 1: near 1 the cheapest view takes all, towards infinity v becomes equal (the paper has
@@ -182,15 +184,27 @@ def view_weights(costs: Array, alpha: ArrayLike) -> Array:
     alpha stands for views of equal weight, which no finite one gives. Cheap means compact, which
     favours views of few features. A view that does not vary costs nothing and tells nothing: it
     gets next to no weight, not all.
+
+    Args:
+      costs: C_h, [s].
+      alpha: Exponent, traced.
+      where: Views that count, bool [s]; the others' weights are 0. All if None.
     """
     costs = jnp.where(costs > _TINY, costs, 1 / _TINY)
-    return jax.nn.softmax(-jnp.log(costs) / (alpha - 1))
+    logits = -jnp.log(costs) / (alpha - 1)
+    if where is None:
+        return jax.nn.softmax(logits)
+    return jnp.where(where, jax.nn.softmax(jnp.where(where, logits, -jnp.inf)), 0.0)
 
 
 def log_objective(costs: Array, view_weights: Array, alpha: ArrayLike) -> Array:
-    """Computes log J of (25) from the view costs [s]; with an infinite alpha J = sum_h C_h."""
+    """Computes log J of (25) from the view costs [s]; with an infinite alpha J = sum_h C_h.
+
+    Views of weight 0 add nothing to it.
+    """
     logs = jnp.log(jnp.maximum(view_weights, _TINY))
-    powers = jnp.where(jnp.isinf(alpha), 0.0, jnp.where(jnp.isinf(alpha), 1.0, alpha) * logs)
+    logs = jnp.where(jnp.isinf(alpha) & (view_weights > 0), 0.0, logs)
+    powers = jnp.where(jnp.isinf(alpha), 1.0, alpha) * logs
     return jax.nn.logsumexp(powers + jnp.log(jnp.maximum(costs, _TINY)))
 
 

@@ -1,6 +1,6 @@
 """Federated heat-kernel multi-view clustering: E-FKMVC and the frame that FedHK's methods share.
 
-    setup:   means -> variances [-> ranges] -> summaries of every client [-> basis]
+    setup:   means -> variances [-> ranges] -> summaries of every client -> views [-> basis]
     round:   clients evaluate the model on their samples and send sums; the server makes of them
              view weights and centres
     finish:  every client is sent the model and, if asked for, makes it its own
@@ -46,7 +46,12 @@ from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKHyperparams,
     check_hyperparams,
 )
-from jaxfedmvc.algorithms.fedhk.setup import n_starts, setup_phases, warn_of_few_summaries
+from jaxfedmvc.algorithms.fedhk.setup import (
+    may_leave_out,
+    n_starts,
+    setup_phases,
+    warn_of_few_summaries,
+)
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import transformed
 
@@ -159,7 +164,7 @@ def e_fkmvc(
         each = transformed(each, guarded(config.min_cluster_size))
     return FederatedAlgorithm(
         init,
-        setup_phases(config, codec, hyper.limit),
+        setup_phases(config, hyper, codec),
         (each,),
         (finish_phase(config, hyper, codec),),
         assign,
@@ -189,6 +194,7 @@ def first_states(
         scales,
         basis,
         Model(fits, views, nothing, nothing),
+        {v: a[0] for v, a in centres.items()} if may_leave_out(config, n_views) else {},
     )
     return server, tuple(
         _no_state(config, codec, server, federation, c) for c in federation.cohorts

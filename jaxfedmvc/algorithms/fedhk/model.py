@@ -54,13 +54,16 @@ class ServerState(NamedTuple):
       counts: Samples of each view.
       scales: One `Scale` for each view.
       basis: What a codec shares with the clients before the rounds.
-      models: Stack of the starts.
+      models: Stack of the starts. Views that are left out have weight 0 in each.
+      of_views: Centres of every view's own clusters, about the origin, by which views are chosen;
+        empty where none may be left out.
     """
 
     counts: dict[int, Array]
     scales: dict[int, Scale]
     basis: PyTree
     models: Model
+    of_views: Centres
 
 
 @struct.dataclass

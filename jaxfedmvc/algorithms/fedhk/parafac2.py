@@ -222,7 +222,7 @@ def _costs(config: Parafac2Config, hyper: FedHKHyperparams, codec: Codec) -> Pha
             stacked = jnp.stack([costs[v] for v in state.scales])
             objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
             change = jnp.abs(objective - model.log_objective)
-            weights = hk.view_weights(stacked, hyper.alpha)
+            weights = hk.view_weights(stacked, hyper.alpha, model.view_weights > 0)
             return Model(model.fit, weights, objective, change)
 
         models = jax.vmap(one_start)(state.models, costs)

@@ -69,7 +69,7 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
         def one_start(model: Model, numerators: dict, denominators: dict, costs: dict) -> Model:
             stacked = jnp.stack([costs[v] for v in state.scales])
             objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
-            view_weights = hk.view_weights(stacked, hyper.alpha)
+            view_weights = hk.view_weights(stacked, hyper.alpha, model.view_weights > 0)
             relevance = deltas * jnp.exp(hk.log_relevance(view_weights, hyper.alpha))
             fit = codec.update(
                 model.fit, numerators, denominators, relevance, state.basis, of_views

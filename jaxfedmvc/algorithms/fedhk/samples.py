@@ -147,7 +147,7 @@ def of_samples(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgo
         scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
         return cluster.assign(server.scores, state.scores, scored)
 
-    means, variances, *rest = setup_phases(summary_config, codec)
+    means, variances, *rest = setup_phases(summary_config, hyper, codec)
     sweeps = (_h_phase(), _q_phase()) * _SWEEPS
     before = [_on_raw(phase) for phase in (means, variances, *rest)]
     return cluster._replace(

@@ -38,6 +38,10 @@ class FedHKConfig:
       min_cluster_size: Least weight of a client's rows in a cluster for which their sum is sent.
         A row weighs 1 at most, so that a sum is over so many rows or more, and none of them is a
         greater share of it. Clients need as many rows. None: off.
+      choose_views: Whether the clusters are those of the views that agree, of three or more: before
+        the rounds every view is clustered alone, and views whose clusters are unlike those of all
+        others, see `least_agreement`, are left out of memberships. None: yes, unless
+        min_cluster_size is set, which the counts of samples that this takes do not keep to.
     """
 
     n_clusters: int
@@ -49,6 +53,7 @@ class FedHKConfig:
     personal_steps: int = 20
     n_restarts: int | None = None
     min_cluster_size: int | None = None
+    choose_views: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -67,6 +72,17 @@ class FedHKConfig:
                 "None but with aggregation='statistics' and hkc='bandwidth', where clients send"
                 " sums in which a row weighs 1 at most",
             )
+        if is_guarded and self.choose_views:
+            raise checks.wrong(
+                "choose_views",
+                self.choose_views,
+                "None or False with min_cluster_size: counts of rows would tell of single ones",
+            )
+
+    @property
+    def chooses_views(self) -> bool:
+        """Whether views may be left out."""
+        return self.min_cluster_size is None if self.choose_views is None else self.choose_views
 
 
 @struct.dataclass
@@ -89,6 +105,9 @@ class FedHKHyperparams:
       limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
         the number of clusters; messages keep their size for n_clusters; E-FKMVC's own
         form alone has it; none: all.
+      least_agreement: Least agreement of a view that counts, as a share of the greatest one's, with
+        choose_views; a view's agreement is the mean adjusted Rand index of its own clusters with
+        those of every other view.
     """
 
     fuzzifier: Array | float = 1.05
@@ -101,6 +120,7 @@ class FedHKHyperparams:
     step_size: Array | float = 0.01
     quality: Array | float = 0.0
     limit: Array | int | None = None
+    least_agreement: Array | float = 0.2
 
 
 def check_hyperparams(hyper: FedHKHyperparams) -> None:
@@ -129,6 +149,7 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
             "view_mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
             "step_size": (lambda s: (s > 0) & (s < np.inf), "positive"),
             "quality": (lambda q: (q >= 0) & (q < np.inf), "0 or more"),
+            "least_agreement": (lambda a: (a >= 0) & (a <= 1), "from 0 to 1"),
         },
     )
 
@@ -207,6 +228,17 @@ class Parafac2Config(FedHKConfig):
             )
         if self.placement == "views":
             _check_bandwidth(self)
+        if self.placement == "samples" and self.choose_views:
+            raise checks.wrong(
+                "choose_views",
+                self.choose_views,
+                "None or False with placement='samples', whose scores are of all views",
+            )
+
+    @property
+    def chooses_views(self) -> bool:
+        """Whether views may be left out."""
+        return super().chooses_views and self.placement != "samples"
 
 
 def _check_bandwidth(config: FedHKConfig) -> None:
@@ -272,6 +304,11 @@ class PrivateConfig(FedHKConfig):
         if self.noise == "central" and self.n_clients is None:
             raise checks.wrong("n_clients", None, "the number of clients whose noises add up")
 
+    @property
+    def chooses_views(self) -> bool:
+        """Whether views may be left out: never, all sums being calibrated releases."""
+        return False
+
 
 @struct.dataclass
 class PrivateHyperparams(FedHKHyperparams):
@@ -300,7 +337,9 @@ def check_accountable(config: FedHKConfig) -> None:
         ("personal", "none", "personal centres know of no clipping"),
         ("n_restarts", 1, "each start would be a release of its own in every round"),
         ("min_cluster_size", None, "which sums are left out would depend on single samples"),
+        ("choose_views", False, "the counts that it takes would be one release more"),
     ):
         got = getattr(config, name)
-        if got != allowed and not (name == "n_restarts" and got is None):  # one start, too
+        # None says one start, and all views, too: what sums it takes are not this method's.
+        if got != allowed and not (name in ("n_restarts", "choose_views") and got is None):
             raise checks.wrong(name, got, f"{allowed!r} with differential privacy: {why}")

@@ -1,4 +1,4 @@
-"""The exchanges of FedHK before the rounds: scales of the views, and where to start."""
+"""The exchanges of FedHK before the rounds: scales of the views, where to start, which views."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
@@ -20,9 +21,11 @@ from jaxfedmvc.algorithms.fedhk.model import (
     by_view,
     positive,
 )
-from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig
-from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
+from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.metrics.contingency import ari_from_contingency, contingency
+from jaxfedmvc.metrics.views import agreeing, mean_agreement, pairs
 
 # Name of the exchange of summaries, the one that is no sum, as `secure_aggregation` takes it.
 SUMMARIES = "setup[2]"
@@ -33,15 +36,17 @@ _LEAST_OF_A_SUMMARY = 2
 _N_INIT = 10
 # With fewer rows for each cluster than the first, as many restarts as the second.
 _FEW, _STARTS_OF_FEW = 25, 10
+# Of two views nothing says which one to leave out.
+_LEAST_VIEWS = 3
 
 
-def setup_phases(
-    config: FedHKConfig, codec: Codec, limit: Array | int | None = None
-) -> tuple[Phase, ...]:
-    """Returns the exchanges before the rounds; of all centres `limit` are in use."""
+def setup_phases(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> tuple[Phase, ...]:
+    """Returns the exchanges before the rounds."""
     ranges = (_ranges(),) if config.hkc == "minmax" else ()
+    choice = (_choice(config, hyper),) if config.chooses_views else ()
     basis = (_basis(codec),) if codec.shares_basis else ()
-    return (_means(), _variances(), *ranges, _summaries(config, codec, limit), *basis)
+    summaries = _summaries(config, codec, hyper.limit)
+    return (_means(), _variances(), *ranges, summaries, *choice, *basis)
 
 
 def warn_of_few_summaries(
@@ -213,28 +218,91 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         counts = (counts * weight[:, None]).ravel()
         rows, counts = _in_order(rows.reshape(-1, rows.shape[2]), counts)
         (n_restarts,) = state.models.log_objective.shape
-
-        def start(key: Array) -> Array:
-            n_init = max(1, _N_INIT // n_restarts)
-            found = kmeans(
-                key, rows, config.n_clusters, weights=counts, n_init=n_init, limit=in_use
-            )
-            return found.centroids
-
-        centres = jax.vmap(start)(jax.random.split(key, n_restarts))
         widths = [scale.origin.shape[0] for scale in state.scales.values()]
         cuts = list(itertools.accumulate(widths))[:-1]
         deviations = {v: jnp.sqrt(scale.variance) for v, scale in state.scales.items()}
-        parts = dict(zip(state.scales, jnp.split(centres, cuts, axis=2), strict=True))
-        summaries = dict(zip(state.scales, jnp.split(rows, cuts, axis=1), strict=True))
-        basis, fits = codec.start(
-            {v: part * deviations[v] for v, part in summaries.items()},
-            counts,
-            {v: part * deviations[v] for v, part in parts.items()},
-        )
-        return state._replace(basis=basis, models=state.models._replace(fit=fits)), ()
+
+        def by_view(rows: Array) -> dict[int, Array]:
+            parts = jnp.split(rows, cuts, axis=-1)
+            return {v: part * deviations[v] for v, part in zip(deviations, parts, strict=True)}
+
+        def clusters(key_and_features: tuple[Array, Array]) -> Array:
+            key, seen = key_and_features
+            found = kmeans(
+                key,
+                rows * seen[None],
+                config.n_clusters,
+                weights=counts,
+                n_init=max(1, _N_INIT // n_restarts),
+                limit=in_use,
+            )
+            return found.centroids
+
+        # Every start sees all features; a view's own clusters are those of its features.
+        starts = jax.random.split(key, n_restarts)
+        seen = jnp.ones((n_restarts, sum(widths)))
+        if state.of_views:
+            more = jax.random.split(jax.random.fold_in(key, keys.VIEWS), len(widths))
+            starts = jnp.concatenate([starts, more])
+            owner = np.repeat(np.arange(len(widths)), widths)
+            seen = jnp.concatenate([seen, owner[None] == np.arange(len(widths))[:, None]])
+        # One after another: one program does for all.
+        found = jax.lax.map(clusters, (starts, seen))
+        basis, fits = codec.start(by_view(rows), counts, by_view(found[:n_restarts]))
+        of_views = {
+            v: by_view(found[n_restarts + place])[v] for place, v in enumerate(state.of_views)
+        }
+        models = state.models._replace(fit=fits)
+        return state._replace(basis=basis, models=models, of_views=of_views), ()
 
     return Phase(broadcast, client, server)
+
+
+def may_leave_out(config: FedHKConfig, n_views: int) -> bool:
+    """Returns whether views are chosen, of so many."""
+    return config.chooses_views and n_views >= _LEAST_VIEWS
+
+
+def _choice(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
+    """Leaves out views whose own clusters agree with no other view's.
+
+    A view that is noise counts as much as any other, and costs more than it could give. Clients
+    with all views put their samples into the clusters that the server found in each view of the
+    summaries, and count for each pair of views how many samples are in which two. These counts add
+    up; the adjusted Rand index of a pair's is 0 where the views have nothing in common.
+    """
+
+    def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> dict[int, Array]:
+        return state.of_views if len(view_ids) == len(state.of_views) else {}
+
+    def client(key: Array, sent: dict[int, Array], state: ClientState, client: Cohort) -> tuple:
+        if not sent:
+            return state, (), ()
+        labels = jnp.stack(
+            [
+                predict(x - state.scales[v].origin[None], sent[v], hyper.limit)
+                for v, x in client.by_view().items()
+            ]
+        )
+        size = config.n_clusters
+
+        def pair(one: Array, other: Array) -> Array:
+            return contingency(labels[one], labels[other], size, size, client.mask)
+
+        return state, jax.vmap(pair)(*pairs(len(labels))), ()
+
+    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
+        tables = [message for message in messages if jax.tree.leaves(message)]
+        if not tables:
+            return state, ()
+        of_pairs = jax.vmap(ari_from_contingency)(sum(tables[1:], start=tables[0]))
+        agreement = mean_agreement(of_pairs, len(state.of_views))
+        kept = agreeing(agreement, hyper.least_agreement)
+        weight = jnp.broadcast_to(kept / jnp.sum(kept), state.models.view_weights.shape)
+        models = state.models._replace(view_weights=weight)
+        return state._replace(models=models), {"agreement": agreement, "kept": kept}
+
+    return Phase(broadcast, client, server, reduce="sum")
 
 
 def _in_order(rows: Array, counts: Array) -> tuple[Array, Array]:

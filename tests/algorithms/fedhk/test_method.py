@@ -106,7 +106,7 @@ def started(views, coefficients="bandwidth", rows=(0, 24, 38)):
     nothing = jnp.full(1, jnp.inf)
     model = Model(fit, jnp.full((1, len(views)), 1 / len(views)), nothing, nothing)
     counts = {v: jnp.float32(len(x)) for v, x in enumerate(views)}
-    return ServerState(counts, scales, (), model)
+    return ServerState(counts, scales, (), model, {})
 
 
 def plain_data(views, coefficients, beta=1.0):

@@ -267,7 +267,7 @@ def test_centres_from_a_release_by_hand():
     sums = jnp.array([[10.0, 0, 0, 0], [0, 40.0, 0, 0], [2.0, 0, 0, 0], [0, 0, 1.0, 0]])  # N / B
     found = moved(
         settings(clip=1.5),
-        ServerState({}, {0: scale}, (), model),
+        ServerState({}, {0: scale}, (), model, {}),
         Release({0: sums}, {0: weights}, {}),
         {0: 0.5},
         jnp.float32(1.0),

@@ -1,0 +1,244 @@
+"""E-FKMVC on data of which a view tells nothing: which views count, and what that changes."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import adjusted_rand_score
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fedhk import (
+    FedHKConfig,
+    FedHKHyperparams,
+    Parafac2Config,
+    TuckerConfig,
+    e_fkmvc,
+    fedhk_parafac2,
+    fedhk_tucker,
+)
+from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
+from jaxfedmvc.algorithms.fedhk.client import gradient_step, local_step, samples_of
+from jaxfedmvc.algorithms.fedhk.model import Scale
+from jaxfedmvc.clustering import predict
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation
+
+C, N, NOISE = 3, 96, 2
+KEY = jax.random.key(0)
+
+
+def make_views(n_views=4):
+    """Three groups that all views but view 2 show; view 2 has groups of its own, far apart."""
+    rng = np.random.default_rng(0)
+    truth = np.repeat(np.arange(C), N // C)
+    views = []
+    for v in range(n_views):
+        seen = rng.permutation(truth) if v == NOISE else truth
+        spread, apart = (0.3, 3.0) if v == NOISE else (1.0, 1.2)
+        means = apart * rng.normal(size=(C, 3 + v))
+        views.append((means[seen] + spread * rng.normal(size=(N, 3 + v))).astype(np.float32))
+    return views, truth
+
+
+def federation(views, single=()):
+    """Six clients of sixteen rows; those in `single` hold one view each: client -> view."""
+    rows = np.random.default_rng(1).permutation(N).reshape(6, -1).astype(np.int32)
+    alone = dict(single)
+    whole = [i for i in range(6) if i not in alone]
+    parts = [Part(tuple(range(len(views))), rows[whole], np.array(whole, np.int32))]
+    parts += [Part((v,), rows[[i]], np.array([i], np.int32)) for i, v in alone.items()]
+    return Federation.from_arrays(views, partition=parts)
+
+
+@functools.cache
+def finished(algorithm, single=()):
+    """Labels by sample, the run, the truth and the clients."""
+    views, truth = make_views()
+    fed = federation(views, single)
+    result = jax.jit(lambda fed: engine.run(algorithm, fed, KEY, 12))(fed)
+    labels = np.full(N, -1)
+    for own, cohort in zip(result.labels, fed.cohorts, strict=True):
+        labels[np.asarray(cohort.sample_ids)] = np.asarray(own)
+    return labels, result, truth, fed
+
+
+CHOSEN = e_fkmvc(FedHKConfig(C, n_restarts=2))
+ALL = e_fkmvc(FedHKConfig(C, n_restarts=2, choose_views=False))
+
+
+def test_a_view_whose_clusters_are_its_own_is_left_out():
+    labels, result, truth, _ = finished(CHOSEN)
+    report = result.info["setup"][3]["server"]
+    np.testing.assert_array_equal(report["kept"], [True, True, False, True])
+    assert abs(report["agreement"][NOISE]) < 0.02 < 0.15 < report["agreement"][0]
+    weights = result.state.server.models.view_weights
+    chex.assert_trees_all_close(weights, jnp.tile(jnp.array([1, 1, 0, 1]) / 3, (2, 1)))
+    assert adjusted_rand_score(truth, labels) > 0.9
+    assert adjusted_rand_score(truth, finished(ALL)[0]) < 0.6
+
+
+def test_values_of_the_left_out_view_do_not_matter():
+    """Other values in it give the same clusters, though it helps to find where to start."""
+    views, _ = make_views()
+    shuffled = list(views)
+    shuffled[NOISE] = np.random.default_rng(9).permutation(views[NOISE])
+    run = jax.jit(lambda fed: engine.run(CHOSEN, fed, KEY, 12).labels[0])
+    one, other = run(federation(views)), run(federation(shuffled))
+    assert adjusted_rand_score(np.ravel(one), np.ravel(other)) == 1.0
+
+
+def test_agreement_is_of_the_clusters_of_all_rows_of_clients_with_all_views():
+    views, _ = make_views()
+    _, result, _, fed = finished(CHOSEN, ((4, 0), (5, NOISE)))
+    server = result.state.server
+    rows = np.asarray(fed.cohorts[0].sample_ids).ravel()
+    assert len(rows) == 64
+    labels = [
+        predict(views[v][rows] - server.scales[v].origin[None], server.of_views[v])
+        for v in range(4)
+    ]
+    expected = [
+        np.mean([adjusted_rand_score(labels[a], labels[b]) for b in range(4) if b != a])
+        for a in range(4)
+    ]
+    found = result.info["setup"][3]["server"]["agreement"]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_client_that_holds_nothing_else_is_still_assigned_by_it():
+    labels, result, truth, fed = finished(CHOSEN, ((4, 0), (5, NOISE)))
+    whole, seen, noise = (np.asarray(c.sample_ids).ravel() for c in fed.cohorts)
+    assert adjusted_rand_score(truth[whole], labels[whole]) > 0.9
+    assert adjusted_rand_score(truth[seen], labels[seen]) > 0.2
+    assert len(set(labels[noise])) > 1
+    chex.assert_tree_all_finite((result.state.server, result.state.clients))
+    # The one that holds the noise sends no samples of any view but that one.
+    sums = result.state.server.counts
+    assert [int(sums[v]) for v in range(4)] == [80, 64, 80, 64]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: e_fkmvc(FedHKConfig(C, aggregation="average", n_restarts=2)),
+        lambda: fedhk_tucker(TuckerConfig(C, n_restarts=2)),
+        pytest.param(
+            lambda: e_fkmvc(
+                FedHKConfig(C, personal="mix", n_restarts=1), FedHKHyperparams(view_mix=0)
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: e_fkmvc(
+                FedHKConfig(C, personal="gradient", n_restarts=1), FedHKHyperparams(alpha=5.0)
+            ),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: fedhk_parafac2(Parafac2Config(C, n_restarts=2)), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda: fedhk_parafac2(Parafac2Config(C, placement="views", n_restarts=2)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["average", "tucker", "mix", "gradient and alpha", "parafac2", "parafac2 views"],
+)
+def test_every_form_leaves_the_view_out(make):
+    labels, result, truth, fed = finished(make(), ((5, NOISE),))
+    server = result.state.server
+    weights = np.asarray(server.models.view_weights)
+    assert (weights[:, NOISE] == 0).all() and (np.delete(weights, NOISE, axis=1) > 0).all()
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+    chex.assert_tree_all_finite((server, result.state.clients))
+    for state in result.state.clients:
+        if state.personal_weights.size:
+            held = np.asarray(state.personal_weights)
+            assert (held >= 0).all() and np.isfinite(held).all()
+    rows = np.asarray(fed.cohorts[0].sample_ids).ravel()
+    assert adjusted_rand_score(truth[rows], labels[rows]) > 0.8
+
+
+def test_of_two_views_none_is_left_out_and_nothing_is_sent():
+    views, _ = make_views(2)
+    fed = federation(views)
+    algorithm = e_fkmvc(FedHKConfig(C))
+    server, (states,) = algorithm.init(KEY, fed)
+    assert server.of_views == {} and algorithm.setup[3].broadcast(server, (0, 1)) == {}
+    state, client = (jax.tree.map(lambda x: x[0], tree) for tree in (states, fed.cohorts[0]))
+    _, message, _ = algorithm.setup[3].client(KEY, {}, state, client)
+    assert message == ()
+    new, _ = algorithm.setup[3].server(KEY, server, ((),), (jnp.float32(6),))
+    chex.assert_trees_all_equal(new, server)
+
+
+def test_a_least_share_of_0_keeps_what_agrees_at_all_and_1_keeps_two():
+    fed = federation(make_views()[0])
+
+    @jax.jit
+    def kept(least):
+        algorithm = e_fkmvc(FedHKConfig(C, n_restarts=2), FedHKHyperparams(least_agreement=least))
+        _, info = engine.setup(algorithm, fed, KEY, engine.start(algorithm, fed, KEY))
+        return info[3]["server"]["kept"]
+
+    assert int(kept(1.0).sum()) == 2
+    assert kept(0.0)[jnp.array([0, 1, 3])].all()
+
+
+# --- The equations with weights of 0 --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [np.inf, 3.0])
+def test_a_view_of_weight_0_counts_nothing_beside_others_and_all_alone(alpha):
+    beside = np.exp(hk.log_relevance(jnp.array([0.5, 0.0, 0.5]), alpha))
+    np.testing.assert_allclose(beside, [1, 0, 1], atol=1e-20)
+    np.testing.assert_array_equal(hk.log_relevance(jnp.array([0.0]), alpha), [0])
+    costs = jnp.array([2.0, 7.0, 3.0])
+    weights = hk.view_weights(costs, alpha, jnp.array([True, False, True]))
+    expected = hk.view_weights(costs[jnp.array([0, 2])], alpha)
+    np.testing.assert_allclose(weights, [expected[0], 0, expected[1]], rtol=1e-6)
+    np.testing.assert_allclose(
+        hk.log_objective(costs, weights, alpha),
+        hk.log_objective(costs[jnp.array([0, 2])], expected, alpha),
+        rtol=1e-6,
+    )
+    none = hk.view_weights(costs, alpha, jnp.zeros(3, bool))
+    np.testing.assert_array_equal(none, 0)
+
+
+@pytest.mark.parametrize("step", [local_step, gradient_step])
+def test_steps_of_a_client_keep_weights_of_0(step):
+    views, _ = make_views()
+    fed = federation(views)
+    config, hyper = FedHKConfig(C), FedHKHyperparams(alpha=3.0)
+    client = jax.tree.map(lambda x: x[0], fed.cohorts[0])
+    empty = jnp.zeros(0)
+    scales = {
+        v: Scale(jnp.asarray(x.mean(axis=0)), jnp.float32(x.var(axis=0).sum()), empty, empty)
+        for v, x in enumerate(views)
+    }
+    samples = samples_of(config, hyper, scales, client)
+    centres = {v: samples.views[v][:C] for v in samples.views}
+    for weights in (jnp.array([0.5, 0.3, 0.0, 0.2]), jnp.zeros(4)):
+        moved, after = step(config, hyper, samples, centres, weights)
+        np.testing.assert_allclose(jnp.sum(after), jnp.sum(weights), rtol=1e-5)
+        assert after[NOISE] == 0
+        chex.assert_tree_all_finite(moved)
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_leave_views_out_says_so():
+    with pytest.raises(ValueError, match=r"choose_views: got True; .* with min_cluster_size"):
+        FedHKConfig(C, choose_views=True, min_cluster_size=2)
+    with pytest.raises(ValueError, match=r"choose_views: got True; .* placement='samples'"):
+        Parafac2Config(C, placement="samples", choose_views=True)
+    assert not Parafac2Config(C, placement="samples").chooses_views
+    assert not FedHKConfig(C, min_cluster_size=2).chooses_views
+    for least in (-0.1, 1.1):
+        with pytest.raises(ValueError, match=r"least_agreement: got .*; allowed is from 0 to 1"):
+            e_fkmvc(FedHKConfig(C), FedHKHyperparams(least_agreement=least))
