@@ -27,7 +27,7 @@ from jaxfedmvc.algorithms.vertcohirf import choice
 
 TABLE = "local_clusters.csv"
 # Beside the number of clusters, where the user says nothing else: the settings of the study.
-_WITH_IT = {"repetitions": "1"}
+_WITH_IT = {"repetitions": "1", "refinements": "3"}
 
 
 class LocalChoice(NamedTuple):
@@ -101,7 +101,7 @@ def saved(path: Path) -> LocalChoice | None:
 
 
 def of_trials(tried: Sequence[choice.Trial]) -> LocalChoice:
-    """Chooses the trial of best agreement, the first of several."""
+    """Chooses the trial of best agreement, the first of several; see `choice.best_of`."""
     table = pd.DataFrame(
         {
             "local_clusters": [trial.local_clusters for trial in tried],
@@ -112,7 +112,7 @@ def of_trials(tried: Sequence[choice.Trial]) -> LocalChoice:
             "bytes_down": [trial.traffic.down for trial in tried],
         }
     )
-    return LocalChoice(table, int(np.argmax(table["agreement"])))
+    return LocalChoice(table, choice.best_of(tried))
 
 
 # --- The job --------------------------------------------------------------------------------------

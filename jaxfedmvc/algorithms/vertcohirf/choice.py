@@ -1,7 +1,7 @@
 """Chooses VertCoHiRF's local number of clusters, and how agents agree, without labels.
 
     tried = list(trials(config, hyperparams, federation, key, rounds=100))
-    best = tried[int(np.argmax(agreements(tried)))]    # .local_clusters, .relaxed_agents, .labels
+    best = tried[best_of(tried)]    # .local_clusters, .relaxed_agents, .labels
 
 The method is run with several settings, and the run is kept whose shared clusters agree best with
 what the agents find alone: the mean ARI of the shared clusters with every list of labels that an
@@ -54,6 +54,7 @@ class Trial(NamedTuple):
       labels: The shared clusters, int32 [samples].
       sent: What each agent sent in the first round, int32 [agents, samples].
       traffic: Bytes of all messages of the run, of all agents.
+      whole: Whether the clusters are as they should be in the end: refined, if they are to be.
     """
 
     local_clusters: int
@@ -61,6 +62,7 @@ class Trial(NamedTuple):
     labels: np.ndarray
     sent: np.ndarray
     traffic: Traffic
+    whole: bool = True
 
 
 def agreements(tried: Sequence[Trial]) -> np.ndarray:
@@ -80,6 +82,18 @@ def agreements(tried: Sequence[Trial]) -> np.ndarray:
     # Trials with the same C and key begin alike.
     sent = np.concatenate(list({trial.local_clusters: trial.sent for trial in tried}.values()))
     return np.array([agreement(trial.labels, sent) for trial in tried])
+
+
+def best_of(tried: Sequence[Trial]) -> int:
+    """Returns the place of the trial of best agreement, the first of several.
+
+    Trials whose clusters are too many pieces to be refined count only where all are.
+
+    Raises:
+      ValueError: There is no trial.
+    """
+    whole = np.array([trial.whole for trial in tried])
+    return int(np.argmax(np.where(whole | ~whole.any(), agreements(tried), -np.inf)))
 
 
 def check(
@@ -151,14 +165,15 @@ def trials(
     for threshold in thresholds:
         for c in numbers:
             these = steps.with_numbers(numbers_of(c, threshold))
-            labels, sent, traffic = _one_run(these, agents, key, rounds)
-            yield Trial(c, threshold, labels[mask], sent[:, mask], traffic)
+            labels, sent, refined, traffic = _one_run(these, agents, key, rounds)
+            whole = refined or not config.refinements
+            yield Trial(c, threshold, labels[mask], sent[:, mask], traffic, whole)
 
 
 def _one_run(
     steps: Steps, federation: Federation, key: jax.Array, rounds: int
-) -> tuple[np.ndarray, np.ndarray, Traffic]:
-    """Returns the clusters [n] of all samples, what agents sent first [agents, n], and bytes."""
+) -> tuple[np.ndarray, np.ndarray, bool, Traffic]:
+    """Returns the clusters [n], what agents sent first [agents, n], if refined, and bytes."""
     state = steps.start(federation, key)
     sent: list[np.ndarray] = []
     exchanged: list[Traffic] = []  # arrays shrink, and with them the messages
@@ -170,8 +185,10 @@ def _one_run(
         sent = sent or [np.asarray(client["labels"])[0] for client in info[0]["clients"]]
         made += 1
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
+    exchanged.append(steps.traffic()["finish"])
     traffic = Traffic(sum(e.up for e in exchanged), sum(e.down for e in exchanged))
-    return found.labels[0][0], np.stack(sent), traffic
+    refined = bool(np.any(np.asarray(found.state.server.refined) >= 0))
+    return found.labels[0][0], np.stack(sent), refined, traffic
 
 
 def _reporting(config: VertCoHiRFConfig, hyperparams: VertCoHiRFHyperparams) -> FederatedAlgorithm:

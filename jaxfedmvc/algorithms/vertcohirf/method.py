@@ -45,6 +45,11 @@ from jaxfedmvc.algorithms.vertcohirf.rankings import (
     rank_sum,
     ranked_ids,
 )
+from jaxfedmvc.algorithms.vertcohirf.refinement import (
+    MOST_CLUSTERS,
+    nearest_clusters,
+    of_least_rank_sum,
+)
 from jaxfedmvc.algorithms.vertcohirf.settings import (
     Similarity,
     VertCoHiRFConfig,
@@ -72,6 +77,7 @@ class VertCoHiRFState(NamedTuple):
       n_iter: Rounds made, int32.
       done: Whether the last round merged nothing.
       order: int32 [agents], places of the agents' messages in ascending order of client id.
+      refined: int32 [n], refined cluster of each row; -1 for padding, and before refinement.
     """
 
     active: Array
@@ -84,6 +90,7 @@ class VertCoHiRFState(NamedTuple):
     n_iter: Array
     done: Array
     order: Array
+    refined: Array
 
 
 def vertcohirf(
@@ -183,7 +190,7 @@ def _protocol(
             Phase(_everything, _build_send_labels(step_of), _build_agree_on_clusters(hp)),
             Phase(_everything, _build_send_ranking(config), _choose_medoids),
         ),
-        finish=(),
+        finish=(Phase(_everything, _send_nearest_clusters, _refine),) * config.refinements,
         assign=_assign,
         done=lambda state: state.done,
         compact=compact,
@@ -215,6 +222,7 @@ def _build_init(check: Callable[[Federation], None]) -> Callable[..., Any]:
             n_iter=jnp.int32(0),
             done=jnp.bool_(False),
             order=jnp.argsort(ids).astype(jnp.int32),
+            refined=jnp.full(n, -1, jnp.int32),
         )
         return state, ((),) * len(federation.cohorts)
 
@@ -285,7 +293,28 @@ def _choose_medoids(
 
 
 def _assign(state: VertCoHiRFState, _: tuple, client: Cohort) -> Array:
-    return labels_at(state.parents, state.absorbed_at, state.active)
+    return _clusters(state)
+
+
+def _send_nearest_clusters(key: Array, state: VertCoHiRFState, _: tuple, client: Cohort) -> Any:
+    x = jnp.concatenate(client.views, axis=-1)
+    return (), {"nearest": nearest_clusters(x, _clusters(state))}, {}
+
+
+def _refine(
+    key: Array, state: VertCoHiRFState, messages: Any, weights: Any
+) -> tuple[VertCoHiRFState, dict[str, Array]]:
+    labels = _clusters(state)
+    nearest = jnp.concatenate([message["nearest"] for message in messages])
+    refined = of_least_rank_sum(nearest, labels)
+    refined = jnp.where(state.n_active <= MOST_CLUSTERS, refined, -1)
+    return state._replace(refined=refined), {}
+
+
+def _clusters(state: VertCoHiRFState) -> Array:
+    """Returns the clusters [n] of all rows, refined if they are; -1 for padding."""
+    merged = labels_at(state.parents, state.absorbed_at, state.active)
+    return jnp.where(state.refined >= 0, state.refined, merged)
 
 
 def merge(state: VertCoHiRFState, medoids: Array) -> VertCoHiRFState:
@@ -307,6 +336,7 @@ def merge(state: VertCoHiRFState, medoids: Array) -> VertCoHiRFState:
         absorbed_at=state.absorbed_at.at[absorbed].set(state.n_iter, mode="drop"),
         n_iter=state.n_iter + 1,
         done=state.n_codes == state.n_active,
+        refined=jnp.full_like(state.refined, -1),
     )
 
 

@@ -61,6 +61,9 @@ class VertCoHiRFConfig:
         active samples; the kernels rbf, exp(-d^2 / p), laplacian, exp(-|.|_1 / p), and rbf_median,
         exp(-d / (2 median d)), of rows with p features take memory quadratic in them.
       n_graphs: Subspace graphs of sc_srgf, two or more.
+      refinements: Exchanges after the rounds in which agents list the clusters nearest to every
+        sample, by means of their own features, and it joins the one of least rank sum. 0: none, as
+        in the paper. More than 128 clusters stay as they are.
     """
 
     n_clusters: int | None = None
@@ -69,6 +72,7 @@ class VertCoHiRFConfig:
     repetitions: int = 2
     similarity: Similarity = "cosine"
     n_graphs: int = 20
+    refinements: int = 0
 
     def __post_init__(self) -> None:
         """Checks what does not depend on the agents.
@@ -83,6 +87,7 @@ class VertCoHiRFConfig:
         if not isinstance(self.local_clusters, str):
             at_least(self, 1, "local_clusters")
         at_least(self, 2, "n_graphs")
+        at_least(self, 0, "refinements")
         self.bases()
 
     def bases(self) -> Bases:
