@@ -12,6 +12,7 @@ import numpy as np
 
 # The usual rules of `numbers`.
 POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
+SHARE = (lambda x: (x >= 0) & (x <= 1), "from 0 to 1")
 NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments.lib.data import DataSettings
 from experiments.lib.hooks import Hooks, SeedResult
+from experiments.lib.text import left_out
 from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits, privacy_statement
 
 _PERSONAL = ("proximal", "mix", "gradient")
@@ -62,13 +63,7 @@ def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]
     server = getattr(result.server, "inner", result.server)  # masked sums
     if not getattr(server, "of_views", {}):
         return
-    (left_out,) = np.nonzero(np.asarray(server.models.view_weights)[0] == 0)
-    if len(left_out):
-        views = ", ".join(map(str, left_out))
-        yield (
-            f"seed {result.seed}: left out view{'s' if len(left_out) > 1 else ''} {views}, whose"
-            " clusters agree with no other view's (--nochoose_views keeps all)"
-        )
+    yield from left_out(result.seed, np.asarray(server.models.view_weights)[0] > 0)
 
 
 HOOKS = Hooks(

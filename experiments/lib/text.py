@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+
+import numpy as np
 
 
 def spread(mean: float, deviation: float) -> str:
@@ -15,3 +18,19 @@ def spread(mean: float, deviation: float) -> str:
 def counted(n: int, what: str) -> str:
     """Returns a number of things: 1 run, 2 runs."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def left_out(seed: int, kept: np.ndarray) -> Iterator[str]:
+    """Yields which views a run left out, if any.
+
+    Args:
+      seed: Of the run.
+      kept: Views that count, bool [V].
+    """
+    places = np.flatnonzero(~np.asarray(kept, bool))
+    if len(places):
+        views = ", ".join(map(str, places))
+        yield (
+            f"seed {seed}: left out view{'s' if len(places) > 1 else ''} {views}, whose clusters"
+            " agree with no other view's (--nochoose_views keeps all)"
+        )

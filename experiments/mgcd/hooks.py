@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from experiments.lib.data import DataSettings, Problem
 from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.references import k_means
 from experiments.lib.report import Report
+from experiments.lib.text import left_out
 from jaxfedmvc import data
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import to_sparse
@@ -83,6 +86,11 @@ def references(problem: Problem, n_clusters: int, seed: int) -> dict[str, list[n
     return found
 
 
+def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]:
+    server = getattr(result.server, "inner", result.server)  # masked sums
+    yield from left_out(result.seed, np.asarray(server.kept))
+
+
 def _pictures(report: Report, result: SeedResult) -> None:
     """Draws the consistency graph, its spectral embedding, and each graph's ACC by round."""
     clusters, labels = result.server.clusters, result.labels[0][0]
@@ -109,5 +117,6 @@ HOOKS = Hooks(
     columns=_columns,
     shown=("separation", *(f"{name}/acc" for name in REPORTED)),
     references=references,
+    after_seed=_after_seed,
     pictures=_pictures,
 )

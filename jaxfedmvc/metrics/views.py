@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+# Of two views nothing says which one to leave out.
+LEAST_VIEWS = 3
 # Two views that agree have each other; one alone agrees with nobody.
 _LEAST_KEPT = 2
 

@@ -145,11 +145,11 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
             "beta": (lambda b: (b > 0) & (b < np.inf), "positive"),
             "tolerance": (lambda t: t >= 0, "0 or more"),
             "tau": (lambda t: t >= 0, "0 or more, infinity included"),
-            "mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
-            "view_mix": (lambda g: (g >= 0) & (g <= 1), "from 0 to 1"),
+            "mix": checks.SHARE,
+            "view_mix": checks.SHARE,
             "step_size": (lambda s: (s > 0) & (s < np.inf), "positive"),
             "quality": (lambda q: (q >= 0) & (q < np.inf), "0 or more"),
-            "least_agreement": (lambda a: (a >= 0) & (a <= 1), "from 0 to 1"),
+            "least_agreement": checks.SHARE,
         },
     )
 

@@ -25,7 +25,7 @@ from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.contingency import ari_from_contingency, contingency
-from jaxfedmvc.metrics.views import agreeing, mean_agreement, pairs
+from jaxfedmvc.metrics.views import LEAST_VIEWS, agreeing, mean_agreement, pairs
 
 # Name of the exchange of summaries, the one that is no sum, as `secure_aggregation` takes it.
 SUMMARIES = "setup[2]"
@@ -36,8 +36,6 @@ _LEAST_OF_A_SUMMARY = 2
 _N_INIT = 10
 # With fewer rows for each cluster than the first, as many restarts as the second.
 _FEW, _STARTS_OF_FEW = 25, 10
-# Of two views nothing says which one to leave out.
-_LEAST_VIEWS = 3
 
 
 def setup_phases(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> tuple[Phase, ...]:
@@ -260,7 +258,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
 
 def may_leave_out(config: FedHKConfig, n_views: int) -> bool:
     """Returns whether views are chosen, of so many."""
-    return config.chooses_views and n_views >= _LEAST_VIEWS
+    return config.chooses_views and n_views >= LEAST_VIEWS
 
 
 def _choice(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd.graph import Graph
@@ -17,13 +18,20 @@ from jaxfedmvc.algorithms.mgcd.sizes import n_edges
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours, heaviest_edges, sparse_embedding
 from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.losses import l2_normalize
+from jaxfedmvc.metrics.contingency import ari_from_contingency, contingency
+from jaxfedmvc.metrics.views import agreeing, mean_agreement, pairs
 
 # Eigenvalues are known to about this.
 _EPS = 1e-6
 
 
 def clusters(
-    key: Array, refined: Sequence[Graph], mean: Graph, where: Array, config: ResolvedConfig
+    key: Array,
+    refined: Sequence[Graph],
+    mean: Graph,
+    where: Array,
+    config: ResolvedConfig,
+    kept: Array | None = None,
 ) -> Clusters:
     """Clusters an affinity made of consistency graphs spectrally (Ng, Jordan & Weiss, 2001).
 
@@ -43,6 +51,7 @@ def clusters(
       mean: Their mean G_c.
       where: Real samples, bool [N].
       config: The settings.
+      kept: Views that count, bool [V], of which `mean` is the mean; all if None.
     """
     rule = config.affinity
     width = n_edges(config, len(refined), graphs_lib.n_samples(mean))
@@ -53,7 +62,7 @@ def clusters(
         return Clusters(*found, jnp.float32(0), _widened(together, width))
     # By the share that the views' own affinities have in it; "auto" tries all three.
     asked = {"each": (1.0,), "mean": (0.0,), "both": (0.5,), "auto": (1.0, 0.0, 0.5)}[rule]
-    apart = of_each_view(refined, where, config) if max(asked) else together
+    apart = of_each_view(refined, where, config, kept) if max(asked) else together
     affinities = {1.0: apart, 0.0: together, 0.5: _mixed(apart, together)}
     tried = [_widened(affinities[share], width) for share in asked]
     stack = jax.tree.map(lambda *x: jnp.stack(x), *tried)
@@ -81,11 +90,44 @@ def better(first: Clusters, second: Clusters, factor: float = 1.0) -> Clusters:
     return jax.tree.map(lambda a, b: jnp.where(chosen, b, a), first, second)
 
 
-def of_each_view(refined: Sequence[Graph], where: Array, config: ResolvedConfig) -> Neighbours:
-    """Returns the mean of the views' own affinities, which has up to V k edges a row."""
+def of_each_view(
+    refined: Sequence[Graph], where: Array, config: ResolvedConfig, kept: Array | None = None
+) -> Neighbours:
+    """Returns the mean of the own affinities of the views that count: up to V k edges a row."""
     strongest = [_strongest(graph, where, config) for graph in refined]
     index = jnp.concatenate([s.index for s in strongest], axis=1)
-    return Neighbours(index, jnp.concatenate([s.weight for s in strongest], axis=1) / len(refined))
+    weights = [s.weight for s in strongest]
+    if kept is None:
+        return Neighbours(index, jnp.concatenate(weights, axis=1) / len(refined))
+    weights = [weight * kept[v] for v, weight in enumerate(weights)]
+    return Neighbours(index, jnp.concatenate(weights, axis=1) / jnp.sum(kept))
+
+
+def views_that_agree(
+    key: Array,
+    graphs: Sequence[Graph],
+    where: Array,
+    config: ResolvedConfig,
+    least: ArrayLike,
+) -> Array:
+    """Returns the views whose own clusters agree with other views', bool [V]; see `agreeing`.
+
+    Args:
+      key: Key of the starts of k-means.
+      graphs: The views' graphs.
+      where: Real samples, bool [N].
+      config: The settings.
+      least: Share of the greatest agreement.
+    """
+    own = jax.tree.map(lambda *x: jnp.stack(x), *(_strongest(g, where, config) for g in graphs))
+    labels = lax.map(lambda affinity: _cut(key, affinity, where, config)[0], own)
+    size = config.n_clusters
+
+    def agreement(one: Array, other: Array) -> Array:
+        return ari_from_contingency(contingency(labels[one], labels[other], size, size))
+
+    n_views = len(graphs)
+    return agreeing(mean_agreement(jax.vmap(agreement)(*pairs(n_views)), n_views), least)
 
 
 def _strongest(graph: Graph, where: Array, config: ResolvedConfig) -> Neighbours:

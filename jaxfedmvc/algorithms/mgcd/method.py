@@ -28,7 +28,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.mgcd import client as client_lib
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd import server as server_lib
-from jaxfedmvc.algorithms.mgcd.affinity import better, clusters
+from jaxfedmvc.algorithms.mgcd.affinity import better, clusters, views_that_agree
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
@@ -54,6 +54,7 @@ from jaxfedmvc.algorithms.mgcd.sizes import (
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
+from jaxfedmvc.metrics.views import LEAST_VIEWS
 
 # How many times the best separation so far a later round must reach. Smaller gains tell nothing:
 # where no affinity separates well, all are near 1.
@@ -137,6 +138,7 @@ def _init_server(
         graphs_lib.zeros(n, rank),
         none_yet,
         jnp.bool_(False),
+        jnp.ones(len(dims), bool),
     )
 
 
@@ -213,11 +215,18 @@ def _build_refine(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., 
         where, old = state.where, state.graph
         uploads = [_cleaned(jax.tree.map(lambda x: x[0], m), where) for m in messages]
         train_key, cut_key = jax.random.split(key)
+        kept = None
+        if config.chooses_views and len(uploads) >= LEAST_VIEWS:
+            kept = jax.lax.cond(
+                state.clusters.separation > 0,  # of a round before
+                lambda: state.kept,
+                lambda: views_that_agree(cut_key, uploads, where, config, hp.least_agreement),
+            )
 
         def cut(refined: list[Graph], mean: Graph) -> Clusters:
-            return clusters(cut_key, refined, mean, where, config)
+            return clusters(cut_key, refined, mean, where, config, kept)
 
-        diversity = graphs_lib.scaled(graphs_lib.total(uploads), 1 / len(uploads))
+        diversity = _mean(uploads, kept)
         average = graphs_lib.total([old, diversity])
         of_average = cut([graphs_lib.total([old, upload]) for upload in uploads], average)
         networks, opt_state, new, found = state.networks, state.opt_state, average, of_average
@@ -246,9 +255,20 @@ def _build_refine(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., 
             new = graphs_lib.of_rank(new, old.left.shape[1])
         best = better(state.clusters, found, _IMPROVES) if robust else found
         finished = jnp.bool_(robust) & (best.separation <= state.clusters.separation)
-        return ServerState(networks, opt_state, where, new, best, finished), info
+        after = ServerState(
+            networks, opt_state, where, new, best, finished, state.kept if kept is None else kept
+        )
+        return after, info
 
     return refine
+
+
+def _mean(graphs: list[Graph], kept: Array | None) -> Graph:
+    """Returns the mean of the graphs that count; of all if None."""
+    if kept is None:
+        return graphs_lib.scaled(graphs_lib.total(graphs), 1 / len(graphs))
+    counted = [graphs_lib.scaled(graph, kept[v]) for v, graph in enumerate(graphs)]
+    return graphs_lib.scaled(graphs_lib.total(counted), 1 / jnp.sum(kept))
 
 
 # Finish: the clusters go to the clients.

@@ -63,6 +63,7 @@ class ServerState(NamedTuple):
       graph: The consistency graph G_c.
       clusters: Of the last round; in the robust mode of the last that counted.
       finished: Whether a round of the robust mode separated clusters hardly better than one before.
+      kept: Views that count, bool [V]: all before the first round.
     """
 
     networks: PyTree
@@ -71,6 +72,7 @@ class ServerState(NamedTuple):
     graph: Graph
     clusters: Clusters
     finished: Array
+    kept: Array
 
 
 # The clients' networks.

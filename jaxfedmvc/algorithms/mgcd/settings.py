@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 from flax import struct
 from jax import Array
 
-from jaxfedmvc.checks import NOT_NEGATIVE, POSITIVE, at_least, choices, numbers, wrong
+from jaxfedmvc.checks import NOT_NEGATIVE, POSITIVE, SHARE, at_least, choices, numbers, wrong
 
 Mode = Literal["robust", "literal"]
 Server = Literal["trained", "average"]
@@ -79,6 +79,10 @@ class MGCDConfig:
       n_init: Starts of k-means.
       memory_limit: GB that the server's graphs and networks may take; a run that is predicted to
         take more is refused.
+      choose_views: Whether the clusters are those of the views that agree, of three or more: in the
+        first round the server clusters every view's graph alone, and leaves out views whose
+        clusters are unlike those of all others, see `least_agreement`. Goes with an averaging
+        server of the robust mode. None: yes, there.
       report_graphs: Whether the server's info of a round holds the clusters of three graphs: of the
         new consistency graph, of the mean diversity graph, and of the old consistency graph plus
         the mean diversity graph. For curves; costs up to two more spectral clusterings a round.
@@ -106,6 +110,7 @@ class MGCDConfig:
     n_init: int = 20
     memory_limit: float = 8.0
     report_graphs: bool = False
+    choose_views: bool | None = None
 
     def __post_init__(self) -> None:
         """Checks what does not depend on data.
@@ -125,6 +130,13 @@ class MGCDConfig:
             raise wrong("losses", self.losses, f"any of {', '.join(LOSSES)}")
         if any(width < 1 for width in self.hidden):
             raise wrong("hidden", self.hidden, "widths of 1 or more")
+        if self.choose_views and (self.mode, self.server or "average") != ("robust", "average"):
+            raise wrong(
+                "choose_views",
+                self.choose_views,
+                "None or False but with mode='robust' and server='average': a trained server learns"
+                " from all views",
+            )
         if not self.memory_limit > 0:
             raise wrong("memory_limit", self.memory_limit, "a number of GB above 0")
 
@@ -153,6 +165,11 @@ class ResolvedConfig(MGCDConfig):
         return self.mode == "literal" or self.encoder == "deep"
 
     @property
+    def chooses_views(self) -> bool:
+        """Whether views may be left out."""
+        return self.choose_views is not False and self.mode == "robust" and not self.server_trains
+
+    @property
     def server_trains(self) -> bool:
         """Whether the server has networks."""
         return self.server == "trained"
@@ -171,6 +188,9 @@ class MGCDHyperparams:
       pretrain_rate: Adam's step size for eq. (1).
       local_rate: Adam's step size for eq. (3).
       server_rate: Adam's step size for eq. (6).
+      least_agreement: Least agreement of a view that counts, as a share of the greatest one's, with
+        choose_views; a view's agreement is the mean adjusted Rand index of its own clusters with
+        those of every other view.
     """
 
     gamma: Array | float = 100.0
@@ -180,6 +200,7 @@ class MGCDHyperparams:
     pretrain_rate: Array | float = 1e-3
     local_rate: Array | float = 1e-4
     server_rate: Array | float = 1e-4
+    least_agreement: Array | float = 0.2
 
 
 def check_hyperparams(hp: MGCDHyperparams) -> None:
@@ -191,7 +212,8 @@ def check_hyperparams(hp: MGCDHyperparams) -> None:
     above_zero = ("tau", "ridge", "pretrain_rate", "local_rate", "server_rate")
     numbers(
         hp,
-        {"gamma": NOT_NEGATIVE, "lam": NOT_NEGATIVE} | dict.fromkeys(above_zero, POSITIVE),
+        {"gamma": NOT_NEGATIVE, "lam": NOT_NEGATIVE, "least_agreement": SHARE}
+        | dict.fromkeys(above_zero, POSITIVE),
     )
 
 
