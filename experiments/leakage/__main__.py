@@ -81,6 +81,8 @@ SCORES = (
 )
 # Rows behind a sum at least, where E-FKMVC is run with its guard.
 _LEAST = 5
+# Of VertCoHiRF, as where its settings are chosen without labels.
+_REFINEMENTS = 3
 _FLAGS = {LeakageSettings: None, DataSettings: None, JobSettings: ("seed", "seeds")}
 # `(data, seed) -> scores`.
 Attack = Callable[[Scenario, int], dict[str, float]]
@@ -156,6 +158,8 @@ def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attac
             found[name] = SumAttacks(scenario.n_clusters, settings, least).scores
     if "vertcohirf" in settings.algorithm:
         found["vertcohirf"] = LabelAttacks(scenario.n_clusters, settings).scores
+        refined = LabelAttacks(scenario.n_clusters, settings, _REFINEMENTS)
+        found["vertcohirf, refined"] = refined.scores
     return found
 
 

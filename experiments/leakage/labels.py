@@ -3,6 +3,7 @@
 The first round is read, in which all samples are active: an agent's label of each, and its place in
 the list of its consensus cluster. Later rounds tell the same of ever fewer samples, and medoids are
 identifiers. A peer knows all of it; what one agent sends is attacked alone, as with other methods.
+Where clusters are refined, an agent's lists of every sample's nearest clusters are read, too.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from experiments.leakage.samples import Upload, attacked, rated
 from experiments.leakage.scenario import LeakageSettings, Scenario
 from experiments.leakage.uploads import overheard
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms.vertcohirf import VertCoHiRFConfig, vertcohirf
+from jaxfedmvc.algorithms.vertcohirf import (
+    VertCoHiRFConfig,
+    VertCoHiRFHyperparams,
+    vertcohirf,
+)
 
 # Rounds at most; the method ends before, where nothing merges any more.
 _ROUNDS = 30
+# Threshold of the agents' consensus where clusters are refined, as the choice without labels tries.
+_RELAXED = 0.8
 # Messages are widened to a multiple of so many columns.
 _COLUMNS = 32
 
@@ -27,15 +34,28 @@ _COLUMNS = 32
 class LabelAttacks:
     """VertCoHiRF among the participants' agents, one for each view."""
 
-    def __init__(self, n_clusters: int, settings: LeakageSettings) -> None:
+    def __init__(self, n_clusters: int, settings: LeakageSettings, refinements: int = 0) -> None:
         """Prepares the method; compiles nothing yet.
+
+        Args:
+          n_clusters: Of each agent.
+          settings: Of the study.
+          refinements: As in `VertCoHiRFConfig`; where there are any, consensus is the relaxed one,
+            whose clusters are few enough.
 
         Raises:
           ValueError: A setting is out of range.
         """
         self.settings = settings
-        self.algorithm = vertcohirf(VertCoHiRFConfig(n_clusters))
-        recording = self.algorithm._replace(round=tuple(map(overheard, self.algorithm.round)))
+        relaxed = _RELAXED if refinements else None
+        self.algorithm = vertcohirf(
+            VertCoHiRFConfig(n_clusters, refinements=refinements),
+            VertCoHiRFHyperparams(relaxed_agents=relaxed),
+        )
+        recording = self.algorithm._replace(
+            round=tuple(map(overheard, self.algorithm.round)),
+            finish=tuple(map(overheard, self.algorithm.finish)),
+        )
         self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, _ROUNDS))
 
     def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
@@ -53,7 +73,8 @@ class LabelAttacks:
         ]
         found = attacked(attack_key, scenario, uploads, _labels_of, self.settings, permuted=True)
         n_links = len(uploads) * (len(uploads) - 1)
-        up = engine.traffic(self.algorithm, scenario.participants)["round"].up
+        traffic = engine.traffic(self.algorithm, scenario.participants)
+        up = traffic["round"].up + traffic["finish"].up
         return found | {"bytes": up / n_links} | rated(scenario.labels, result.labels[0][0])
 
 
@@ -61,7 +82,8 @@ def first_messages(result: engine.RunResult) -> list[np.ndarray]:
     """Reads what each agent tells of its samples in the first round, as a matrix [n, 1 + labels].
 
     The first column is the sample's place in its list from 0 to 1, best first; then the label's
-    indicators.
+    indicators; then, for each refinement, how near each shared cluster is, 0 where it is not listed
+    and 1 for the nearest.
     """
     by_phase = [
         [jax.tree.map(lambda x: np.asarray(x[0, 0]), info) for info in phase["clients"]]
@@ -72,7 +94,19 @@ def first_messages(result: engine.RunResult) -> list[np.ndarray]:
         labels = clustered["message"]["labels"]
         place = places(ranked["message"]["ranking"], ranked["sent"].codes)
         matrices.append(np.concatenate([place[:, None], np.eye(labels.max() + 1)[labels]], axis=1))
+    for phase in result.info["finish"]:
+        for agent, info in enumerate(phase["clients"]):
+            nearest = np.asarray(info["message"]["nearest"][0])
+            matrices[agent] = np.concatenate([matrices[agent], nearness(nearest)], axis=1)
     return matrices
+
+
+def nearness(nearest: np.ndarray) -> np.ndarray:
+    """Computes [n, clusters] of lists [n, listed]: 1 for the nearest, less for the next, then 0."""
+    n, listed = nearest.shape
+    found = np.zeros((n, int(nearest.max()) + 1))
+    found[np.arange(n)[:, None], nearest] = 1 - np.arange(listed)[None] / listed
+    return found
 
 
 def places(ranking: np.ndarray, codes: np.ndarray) -> np.ndarray:

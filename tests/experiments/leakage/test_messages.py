@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.leakage.encodings import EncodingAttacks, factors, followed
-from experiments.leakage.labels import LabelAttacks, first_messages, places
+from experiments.leakage.labels import LabelAttacks, first_messages, nearness, places
 from experiments.leakage.samples import Upload, attack
 from experiments.leakage.scenario import LeakageSettings, deal
 from experiments.leakage.sums import SumAttacks, means_of, nearest_errors
@@ -99,6 +99,23 @@ def test_a_guard_exposes_fewer_rows_of_fewer_clients(scenario):
 def test_places_in_lists_of_clusters():
     ranking, codes = np.array([3, 0, 4, 1, 2]), np.array([0, 1, 2, 0, 0])
     np.testing.assert_array_equal(places(ranking, codes), [0.5, 0, 0, 0, 1])
+
+
+def test_nearness_follows_the_order_of_a_list():
+    found = nearness(np.array([[2, 0], [0, 1]], np.uint8))
+    np.testing.assert_array_equal(found, [[0.5, 0, 1], [1, 0.5, 0]])
+
+
+@pytest.mark.slow
+def test_lists_of_nearest_clusters_are_overheard_too(scenario):
+    plain, refined = (
+        first_messages(LabelAttacks(3, SETTINGS, n).run(scenario.participants, jax.random.key(0)))
+        for n in (0, 2)
+    )
+    for before, after in zip(plain, refined, strict=True):
+        np.testing.assert_array_equal(after[:, 1 : before.shape[1]], before[:, 1:])
+        lists = after[:, before.shape[1] :]
+        np.testing.assert_allclose(lists.sum(axis=1), 2 * (1 + 0.75 + 0.5 + 0.25))
 
 
 @pytest.mark.slow
