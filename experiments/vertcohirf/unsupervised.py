@@ -13,6 +13,7 @@ again.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -116,6 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             row = {"set": name, "seed": seed} | found
             row |= made_by
             folder.append_rows(file, [{column: row[column] for column in COLUMNS}])
+            jax.clear_caches()  # programs of many runs would exhaust the memory maps
+            gc.collect()
             progress.done("run")
             progress.write(
                 f"{name}, seed {seed}: local {row['local_mean']:.3f}, best agent"
