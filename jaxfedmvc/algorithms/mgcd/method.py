@@ -215,18 +215,18 @@ def _build_refine(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., 
         where, old = state.where, state.graph
         uploads = [_cleaned(jax.tree.map(lambda x: x[0], m), where) for m in messages]
         train_key, cut_key = jax.random.split(key)
-        kept = None
+        views = None
         if config.chooses_views and len(uploads) >= LEAST_VIEWS:
-            kept = jax.lax.cond(
+            views = jax.lax.cond(
                 state.clusters.separation > 0,  # of a round before
                 lambda: state.kept,
                 lambda: views_that_agree(cut_key, uploads, where, config, hp.least_agreement),
             )
 
         def cut(refined: list[Graph], mean: Graph) -> Clusters:
-            return clusters(cut_key, refined, mean, where, config, kept)
+            return clusters(cut_key, refined, mean, where, config, views)
 
-        diversity = _mean(uploads, kept)
+        diversity = _mean(uploads, views)
         average = graphs_lib.total([old, diversity])
         of_average = cut([graphs_lib.total([old, upload]) for upload in uploads], average)
         networks, opt_state, new, found = state.networks, state.opt_state, average, of_average
@@ -256,7 +256,7 @@ def _build_refine(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., 
         best = better(state.clusters, found, _IMPROVES) if robust else found
         finished = jnp.bool_(robust) & (best.separation <= state.clusters.separation)
         after = ServerState(
-            networks, opt_state, where, new, best, finished, state.kept if kept is None else kept
+            networks, opt_state, where, new, best, finished, state.kept if views is None else views
         )
         return after, info
 
