@@ -78,8 +78,8 @@ REVEALS = {
     ),
     "vertcohirf": Reveals(
         "labels",
-        "Labels of all rows and ranked ids, to all agents: two fifths of the features, to who knows"
-        " some of the rows.",
+        "Labels of all rows and ranked ids, and where clusters are refined those nearest to a row,"
+        " to all agents: two fifths of the features, to who knows some of the rows.",
     ),
 }
 
