@@ -96,7 +96,7 @@ def test_a_node_that_is_killed_and_comes_back_goes_on_to_the_same_bits(undisturb
 
     def lose(identity, request):
         client = lab.transport.handles[identity].holding.client
-        if client == 3 and exchange_of(request) == 4 and not seen:
+        if client == 3 and exchange_of(request) == 5 and not seen:
             # It answers, but dies before the answer leaves, and starts again as another node.
             seen.append(lab.transport.handles.pop(identity).handle(request))
             lab.transport.handles[999] = Node(lab.paths[3])
@@ -113,7 +113,7 @@ def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undistu
     dead = lab.node(3)
 
     def lose(identity, request):
-        if identity == dead and exchange_of(request) == 4:
+        if identity == dead and exchange_of(request) == 5:
             asked.append(identity)
             lab.transport.handles.setdefault(999, Node(lab.paths[3]))
             if len(asked) == 3:  # heartbeats were missed
@@ -157,7 +157,7 @@ def test_a_server_that_is_killed_after_any_exchange_goes_on_to_the_same_bits(
 def test_a_client_that_stays_away_stops_the_job_which_goes_on_later(undisturbed, tmp_path):
     lab = Lab(tmp_path)
     gone = lab.node(4)
-    lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 5
+    lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 6
     with pytest.raises(server_module.Stopped, match=r"clients \[4\]: no answer"):
         lab.server().run()
     lab.transport.lose = lambda identity, request: False
@@ -168,11 +168,11 @@ def test_a_client_that_stays_away_stops_the_job_which_goes_on_later(undisturbed,
 def test_a_client_that_is_skipped_is_in_no_sum(tmp_path):
     lab = Lab(tmp_path, late="skip")
     gone = lab.node(4)
-    lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 5
+    lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 6
     lab.server().run()
-    assert any("client 4: left out of exchange 5" in line for line in lab.lines)
+    assert any("client 4: left out of exchange 6" in line for line in lab.lines)
     rows = rows_of(lab.folder / "server")
-    assert [r["answered"] == r["asked"] for r in rows] == [r["exchange"] != "5" for r in rows]
+    assert [r["answered"] == r["asked"] for r in rows] == [r["exchange"] != "6" for r in rows]
 
 
 def test_the_sum_without_a_client_is_that_of_the_others(tmp_path):
@@ -259,7 +259,7 @@ def test_a_wrong_reply_stops_the_job_and_names_the_client(how, tmp_path):
 def joined(tmp_path_factory):
     """A node in the middle of a job, and the last request that it answered."""
     lab = Lab(tmp_path_factory.mktemp("joined"))
-    lab.transport.lose = lambda identity, request: exchange_of(request) == 5
+    lab.transport.lose = lambda identity, request: exchange_of(request) == 6
     with pytest.raises(server_module.Stopped):
         lab.server().run()
     identity = lab.node(0)
@@ -271,16 +271,16 @@ def joined(tmp_path_factory):
     ("changed", "code"),
     [
         ({"exchange": 2}, "replayed"),
-        ({"exchange": 4, "place": ["round", 1, 0]}, "replayed"),
-        ({"exchange": 5, "place": ["round", 0, 7]}, "place"),
-        ({"exchange": 5, "place": ["nowhere", 0, 0]}, "place"),
+        ({"exchange": 5, "place": ["round", 1, 0]}, "replayed"),
+        ({"exchange": 6, "place": ["round", 0, 7]}, "place"),
+        ({"exchange": 6, "place": ["nowhere", 0, 0]}, "place"),
         # What was answered is not answered anew under another number, nor what no job asks for.
-        ({"exchange": 5}, "place"),
-        ({"exchange": 5, "place": ["setup", 0, 2]}, "place"),
-        ({"exchange": 5, "place": ["setup", 1, 0]}, "place"),
-        ({"exchange": 5, "place": ["round", -1, 0]}, "place"),
-        ({"exchange": 5, "place": ["round", common.ROUNDS, 0]}, "place"),
-        ({"exchange": 5, "place": [1]}, "malformed"),
+        ({"exchange": 6}, "place"),
+        ({"exchange": 6, "place": ["setup", 0, 2]}, "place"),
+        ({"exchange": 6, "place": ["setup", 1, 0]}, "place"),
+        ({"exchange": 6, "place": ["round", -1, 0]}, "place"),
+        ({"exchange": 6, "place": ["round", common.ROUNDS, 0]}, "place"),
+        ({"exchange": 6, "place": [1]}, "malformed"),
         ({"exchange": "x"}, "malformed"),
         ({"job": "other"}, "unknown_job"),
         ({"job": "../state1/job"}, "unknown_job"),
@@ -392,7 +392,7 @@ def copying(ask):
 
 def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
     lab = Lab(tmp_path)
-    lab.transport.lose = lambda identity, request: exchange_of(request) == 4
+    lab.transport.lose = lambda identity, request: exchange_of(request) == 5
     with pytest.raises(server_module.Stopped):
         lab.server().run()
     fewer = {v: x[:-1] for v, x in lab.transport.handles[lab.node(1)].holding.views.items()}
