@@ -123,8 +123,11 @@ def test_a_client_that_holds_nothing_else_is_still_assigned_by_it():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: e_fkmvc(FedHKConfig(C, aggregation="average", n_restarts=2)),
         lambda: fedhk_tucker(TuckerConfig(C, n_restarts=2)),
+        pytest.param(
+            lambda: e_fkmvc(FedHKConfig(C, aggregation="average", n_restarts=2)),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             lambda: e_fkmvc(
                 FedHKConfig(C, personal="mix", n_restarts=1), FedHKHyperparams(view_mix=0)
@@ -145,7 +148,7 @@ def test_a_client_that_holds_nothing_else_is_still_assigned_by_it():
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["average", "tucker", "mix", "gradient and alpha", "parafac2", "parafac2 views"],
+    ids=["tucker", "average", "mix", "gradient and alpha", "parafac2", "parafac2 views"],
 )
 def test_every_form_leaves_the_view_out(make):
     labels, result, truth, fed = finished(make(), ((5, NOISE),))

@@ -51,9 +51,7 @@ def finished(config, n_views=4):
 def test_a_view_whose_clusters_are_its_own_is_left_out():
     labels, server, truth = finished(CONFIG)
     np.testing.assert_array_equal(server.kept, [True, False, True, True])
-    everything = finished(dataclasses.replace(CONFIG, choose_views=False))
-    assert np.asarray(everything[1].kept).all()
-    assert adjusted_rand_score(truth, everything[0]) < adjusted_rand_score(truth, labels)
+    assert adjusted_rand_score(truth, labels) > 0.8
     # Just as if the agent were not there.
     views, _ = make_views()
     fed = agents([x for v, x in enumerate(views) if v != NOISE])
@@ -80,6 +78,14 @@ def test_affinities_are_those_of_the_views_that_count():
     whole = affinity.of_each_view(graphs, where, config)
     same = affinity.of_each_view(graphs, where, config, jnp.ones(3, bool))
     np.testing.assert_array_equal(whole.weight, same.weight)
+
+
+@pytest.mark.slow
+def test_with_the_view_fewer_are_found():
+    labels, _, truth = finished(CONFIG)
+    everything, server, _ = finished(dataclasses.replace(CONFIG, choose_views=False))
+    assert np.asarray(server.kept).all()
+    assert adjusted_rand_score(truth, everything) < adjusted_rand_score(truth, labels)
 
 
 @pytest.mark.slow
