@@ -81,6 +81,8 @@ def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]
 
 def _pictures(report: Report, result: SeedResult) -> None:
     title = f"cluster fusion hierarchy, {report.title}, seed {result.seed}"
+    if np.any(np.asarray(result.server.refined) >= 0):
+        title += "\nbefore its clusters are refined"
     found = hierarchy_of(result.server)
     plots.hierarchy(report.path / "hierarchy.png", found, title)
     report.figures.append(tree.figure(found, result.problem.labels))

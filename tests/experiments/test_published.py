@@ -11,7 +11,7 @@ def test_every_table_is_that_of_its_rows():
     code, out, err = binaries.launch(reproduce.main, "--check")
     assert code == 0, out + err
     assert "29 tables, 27 files of rows: 0 errors" in out
-    assert "table1_runs.csv: rows without command" in out and "no whole run of" in out
+    assert "table1_runs.csv: rows without seconds" in out and "no whole run of" in out
 
 
 @pytest.mark.parametrize("name", ["unsupervised.csv", "unsupervised_generated.csv"])
