@@ -65,6 +65,7 @@ from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import checks, data
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, reveals
+from jaxfedmvc.algorithms.vertcohirf import choice
 from jaxfedmvc.files import write_text
 
 # Columns of the first table; the others are controls, and what is asked of models.
@@ -81,8 +82,6 @@ SCORES = (
 )
 # Rows behind a sum at least, where E-FKMVC is run with its guard.
 _LEAST = 5
-# Of VertCoHiRF, as where its settings are chosen without labels.
-_REFINEMENTS = 3
 _FLAGS = {LeakageSettings: None, DataSettings: None, JobSettings: ("seed", "seeds")}
 # `(data, seed) -> scores`.
 Attack = Callable[[Scenario, int], dict[str, float]]
@@ -158,7 +157,7 @@ def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attac
             found[name] = SumAttacks(scenario.n_clusters, settings, least).scores
     if "vertcohirf" in settings.algorithm:
         found["vertcohirf"] = LabelAttacks(scenario.n_clusters, settings).scores
-        refined = LabelAttacks(scenario.n_clusters, settings, _REFINEMENTS)
+        refined = LabelAttacks(scenario.n_clusters, settings, choice.REFINEMENTS)
         found["vertcohirf, refined"] = refined.scores
     return found
 

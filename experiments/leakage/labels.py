@@ -20,13 +20,12 @@ from jaxfedmvc import engine
 from jaxfedmvc.algorithms.vertcohirf import (
     VertCoHiRFConfig,
     VertCoHiRFHyperparams,
+    choice,
     vertcohirf,
 )
 
 # Rounds at most; the method ends before, where nothing merges any more.
 _ROUNDS = 30
-# Threshold of the agents' consensus where clusters are refined, as the choice without labels tries.
-_RELAXED = 0.8
 # Messages are widened to a multiple of so many columns.
 _COLUMNS = 32
 
@@ -47,10 +46,10 @@ class LabelAttacks:
           ValueError: A setting is out of range.
         """
         self.settings = settings
-        relaxed = _RELAXED if refinements else None
+        strict, relaxed = choice.RELAXED_AGENTS
         self.algorithm = vertcohirf(
             VertCoHiRFConfig(n_clusters, refinements=refinements),
-            VertCoHiRFHyperparams(relaxed_agents=relaxed),
+            VertCoHiRFHyperparams(relaxed_agents=relaxed if refinements else strict),
         )
         recording = self.algorithm._replace(
             round=tuple(map(overheard, self.algorithm.round)),

@@ -27,7 +27,7 @@ from jaxfedmvc.algorithms.vertcohirf import choice
 
 TABLE = "local_clusters.csv"
 # Beside the number of clusters, where the user says nothing else: the settings of the study.
-_WITH_IT = {"repetitions": "1", "refinements": "3"}
+_WITH_IT = {"repetitions": "1", "refinements": str(choice.REFINEMENTS)}
 
 
 class LocalChoice(NamedTuple):

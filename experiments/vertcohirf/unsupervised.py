@@ -146,7 +146,8 @@ def one_run(
     n_classes = len(np.unique(labels))
     alone = [adjusted_rand_score(labels, k_means(x, n_classes, seed)) for x in views]
     began = time.perf_counter()
-    config, hyper = VertCoHiRFConfig(repetitions=1, refinements=3), VertCoHiRFHyperparams()
+    config = VertCoHiRFConfig(repetitions=1, refinements=choice.REFINEMENTS)
+    hyper = VertCoHiRFHyperparams()
     key = jax.random.key(seed)
     trials = list(choice.trials(config, hyper, federation, key, rounds=_ROUNDS))
     found = of_trials(trials)

@@ -242,7 +242,7 @@ def _nmi(table: Array) -> Array:
 
 
 def ari_from_contingency(table: Array) -> Array:
-    """Rand index adjusted for chance of one contingency matrix, see `ari`.
+    """Computes the Rand index adjusted for chance of one contingency matrix, see `ari`.
 
     Args:
         table: Counts, float32 [n_classes, n_clusters].

@@ -41,7 +41,7 @@ class FedHKConfig:
       choose_views: Whether the clusters are those of the views that agree, of three or more: before
         the rounds every view is clustered alone, and views whose clusters are unlike those of all
         others, see `least_agreement`, are left out of memberships. None: yes, unless
-        min_cluster_size is set, which the counts of samples that this takes do not keep to.
+        min_cluster_size is set: the counts that are sent for it may be of single samples.
     """
 
     n_clusters: int

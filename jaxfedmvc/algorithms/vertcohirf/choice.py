@@ -37,6 +37,8 @@ from jaxfedmvc.metrics.choice import agreement
 LOCAL_CLUSTERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 # Thresholds of the agents' consensus; the second is the one that the paper has within an agent.
 RELAXED_AGENTS = (None, 0.8)
+# How often the clusters of a trial should be refined.
+REFINEMENTS = 3
 # No consensus is below it, so that none is dropped: the strict consensus by the relaxed program.
 _STRICT = -1.0
 # Samples for each local cluster: with fewer, agents' clusters are chance.
