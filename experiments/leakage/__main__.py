@@ -156,9 +156,13 @@ def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attac
         for name, least in (("e_fkmvc", None), (f"e_fkmvc, {_LEAST} rows", _LEAST)):
             found[name] = SumAttacks(scenario.n_clusters, settings, least).scores
     if "vertcohirf" in settings.algorithm:
-        found["vertcohirf"] = LabelAttacks(scenario.n_clusters, settings).scores
-        refined = LabelAttacks(scenario.n_clusters, settings, choice.REFINEMENTS)
-        found["vertcohirf, refined"] = refined.scores
+        strict, relaxed = choice.RELAXED_AGENTS
+        for name, *consensus in (
+            ("vertcohirf", strict, 0),
+            ("vertcohirf, relaxed", relaxed, 0),
+            ("vertcohirf, refined", relaxed, choice.REFINEMENTS),
+        ):
+            found[name] = LabelAttacks(scenario.n_clusters, settings, *consensus).scores
     return found
 
 

@@ -20,7 +20,6 @@ from jaxfedmvc import engine
 from jaxfedmvc.algorithms.vertcohirf import (
     VertCoHiRFConfig,
     VertCoHiRFHyperparams,
-    choice,
     vertcohirf,
 )
 
@@ -33,23 +32,28 @@ _COLUMNS = 32
 class LabelAttacks:
     """VertCoHiRF among the participants' agents, one for each view."""
 
-    def __init__(self, n_clusters: int, settings: LeakageSettings, refinements: int = 0) -> None:
+    def __init__(
+        self,
+        n_clusters: int,
+        settings: LeakageSettings,
+        relaxed_agents: float | None = None,
+        refinements: int = 0,
+    ) -> None:
         """Prepares the method; compiles nothing yet.
 
         Args:
           n_clusters: Of each agent.
           settings: Of the study.
-          refinements: As in `VertCoHiRFConfig`; where there are any, consensus is the relaxed one,
-            whose clusters are few enough.
+          relaxed_agents: As in `VertCoHiRFHyperparams`.
+          refinements: As in `VertCoHiRFConfig`.
 
         Raises:
           ValueError: A setting is out of range.
         """
         self.settings = settings
-        strict, relaxed = choice.RELAXED_AGENTS
         self.algorithm = vertcohirf(
             VertCoHiRFConfig(n_clusters, refinements=refinements),
-            VertCoHiRFHyperparams(relaxed_agents=relaxed if refinements else strict),
+            VertCoHiRFHyperparams(relaxed_agents=relaxed_agents),
         )
         recording = self.algorithm._replace(
             round=tuple(map(overheard, self.algorithm.round)),

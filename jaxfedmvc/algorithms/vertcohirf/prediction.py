@@ -16,7 +16,8 @@ def medoid_rankings(x: ArrayLike, medoids: ArrayLike) -> Array:
 
     Args:
       x: The agent's features of the new samples [r, p].
-      medoids: Its features of the final medoids [m, p], in the order of their clusters.
+      medoids: Its features of the final medoids [m, p], in the order of their clusters; where
+        clusters were refined, which no medoid speaks for, the means of its features over each.
 
     Returns:
       int32 [r, m].

@@ -14,6 +14,7 @@ from jaxfedmvc.algorithms.vertcohirf import (
     hierarchy_of,
     vertcohirf,
 )
+from jaxfedmvc.algorithms.vertcohirf.prediction import medoid_rankings, predict
 from jaxfedmvc.algorithms.vertcohirf.refinement import (
     LISTED,
     MOST_CLUSTERS,
@@ -49,6 +50,29 @@ def test_clusters_are_listed_by_the_distance_to_their_means():
     np.testing.assert_array_equal(
         found[:, :3], [[0, 5, 2], [0, 5, 2], [2, 5, 0], [2, 5, 0], [5, 0, 2], [0, 0, 0]]
     )
+
+
+def test_new_samples_join_refined_clusters_by_the_means_over_them():
+    rng = np.random.default_rng(3)
+    truth = np.arange(160) % 4
+    views = [6 * rng.normal(size=(4, 3))[truth] + rng.normal(size=(160, 3)) for _ in range(3)]
+    old, new = np.arange(160) < 120, np.arange(160) >= 120
+    labels = jnp.asarray(truth[old], jnp.int32)
+    for _ in range(2):
+        lists = [nearest_clusters(jnp.asarray(x[old], jnp.float32), labels) for x in views]
+        labels = of_least_rank_sum(jnp.stack(lists), labels)
+    refined = np.asarray(labels)
+    means = [np.stack([x[old][refined == k].mean(axis=0) for k in range(4)]) for x in views]
+    found = [
+        predict(
+            jnp.stack([medoid_rankings(x[rows], m) for x, m in zip(views, means, strict=True)]),
+            "ranked",
+        )
+        for rows in (old, new)
+    ]
+    # Four clusters are listed whole, so the rule of new samples is that of the refinement.
+    assert np.mean(np.asarray(found[0]) == refined) > 0.98  # equal but for ties
+    assert adjusted_rand_score(truth[new], found[1]) > 0.9
 
 
 def test_the_least_rank_sum_takes_a_sample_and_its_own_cluster_among_equals():
