@@ -42,8 +42,8 @@ def init_mlps(key: jax.Array, shapes: Mapping[Any, tuple[int, Sequence[int]]]) -
     """Returns fresh parameters of several `MLP(features)`, for inputs [rows, n_inputs].
 
     Weights are U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what deep multi-view clustering papers start
-    from without saying so, since it is the default of the framework that they are written in.
-    Biases are zero. All weights are one draw, which compiles in a fraction of the time of many; the
+    from without saying so, since it is the default of PyTorch, in which they are written. Biases
+    are zero, where PyTorch draws them from the same range. All weights are one draw, which compiles in a fraction of the time of many; the
     first MLPs are the same whatever follows them.
 
     Args:
@@ -204,8 +204,8 @@ def fit_on(
     """Minimises `loss` over the rows of one client, with an Adam that goes on from `opt_state`.
 
     Rows are shuffled in every epoch if they do not fit into one batch. Masked rows are sorted
-    behind the real ones, and a batch without real rows makes no step, so that padding changes
-    nothing beyond rounding.
+    behind the real ones, and of several batches one without real rows makes no step, so that
+    padding changes nothing beyond rounding.
 
     Args:
       key: For shuffling, and for the keys of `loss`.

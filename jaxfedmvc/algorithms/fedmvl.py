@@ -15,8 +15,9 @@ Source: Huang, Shi, Xu, Tsang and Lv, "Efficient federated multi-view learning",
 the settings that are the defaults here. The code multiplies U^T U by the number of views in the
 step of V, where the minimum asks for 2 a_v^r, and then moves so little that 35 rounds can end near
 their random start; `step` chooses. Which of the two the paper prints, and how it draws the rows of
-slow agents, could not be established. The code knows no missing rows: here an agent has no term for
-a row that it lacks, and W there follows the agents that hold it.
+slow agents, could not be established. The code ends where the objective changes by less than an
+absolute number, here it is a share of the objective. The code knows no missing rows: here an agent
+has no term for a row that it lacks, and W there follows the agents that hold it.
 """
 
 from __future__ import annotations
@@ -140,8 +141,8 @@ def fedmvl(config: FedMVLConfig, hyper: FedMVLHyperparams | None = None) -> Fede
     sends is its factor up to the multiplier, which the server can follow: no secret.
 
     Raises:
-      ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`, or
-        an agent has fewer samples than clusters.
+      ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`, an
+        agent has fewer samples than clusters, or it has one feature, which `standardised` makes 0.
     """
     hyper = hyper or FedMVLHyperparams()
     _check_hyperparams(hyper)
@@ -175,6 +176,7 @@ def _build_init(config: FedMVLConfig) -> Callable[..., Any]:
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
         federation.check_vertical(complete=False)
         federation.check_rows(config.n_clusters, "as many as clusters")
+        _check_widths(federation)
         cohorts, c = federation.cohorts, config.n_clusters
         masks = jnp.stack([cohort.mask[0] for cohort in cohorts])
         holders = jnp.sum(masks.astype(jnp.float32), axis=0)
@@ -209,6 +211,17 @@ def _build_init(config: FedMVLConfig) -> Callable[..., Any]:
         return server, tuple(states)
 
     return init
+
+
+def _check_widths(federation: Federation) -> None:
+    """Raises ValueError for an agent of one feature: nothing of it would be left, at no error."""
+    for cohort in federation.cohorts:
+        width = sum(x.shape[-1] for x in cohort.views)
+        if width < 2:
+            raise ValueError(
+                f"FedMVL standardises the features of each sample, but the agent of view"
+                f" {cohort.view_ids[0]} has {width}; allowed are 2 or more"
+            )
 
 
 # --- Round ----------------------------------------------------------------------------------------
@@ -251,7 +264,10 @@ def standardised(x: Array, mask: Array) -> Array:
 
 
 def basis(x: Array, v: Array) -> Array:
-    """Returns U = X^T V (V^T V)^-1 [D, c]; a column of V that is zero gets a zero one."""
+    """Returns U = X^T V (V^T V + e I)^-1 [D, c], with e a millionth of the trace of V^T V.
+
+    A column of V that is zero gets a zero one.
+    """
     gram = matmul(v.T, v)
     ridge = 1e-6 * jnp.trace(gram) + 1e-30  # columns may be zero, or alike
     inverse_times = jax.scipy.linalg.solve(

@@ -277,3 +277,7 @@ def test_bad_input_is_named():
     few = vertical(views(), np.stack([np.arange(N) < 2, np.ones(N, bool)]))
     with pytest.raises(ValueError, match=r"client 0 .* 2 samples; allowed is 3"):
         engine.start(fedmvl(FedMVLConfig(3)), few, jax.random.key(0))
+    # Its rows would be zero and fit without an error, and take all the weight.
+    narrow = vertical([*views(), views()[0][:, :1]])
+    with pytest.raises(ValueError, match="agent of view 2 has 1; allowed are 2 or more"):
+        engine.start(fedmvl(FedMVLConfig(3)), narrow, jax.random.key(0))

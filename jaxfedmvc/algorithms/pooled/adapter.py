@@ -79,12 +79,13 @@ def pooled(
       check: Raises ValueError where the method cannot work on a federation.
 
     Returns:
-      The algorithm. Its `init` raises ValueError as `check` does, and where there are fewer samples
-      than clusters.
+      The algorithm. Its `init` raises ValueError as `check` does, where there are fewer samples
+      than clusters, and where two clients hold the same sample.
     """
 
     def init(key: Array, federation: Federation) -> tuple[PooledState, tuple[Array, ...]]:
         _check_samples(federation, config.n_clusters)
+        _check_distinct(federation)
         check(federation)
         shapes = {c.view_ids: c.mask.shape for c in federation.cohorts}
         n = sum(clients * rows for clients, rows in shapes.values())
@@ -147,6 +148,21 @@ def _check_samples(federation: Federation, n_clusters: int) -> None:
         raise ValueError(f"n_clusters: got {n_clusters} for {n} samples in all; allowed is no more")
 
 
+def _check_distinct(federation: Federation) -> None:
+    """Raises ValueError where a sample is there twice, as it is for the agents of its views."""
+    masks = [cohort.mask for cohort in federation.cohorts]
+    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+        return
+    ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
+    found, counts = np.unique(np.concatenate(ids), return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(
+            f"federation: sample {found[counts > 1][0]} is there twice; allowed for a centralised"
+            " method is a horizontal federation, where one client holds all views of a sample that"
+            " are known"
+        )
+
+
 def _upload(key: Array, sent: tuple[()], state: Array, client: Cohort) -> Any:
     views = {v: jnp.where(client.mask[:, None], x, 0.0) for v, x in client.by_view().items()}
     return state, {"client": client.client_ids, "mask": client.mask, "views": views}, {}
@@ -177,12 +193,13 @@ def _send_labels(state: PooledState, view_ids: Kind) -> dict[str, Array]:
 
 
 def _receive(key: Array, sent: dict[str, Array], state: Array, client: Cohort) -> Any:
-    return _own(sent["clients"], sent["labels"], client), (), {}
+    return _own(sent["clients"], sent["labels"], client, -1), (), {}
 
 
-def _own(clients: Array, values: Array, client: Cohort) -> Array:
-    """Picks a client's entry of `values` [clients, ...]; the first where it is not among them."""
-    return values[jnp.argmax(clients == client.client_ids)]
+def _own(clients: Array, values: Array, client: Cohort, none: int) -> Array:
+    """Picks a client's entry of `values` [clients, ...]; `none` where it is not among them."""
+    mine = clients == client.client_ids
+    return jnp.where(jnp.any(mine), values[jnp.argmax(mine)], none)
 
 
 def _assign(server: PooledState, labels: Array, client: Cohort) -> Array:
@@ -191,7 +208,8 @@ def _assign(server: PooledState, labels: Array, client: Cohort) -> Array:
 
 def _embed(server: PooledState, labels: Array, client: Cohort) -> Array:
     kind = client.view_ids
-    return _own(server.clients[kind], server.embedding[kind], client)
+    found = _own(server.clients[kind], server.embedding[kind], client, 0)
+    return jnp.where(client.mask[:, None], found, 0.0)
 
 
 # --- What several methods can work on -------------------------------------------------------------

@@ -10,7 +10,7 @@ Labels are argmax A, and hidden is the embedding.
 
 Source: Trosten, Løkse, Jenssen and Kampffmeyer, "Reconsidering representation alignment for
 multi-view clustering", CVPR 2021, and the authors' code. Against that code: a last, smaller batch
-is trained on and counts by its rows; statistics of evaluation are those of all rows in one pass,
+makes a step like any other, and counts by its rows where states are compared; statistics of evaluation are those of all rows in one pass,
 where theirs run along with training; biases start at zero. Their gradient clipping is left out, as
 it never acts there: Adam has used up the iterator of parameters that it is given. A batch with a
 single predicted cluster, which has no negatives, ends training there without a word, and has no
@@ -183,7 +183,7 @@ def fit_comvc(
     hyper: CoMVCHyperparams,
 ) -> Fitted:
     """Clusters N complete rows by CoMVC; see `pooled.adapter.Fit`."""
-    n_negatives = int(config.negatives * len(views) * config.batch_size)
+    n_negatives = max(int(config.negatives * len(views) * config.batch_size), 1)
 
     def term(key: Array, params: PyTree, found: Found, mask: Array) -> Array:
         # The least weight: no view is aligned with one that the sum does without.

@@ -1,0 +1,67 @@
+"""What makes a federated algorithm of a centralised method, with one that looks at a row alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation
+from tests.algorithms.pooled import planted
+from tests.algorithms.pooled.planted import KEY, TRUTH, VIEWS, N
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What `pooled` asks for."""
+
+    n_clusters: int = 2
+
+
+def fit(key, views, observed, config, hyper):
+    """The sign of a row's first number, and that number."""
+    x = jnp.where(observed[:, 0], views[0][:, 0], 0.0)
+    real = jnp.any(observed, axis=1)
+    labels = jnp.where(real, (x > 0).astype(jnp.int32), -1)
+    return Fitted(labels, x[:, None], jnp.zeros(1))
+
+
+def dealt(n_clients=4):
+    rows = np.arange(N, dtype=np.int32).reshape(n_clients, -1)
+    parts = [Part((0, 1), rows, np.arange(n_clients, dtype=np.int32))]
+    return Federation.from_arrays(list(VIEWS), TRUTH, partition=parts), rows
+
+
+def test_labels_and_representations_come_back_to_their_rows():
+    federation, rows = dealt()
+    run = engine.run(pooled(fit, Config(), None), federation, KEY, 0)
+    np.testing.assert_array_equal(run.labels[0], VIEWS[0][rows, 0] > 0)
+    found = engine.embed(pooled(fit, Config(), None), federation, run.state)[0]
+    np.testing.assert_array_equal(np.asarray(found)[..., 0], VIEWS[0][rows, 0])
+
+
+def test_who_takes_no_part_gets_no_labels_and_no_other_clients_representation():
+    federation, rows = dealt()
+    algorithm = pooled(fit, Config(), None)
+    run = engine.run(algorithm, federation, KEY, 0, participation=0.5)
+    labels = np.asarray(run.labels[0])
+    absent = (labels == -1).all(axis=1)
+    assert absent.sum() == 2
+    np.testing.assert_array_equal(labels[~absent], VIEWS[0][rows[~absent], 0] > 0)
+    found = np.asarray(engine.embed(algorithm, federation, run.state)[0])
+    assert not found[absent].any()
+    np.testing.assert_array_equal(found[~absent, :, 0], VIEWS[0][rows[~absent], 0])
+
+
+def test_a_sample_that_two_agents_hold_is_refused():
+    rows = np.arange(N, dtype=np.int32)[None]
+    parts = [Part((v,), rows, np.array([v], np.int32)) for v in range(2)]
+    agents = Federation.from_arrays(list(VIEWS), TRUTH, partition=parts)
+    with pytest.raises(ValueError, match="sample 0 is there twice; allowed .* horizontal"):
+        engine.start(pooled(fit, Config(), None), agents, KEY)
+    engine.start(pooled(fit, Config(), None), planted.federation(), KEY)
+    jax.eval_shape(lambda f: engine.start(pooled(fit, Config(), None), f, KEY), agents)  # no rows
