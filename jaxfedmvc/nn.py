@@ -43,8 +43,8 @@ def init_mlps(key: jax.Array, shapes: Mapping[Any, tuple[int, Sequence[int]]]) -
 
     Weights are U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what deep multi-view clustering papers start
     from without saying so, since it is the default of PyTorch, in which they are written. Biases
-    are zero, where PyTorch draws them from the same range. All weights are one draw, which compiles in a fraction of the time of many; the
-    first MLPs are the same whatever follows them.
+    are zero, where PyTorch draws them from the same range. All weights are one draw, which compiles
+    in a fraction of the time of many; the first MLPs are the same whatever follows them.
 
     Args:
       key: PRNG key.

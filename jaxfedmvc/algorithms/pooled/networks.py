@@ -1,8 +1,8 @@
 """What the deep methods share: autoencoders of the views, heads on them, and terms of losses.
 
-MFLVC, GCFAgg, DSIMVC and CPSPAN start from the same autoencoders, D-500-500-2000-d and back, of Xie,
-Girshick and Farhadi, "Unsupervised deep embedding for clustering analysis", ICML 2016. Biases start
-at zero, where the authors' codes have PyTorch's draws.
+MFLVC, GCFAgg, DSIMVC and CPSPAN start from the same autoencoders, D-500-500-2000-d and back, of
+Xie, Girshick and Farhadi, "Unsupervised deep embedding for clustering analysis", ICML 2016. Biases
+start at zero, where the authors' codes have PyTorch's draws.
 """
 
 from __future__ import annotations

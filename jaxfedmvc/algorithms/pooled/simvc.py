@@ -10,11 +10,11 @@ Labels are argmax A, and hidden is the embedding.
 
 Source: Trosten, Løkse, Jenssen and Kampffmeyer, "Reconsidering representation alignment for
 multi-view clustering", CVPR 2021, and the authors' code. Against that code: a last, smaller batch
-makes a step like any other, and counts by its rows where states are compared; statistics of evaluation are those of all rows in one pass,
-where theirs run along with training; biases start at zero. Their gradient clipping is left out, as
-it never acts there: Adam has used up the iterator of parameters that it is given. A batch with a
-single predicted cluster, which has no negatives, ends training there without a word, and has no
-contrast here. Rows are taken as they are scaled.
+makes a step like any other, and counts by its rows where states are compared; statistics of
+evaluation are those of all rows in one pass, where theirs run along with training; biases start at
+zero. Their gradient clipping is left out, as it never acts there: Adam has used up the iterator of
+parameters that it is given. A batch with a single predicted cluster, which has no negatives, ends
+training there without a word, and has no contrast here. Rows are taken as they are scaled.
 """
 
 from __future__ import annotations

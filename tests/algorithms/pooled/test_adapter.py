@@ -61,7 +61,7 @@ def test_a_sample_that_two_agents_hold_is_refused():
     rows = np.arange(N, dtype=np.int32)[None]
     parts = [Part((v,), rows, np.array([v], np.int32)) for v in range(2)]
     agents = Federation.from_arrays(list(VIEWS), TRUTH, partition=parts)
-    with pytest.raises(ValueError, match="sample 0 is there twice; allowed .* horizontal"):
+    with pytest.raises(ValueError, match=r"sample 0 is there twice; allowed .* horizontal"):
         engine.start(pooled(fit, Config(), None), agents, KEY)
     engine.start(pooled(fit, Config(), None), planted.federation(), KEY)
     jax.eval_shape(lambda f: engine.start(pooled(fit, Config(), None), f, KEY), agents)  # no rows
