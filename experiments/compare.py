@@ -55,6 +55,8 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     seconds, which are mostly compilation, have a column of their own.
     """
     line: dict[str, Any] = {"method": summary["algorithm"], "data": summary["dataset"]}
+    line["samples"] = summary.get("n_samples", 0)  # runs of before do not say
+    line["views"] = "; ".join(note for note in summary["data"] if note.startswith("view "))
     for metric in _METRICS:
         values = summary["metrics"].get(metric, {}).get("per_seed", [])
         line[metric] = float(np.mean(values)) if values else np.nan
@@ -96,6 +98,8 @@ def warnings(lines: pd.DataFrame) -> list[str]:
     found = []
     for column, text in (
         ("data", "the data differ"),
+        ("samples", "the numbers of samples differ"),
+        ("views", "the views differ"),
         ("clients", "the numbers of clients differ"),
         ("seeds", "the numbers of seeds differ"),
         ("device", "devices differ: seconds are not comparable"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
+from absl import app, flags
 
 from experiments.lib.command import checked
 
@@ -304,10 +304,8 @@ def _report(folder: Path, results: Path) -> None:
     print(f"written: {results}/ (summary.json, exchanges.csv, server.npz)")
 
 
-def main() -> None:
-    """Reads the command line."""
-    flags.DEFINE_string("folder", "results/deploy-demo", "Where everything is written; a new one.")
-    flags.FLAGS(sys.argv)
+def _asked(argv: Sequence[str]) -> None:
+    """Runs what the command line asks for."""
     folder = Path(flags.FLAGS.folder).resolve()
 
     def run() -> None:
@@ -315,7 +313,15 @@ def main() -> None:
             raise ValueError(f"folder: {folder} is not empty; allowed is a new one")
         demonstrate(folder)
 
+    if argv[1:]:
+        raise app.UsageError(f"{argv[1]!r} is no flag")
     checked(run)
+
+
+def main() -> None:
+    """Reads the command line."""
+    flags.DEFINE_string("folder", "results/deploy-demo", "Where everything is written; a new one.")
+    app.run(_asked)
 
 
 if __name__ == "__main__":

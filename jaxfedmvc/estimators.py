@@ -138,6 +138,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         checks.at_least(self, 0, "rounds")
         method = METHODS[self.method]
         is_federated, given = _read(clients)
+        names = _names(clients)
         federation = _federation(given, is_federated, method.topology == "vertical")
         rounds = method.rounds if self.rounds is None else self.rounds
         of_the_run = dict(
@@ -169,6 +170,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
             setattr(self, f"bytes_{way}_", count)
         self.n_rounds_ = made
         self.n_features_in_ = sum(federation.view_dims)
+        self._names = names
         self.server_state_ = found.state.server
         labels = _by_client(federation, found.labels)
         self.labels_ = labels if is_federated or self.method in _OF_EACH_AGENT else labels[0]
@@ -194,11 +196,13 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
           One array for each client, or one array.
 
         Raises:
-          ValueError: A view is not there, or has other features than it was fitted with.
+          ValueError: A view is not there, or has other features than it was fitted with, or tables
+            have them in another order.
         """
         check_is_fitted(self, "server_state_")
         is_one = isinstance(clients, Mapping)
         is_federated, given = _read([clients] if is_one else clients)
+        _names([clients] if is_one else clients, self._names)
         found = [self._later.labels(self.server_state_, views) for views in given]
         return found if is_federated and not is_one else found[0]
 
@@ -248,8 +252,45 @@ def _read(clients: Any) -> tuple[bool, list[dict[int, np.ndarray]]]:
     if isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping):
         given = [_views(client, f"client {i}: ") for i, client in enumerate(clients)]
         return True, given
+    return False, [_views(_of_one_place(clients), "")]
+
+
+def _of_one_place(clients: Any) -> dict[int, Any]:
     is_views = isinstance(clients, (list, tuple)) and np.ndim(clients[0]) == 2
-    return False, [_views(dict(enumerate(clients if is_views else [clients])), "")]
+    return dict(enumerate(clients if is_views else [clients]))
+
+
+def _names(
+    clients: Any, known: Mapping[int, tuple[str, ...]] | None = None
+) -> dict[int, tuple[str, ...]]:
+    """Returns the names of each view's columns, where it is a table that has them.
+
+    Args:
+      clients: As `_read` has checked.
+      known: Of each view, what they are to be.
+
+    Raises:
+      ValueError: Two tables of a view differ, be it in the order.
+    """
+    is_federated = isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping)
+    found = dict(known or {})
+    for i, views in enumerate(clients if is_federated else [_of_one_place(clients)]):
+        for v, table in views.items():
+            names = tuple(getattr(table, "columns", ()))
+            if not names or not all(isinstance(name, str) for name in names):
+                continue
+            if found.setdefault(int(v), names) != names:
+                k, other = next(
+                    (k, b)
+                    for k, (a, b) in enumerate(zip(names, found[int(v)], strict=True))
+                    if a != b
+                )
+                whose = f"client {i}: view {v}" if is_federated else f"view {v}"
+                raise ValueError(
+                    f"{whose}: column {k} is {names[k]!r}; allowed is {other!r}, as in the first"
+                    " table of the view"
+                )
+    return found
 
 
 def _views(views: Any, whose: str) -> dict[int, np.ndarray]:

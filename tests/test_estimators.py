@@ -53,6 +53,25 @@ def test_clusters_are_those_of_the_engine(fitted):
     assert fitted.bytes_up_ == sum(n * traffic[stage].up for stage, n in times.items())
 
 
+def test_columns_of_tables_are_told_by_name(fitted):
+    pd = pytest.importorskip("pandas", reason="pandas is not installed: the extra experiments")
+    tables = [
+        {
+            v: pd.DataFrame(x, columns=[f"f{i}" for i in range(x.shape[1])])
+            for v, x in client.items()
+        }
+        for client in CLIENTS
+    ]
+    turned = {0: tables[2][0].iloc[:, ::-1]}
+    with pytest.raises(ValueError, match="client 2: view 0: column 0 is 'f4'; allowed is 'f0'"):
+        make().fit([*tables[:2], turned])
+    found = make(tau=5.0).fit(tables)
+    np.testing.assert_array_equal(np.concatenate(found.labels_), np.concatenate(fitted.labels_))
+    with pytest.raises(ValueError, match="view 0: column 0 is 'f4'; allowed is 'f0'"):
+        found.predict(turned)
+    np.testing.assert_array_equal(found.predict(CLIENTS[2]), fitted.labels_[2])  # without names
+
+
 def test_further_rows_are_clustered_as_those_of_a_client_are(fitted):
     for found, known in zip(fitted.predict(CLIENTS), fitted.labels_, strict=True):
         np.testing.assert_array_equal(found, known)

@@ -178,10 +178,25 @@ def _as_held(dataset: data.Dataset, split: HorizontalSettings, seeds: list[int])
         for seed in seeds
     ]
     n_parts = sum(len(part.client_ids) for part in parts[0])
-    note = f"{n_parts} clients that hold what the data say, and not --ratio and --partial_views"
+    notes = [f"{n_parts} clients that hold what the data say, and not --ratio and --partial_views"]
     if known and n_parts > len(np.unique(dataset.clients)):
-        note += "; a file with rows of several kinds is a client for each kind"
-    return Partitioned(dataset._replace(notes=(*dataset.notes, note)), parts)
+        notes.append(
+            "a file with rows of several kinds is a client for each kind:"
+            f" {_of_files(parts[0], dataset.clients)}"
+        )
+    return Partitioned(dataset._replace(notes=(*dataset.notes, *notes)), parts)
+
+
+def _of_files(parts: Sequence[data.Part], files: np.ndarray) -> str:
+    """Says which clients a file has become."""
+    clients: dict[int, list[int]] = {}
+    for part in parts:
+        for client, rows in zip(part.client_ids, part.sample_ids, strict=True):
+            clients.setdefault(int(files[rows[0]]), []).append(int(client))
+    return "; ".join(
+        f"file {file} clients {', '.join(map(str, sorted(mine)))}"
+        for file, mine in sorted(clients.items())
+    )
 
 
 def load_clients(
@@ -273,7 +288,10 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
     columns = _columns(split, seed, x.shape[1])
     labels = None if dataset.labels is None else dataset.labels[rows]
     found = _agents([x[:, chosen] for chosen in columns], labels, ids[rows])
-    return found._replace(notes=dataset.notes)
+    notes = ["features: then each with mean 0 and variance 1, constant ones left out"]
+    if repeated := n - len(rows):
+        notes.append(f"{repeated} rows repeat the features of others and are left out, unclustered")
+    return found._replace(notes=(*dataset.notes, *notes))
 
 
 def _columns(split: VerticalSettings, seed: int, n_features: int) -> tuple[np.ndarray, ...]:

@@ -130,7 +130,12 @@ def open_folder(command: Parsed, name: str) -> Path:
             " that can be written"
         ) from error
     if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
-        raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another")
+        ends = (
+            ""
+            if (folder / "summary.json").exists()
+            else ", or --resume to go on with what it holds"
+        )
+        raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another{ends}")
     write_text(folder / "flags.txt", "\n".join(command.flag_lines()) + "\n")
     return folder
 

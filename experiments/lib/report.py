@@ -49,6 +49,7 @@ class Report:
         """Takes the folder and what all seeds have in common."""
         self.command, self.path, self.title = command, path, title
         federation, self.notes = problem.federation, problem.notes
+        self.n_samples = len(problem.rows)
         self.federation = federation
         self.rows: list[Row] = []
         self.references: list[dict[str, Any]] = []
@@ -230,6 +231,7 @@ class Report:
             "data": list(self.notes),
             "dataset": self.command.data.stem,
             "n_clients": self.federation.n_clients,
+            "n_samples": self.n_samples,
             "rounds": self.command.rounds,
             "rounds_made": [
                 max([r["round"] for r in self.rows if r["seed"] == s], default=0) for s in seeds
@@ -319,10 +321,13 @@ class Report:
         for name in names[1:] if len(names) > 2 else names[:1]:
             losses[name.replace("_", " ")] = by_round(name)
         levels = {}
-        for name in (ALONE, POOLED):
+        # Clients that exchange nothing name their clusters each for itself.
+        apart = "per_client" if self.way == "pooled" else self.way
+        for name, way in ((ALONE, apart), (POOLED, self.way)):
             known = [r[name]["all"] for r in self.references if name in r and self.is_scored]
             if known:
-                levels[f"ACC, {name}"] = float(np.mean([s[self.way]["acc"] for s in known]))
+                title = f"ACC, {name}" + ", each matched" * (way != self.way)
+                levels[title] = float(np.mean([s[way]["acc"] for s in known]))
         if scores or losses:
             title = f"{self.title}, {counted(len(seeds), 'seed')}"
             plots.curves(self.path / "curves.png", scores, losses, levels, title)

@@ -76,7 +76,10 @@ def references(problem: Problem, n_clusters: int, seed: int) -> dict[str, list[n
         found[BEST_VIEW] = [best[None]] * n_agents
     if len(problem.rows) <= _SPECTRAL_ROWS:
         method = SpectralClustering(
-            n_clusters, affinity="nearest_neighbors", n_neighbors=10, random_state=seed
+            n_clusters,
+            affinity="nearest_neighbors",
+            n_neighbors=min(10, len(problem.rows)),
+            random_state=seed,
         )
         with warnings.catch_warnings():
             # A neighbour graph in several parts; what comes of it is the reference all the same.

@@ -31,6 +31,29 @@ class Dataset(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+# Sets of fewer rows may have as many classes as rows.
+_FEW_ROWS = 20
+
+
+def some(names: Any, most: int = 12) -> str:
+    """Returns names for a text, and dots for those beyond the first ones."""
+    known = [str(name) for name in names]
+    return ", ".join(known[:most]) + (", ..." if len(known) > most else "")
+
+
+def check_classes(n_classes: int, n_rows: int, what: str) -> None:
+    """Checks that labels are classes, and no measurements.
+
+    Raises:
+      ValueError: There are more of them than half of the rows.
+    """
+    if n_rows >= _FEW_ROWS and 2 * n_classes > n_rows:
+        raise ValueError(
+            f"labels: {what} has {n_classes} different values in {n_rows} rows; allowed are classes"
+            " of two rows or more on average"
+        )
+
+
 def check_arrays(
     views: Sequence[Any], labels: Any = None, names: Sequence[str] | None = None
 ) -> None:

@@ -16,7 +16,7 @@ from scipy.sparse import csc_matrix, issparse
 
 from jaxfedmvc import checks
 from jaxfedmvc.data import tables
-from jaxfedmvc.data.dataset import Dataset, check_arrays
+from jaxfedmvc.data.dataset import Dataset, check_arrays, check_classes, some
 from jaxfedmvc.data.records import RECORDS, Record, find_record
 from jaxfedmvc.data.synthetic import multimodal, unequal
 from jaxfedmvc.data.tables import TableOptions
@@ -251,7 +251,7 @@ def _read(path: Path, labels_key: str | None = None) -> Dataset:
         raise ValueError(f"{path}: {error}") from None
     notes = [f"view {v}: {view.shape[1]} features" for v, view in enumerate(views)]
     if key is not None:
-        notes.append(f"labels: array {key}, {len(classes)} classes")
+        notes.append(f"labels: array {key}, {len(classes)} classes: {some(classes)}")
     return Dataset(path.stem, tuple(views), labels, notes=tuple(notes))
 
 
@@ -271,7 +271,9 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
         parts = [views.get(v, x) for (views, _), x in zip(clients, nothing, strict=True)]
         stacked.append(np.concatenate(parts))
     held = np.repeat([[v in views for v in range(len(dims))] for views, _ in clients], rows, axis=0)
-    notes = [f"clients: {', '.join(f'{c} {file.name}' for c, file in enumerate(files))}"]
+    notes = [
+        f"files, a client each: {', '.join(f'{c} {file.name}' for c, file in enumerate(files))}"
+    ]
     notes += [f"view {v}: {dims[v]} features" for v in sorted(dims)]
     named = [_labels_key(content, labels_key) for _, content in clients]
     keys = [key for key in named if key is not None]
@@ -281,7 +283,7 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
             raise ValueError(f"{files[named.index(None)]}: has no labels, which other clients have")
         raw = [_dense(content[k]).ravel() for (_, content), k in zip(clients, keys, strict=True)]
         labels, classes = _labels(np.concatenate(raw))
-        notes.append(f"labels: array {keys[0]}, {len(classes)} classes")
+        notes.append(f"labels: array {keys[0]}, {len(classes)} classes: {some(classes)}")
     try:
         check_arrays(stacked, labels)
     except ValueError as error:
@@ -413,6 +415,7 @@ def _labels(array: Any) -> tuple[np.ndarray, np.ndarray]:
     if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise ValueError("labels hold NaN or infinite values")
     classes, codes = np.unique(labels.ravel(), return_inverse=True)
+    check_classes(len(classes), len(codes), "the array")
     return codes.astype(np.int32), classes
 
 

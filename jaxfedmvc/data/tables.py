@@ -18,15 +18,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfedmvc import checks
-from jaxfedmvc.data.dataset import Dataset
+from jaxfedmvc.data.dataset import Dataset, check_classes, some
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
 SUFFIXES = (".csv", ".parquet")
 # Columns of these names are no features unless somebody says so.
-_LIKE_LABELS = ("label", "labels", "class", "classes", "target", "truth", "gt", "y")
-_LIKE_IDS = ("id", "ids", "index", "unnamed: 0", "patient_id", "sample_id")
+_LIKE_LABELS = (
+    *("label", "labels", "class", "classes", "target", "truth", "gt", "y"),
+    *("diagnosis", "outcome", "group", "cluster"),
+)
+_LIKE_IDS = (
+    *("id", "ids", "index", "unnamed: 0", "patient_id", "sample_id"),
+    *("patient", "sample", "subject", "subject_id", "pid", "mrn"),
+)
+# Columns of so many rows are looked at for what cannot be chance.
+_MANY_ROWS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +45,8 @@ class TableOptions:
       views: Columns of each view, as "blood=hb,wbc; imaging=img_*"; a name may be a pattern. None:
         one view of all columns of one table, or a view for each of several tables.
       labels: Column of the classes, for scoring only.
-      id: Column that several tables are joined on, and that names the rows of the result.
+      id: Column that several tables are joined on, and that names the rows of the result. Its cells
+        are read as text, so that 007 and 7 are two rows.
       categories: What is done about columns of words or of true and false: "refuse", or "onehot",
         a column for each value.
       missing: What is done about empty cells of a view that the row has other values of: "refuse";
@@ -85,6 +94,9 @@ def require_pandas() -> Any:
 def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     """Reads tables that hold the same samples, or a folder with a table for each client.
 
+    In columns of numbers the words that pandas takes for missing ones (NA, nan, None, ...) are
+    empty cells; elsewhere they are words like others, and only nothing is empty.
+
     Several tables are joined on the column `id`; a row of one that another lacks does not hold the
     other's views. The tables of a folder are clients, by the order of their names; views that a
     client has no column of are not held by it.
@@ -102,8 +114,13 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
         files = sorted(p for p in paths[0].iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:
             raise ValueError(f"{paths[0]}: has no .csv or .parquet file")
+        if arrays := sorted(p.name for p in paths[0].iterdir() if p.suffix.lower() == ".npz"):
+            raise ValueError(
+                f"{paths[0]}: has tables, such as {files[0].name}, and arrays, such as {arrays[0]};"
+                " allowed is one kind of file for all clients"
+            )
         return _from_clients(paths[0].name, files, options)
-    frames = {path.stem: _frame(path) for path in paths}
+    frames = {path.stem: _frame(path, options.id) for path in paths}
     if len(frames) < len(paths):
         raise ValueError(f"dataset: two tables are named {paths[0].stem}")
     if len(paths) == 1:
@@ -163,8 +180,7 @@ def _dataset(
         own = frame[[options.id]][keep]
         # Clients number their rows by themselves.
         where = own if clients is None else own.assign(**{"": clients[keep]})
-        if own[options.id].isna().any() or where.duplicated().any():
-            raise ValueError(f"id: {name} has empty or repeated cells in {options.id!r}")
+        _check_ids(name, own[options.id], where.duplicated())
         ids = own[options.id].to_numpy(str)
     return Dataset(
         name,
@@ -180,19 +196,22 @@ def _dataset(
 # --- Several tables -------------------------------------------------------------------------------
 
 
-def _frame(path: Path) -> pd.DataFrame:
+def _frame(path: Path, id_column: str | None) -> pd.DataFrame:
     pandas = require_pandas()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
+    is_csv = path.suffix.lower() == ".csv"
+    hint = "; cells must be separated by commas" if is_csv else ""
     try:
-        frame = pandas.read_csv(path) if path.suffix.lower() == ".csv" else _parquet(path, pandas)
+        frame = _csv(path, id_column) if is_csv else _parquet(path, pandas, id_column)
     except ImportError:
         raise
     except Exception as error:  # pandas and its readers raise a zoo of types on a damaged file
-        raise ValueError(f"{path}: is no readable table ({str(error).splitlines()[0]})") from error
-    if not isinstance(frame.index, pandas.RangeIndex) and path.suffix.lower() == ".csv":
-        raise ValueError(f"{path}: has rows that are longer than its head")
-    frame.columns = frame.columns.map(str)
+        text = f"{str(error).splitlines()[0]}{hint}"
+        raise ValueError(f"{path}: is no readable table ({text})") from error
+    if not isinstance(frame.index, pandas.RangeIndex) and is_csv:
+        raise ValueError(f"{path}: has rows that are longer than its head{hint}")
+    frame.columns = [str(column).strip() for column in frame.columns]
     if frame.columns.duplicated().any():
         twice = frame.columns[frame.columns.duplicated()][0]
         raise ValueError(f"{path}: the column {twice!r} is there twice")
@@ -201,11 +220,37 @@ def _frame(path: Path) -> pd.DataFrame:
     return frame
 
 
-def _parquet(path: Path, pandas: Any) -> pd.DataFrame:
+def _csv(path: Path, id_column: str | None) -> pd.DataFrame:
+    """Reads a file of commas; ids are text, and words such as None are words among words."""
+    pandas = require_pandas()
+    head = pandas.read_csv(path, nrows=0).columns
+    own = {column: str for column in head if column.strip() == id_column}
+    frame = pandas.read_csv(path, dtype=own)
+    is_number = pandas.api.types.is_numeric_dtype
+    words = [c for c in frame if not is_number(frame[c]) or frame[c].isna().all()]
+    if words:
+        plain = pandas.read_csv(path, dtype=own, keep_default_na=False, na_values=[""])
+        frame = frame.assign(**{c: plain[c] for c in words})
+    return frame
+
+
+def _parquet(path: Path, pandas: Any, id_column: str | None) -> pd.DataFrame:
     try:
-        return pandas.read_parquet(path)
+        frame = pandas.read_parquet(path)
     except ImportError as error:
         raise ImportError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
+    if id_column in frame:
+        ids = frame[id_column]
+        frame[id_column] = ids.astype(str).where(ids.notna())
+    return frame
+
+
+def _check_ids(name: str, ids: pd.Series, repeated: Any) -> None:
+    """Raises ValueError where an id is empty or, as `repeated` says, there twice."""
+    if ids.isna().any():
+        raise ValueError(f"id: {name} has {int(ids.isna().sum())} empty cells in {ids.name!r}")
+    if repeated.any():
+        raise ValueError(f"id: {name} has {str(ids[repeated].iloc[0])!r} twice in {ids.name!r}")
 
 
 def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Dataset:
@@ -217,9 +262,7 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
     for name, frame in frames.items():
         if options.id not in frame:
             raise ValueError(f"id: {name} has no column {options.id!r}")
-        ids = frame[options.id]
-        if ids.isna().any() or ids.duplicated().any():
-            raise ValueError(f"id: {name} has empty or repeated cells in {options.id!r}")
+        _check_ids(name, frame[options.id], frame[options.id].duplicated())
         own = [c for c in frame if c != options.id]
         known = [] if whole is None else [c for c in own if c in whole and c != options.labels]
         if known:
@@ -249,7 +292,7 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
 def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Dataset:
     """Stacks the tables of a folder, a client each."""
     pandas = require_pandas()
-    parts = [_frame(file) for file in files]
+    parts = [_frame(file, options.id) for file in files]
     whole = pandas.concat(parts, ignore_index=True)
     owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     if options.views is None:
@@ -261,8 +304,8 @@ def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Da
                     " which columns belong together, so that a client may lack a view"
                 )
     found = _dataset(whole, _columns(whole, options), options, name, owners)
-    clients = ", ".join(f"{c} {file.name}" for c, file in enumerate(files))
-    return found._replace(notes=(f"clients: {clients}", *found.notes))
+    names = ", ".join(f"{c} {file.name}" for c, file in enumerate(files))
+    return found._replace(notes=(f"files, a client each: {names}", *found.notes))
 
 
 # --- Columns --------------------------------------------------------------------------------------
@@ -282,7 +325,7 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
                 raise ValueError(f"views: the column {pattern!r} of view {view} is labels or id")
             if not any(fnmatch.fnmatchcase(column, pattern) for column in free):
                 raise ValueError(
-                    f"views: {pattern!r} of view {view} matches no column of {_some(frame.columns)}"
+                    f"views: {pattern!r} of view {view} matches no column of {some(frame.columns)}"
                 )
         mine = [c for c in free if any(fnmatch.fnmatchcase(c, p) for p in wanted)]
         _check_unnamed([column for column in mine if column not in wanted])
@@ -298,7 +341,7 @@ def _check_given(frame: pd.DataFrame, options: TableOptions) -> None:
     """Checks that the columns of labels and ids are there."""
     for option, column in (("labels", options.labels), ("id", options.id)):
         if column is not None and column not in frame:
-            raise checks.wrong(option, column, f"a column: {_some(frame.columns)}")
+            raise checks.wrong(option, column, f"a column: {some(frame.columns)}")
 
 
 def _check_unnamed(columns: Sequence[str]) -> None:
@@ -310,12 +353,6 @@ def _check_unnamed(columns: Sequence[str]) -> None:
                 f"{option}: the column {column!r} looks like {option} and would be a feature;"
                 f" give {option}={column}, or name the features with views"
             )
-
-
-def _some(names: Any, most: int = 12) -> str:
-    """Returns names for a text, and dots for those beyond the first ones."""
-    known = [str(name) for name in names]
-    return ", ".join(known[:most]) + (", ..." if len(known) > most else "")
 
 
 def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.DataFrame, str]:
@@ -332,9 +369,20 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
             hint = f"labels={words[0]} if these are classes, "
         wrong = pandas.to_numeric(cells, errors="coerce").isna()
         cell = str((cells[wrong] if wrong.any() else cells).iloc[0])
+        allowed = f"allowed are numbers, {hint}or categories=onehot"
+        if 0 < 2 * wrong.sum() < len(cells):
+            allowed = (
+                f"its other {int((~wrong).sum())} cells are numbers: write these {int(wrong.sum())}"
+                " as numbers too, or leave them empty"
+            )
+        elif (
+            pandas.to_numeric(cells.astype(str).str.replace(",", "."), errors="coerce")
+            .notna()
+            .all()
+        ):
+            allowed = "write decimals with points"
         raise ValueError(
-            f"views: the column {words[0]!r} of view {view} has cells such as {cell!r}; allowed"
-            f" are numbers, {hint}or categories=onehot"
+            f"views: the column {words[0]!r} of view {view} has cells such as {cell!r}; {allowed}"
         )
     columns, made = [], 0
     for name in part:
@@ -349,10 +397,18 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     infinite = [c for c in found if np.isinf(found[c]).any()]
     if infinite:
         raise ValueError(f"views: the column {infinite[0]!r} of view {view} has infinite cells")
-    note = f"columns {_some(part.columns, 6)}"
+    note = f"columns {some(part.columns, 6)}"
     if words:
-        note += f"; {_some(words, 6)} one-hot, {made} columns"
+        note += f"; {some(words, 6)} one-hot, {made} columns"
+    if counted := [c for c in part if c not in words and _counts(part[c])]:
+        note += f"; {some(counted)}: another whole number in every row, which may be no feature"
     return found, note
+
+
+def _counts(column: pd.Series) -> bool:
+    """Whether a column of many rows has whole numbers that are all different, as ids have."""
+    cells = column.to_numpy(np.float64)
+    return len(cells) >= _MANY_ROWS and column.is_unique and bool((cells % 1 == 0).all())
 
 
 def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.ndarray, np.ndarray]:
@@ -389,7 +445,10 @@ def _classes(column: pd.Series) -> tuple[np.ndarray, str]:
     """Returns labels 0..K-1 and what they stand for."""
     if column.isna().any():
         raise ValueError(
-            f"labels: the column {column.name!r} has {int(column.isna().sum())} empty cells"
+            f"labels: the column {column.name!r} is empty in {int(column.isna().sum())} of"
+            f" {len(column)} rows; allowed are a class in every row, or no labels: leave the option"
+            " out and name the features with views"
         )
     codes, names = require_pandas().factorize(column, sort=True)
-    return codes.astype(np.int32), f"labels: column {column.name}, classes {_some(names)}"
+    check_classes(len(names), len(codes), f"the column {column.name!r}")
+    return codes.astype(np.int32), f"labels: column {column.name}, classes {some(names)}"

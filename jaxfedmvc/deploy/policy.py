@@ -272,7 +272,11 @@ def _from_npz(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
 
 
 def _from_csv(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
-    """A view of a table is a pattern of column names, or several; without any, all but the rest."""
+    """A view of a table is a pattern of column names, or several; without any, all but the rest.
+
+    Columns come in the order of the patterns, and those of one pattern in that of their names: in
+    every node's file the same, whatever its own order.
+    """
     try:
         with file.open(newline="", encoding="utf-8") as opened:
             head, *lines = csv.reader(opened)
@@ -283,12 +287,15 @@ def _from_csv(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     table = dict(zip(head, zip(*lines, strict=True), strict=True))
     others = {columns["ids"], columns["labels"]}
     if columns["views"] is None:
-        columns["views"] = {0: tuple(name for name in head if name not in others)}
+        columns["views"] = {0: tuple(sorted(name for name in head if name not in others))}
     arrays: dict[Any, Any] = {n: np.asarray(table[n]) for n in others if n in table}
     for patterns in columns["views"].values():
         several = (patterns,) if isinstance(patterns, str) else patterns
-        names = [n for n in head if any(fnmatch.fnmatchcase(n, p) for p in several)]
-        if not names or set(names) & others:
+        matched = {p: sorted(n for n in head if fnmatch.fnmatchcase(n, p)) for p in several}
+        if lost := [p for p, found in matched.items() if not found]:
+            raise ValueError(f"views: {lost[0]!r} matches no column of {file}, which are {head}")
+        names = list(dict.fromkeys(n for found in matched.values() for n in found))
+        if set(names) & others:
             raise ValueError(f"views: {several} match the columns {names} of {file}")
         try:
             arrays[patterns] = np.asarray([table[n] for n in names], np.float64).T

@@ -98,7 +98,7 @@ def test_a_folder_has_a_table_for_each_client(tmp_path):
     found = read([tmp_path], BLOOD)
     assert found.clients.tolist() == [0, 0, 1, 1]
     np.testing.assert_array_equal(found.held[:, 1], [1, 0, 0, 0])
-    assert found.notes[0] == "clients: 0 berlin.csv, 1 paris.csv"
+    assert found.notes[0] == "files, a client each: 0 berlin.csv, 1 paris.csv"
     # One client has rows of two kinds, and stands as two.
     parts = data.partition_as_held(0, found.held, clients=found.clients)
     told = [(p.view_ids, p.sample_ids.tolist(), p.client_ids.tolist()) for p in parts]
@@ -116,9 +116,14 @@ def test_parquet_is_as_csv(tmp_path):
 @pytest.mark.parametrize(
     ("table", "options", "text"),
     [
-        (TABLE, TableOptions(), "the column 'patient' of view 0 has cells such as 'a'.*id=patient"),
+        (TABLE, TableOptions(), "the column 'patient' looks like id and would be a feature"),
+        (
+            TABLE.rename(columns={"patient": "code"}),
+            TableOptions(),
+            "the column 'code' of view 0 has cells such as 'a'.*id=code",
+        ),
         (TABLE.rename(columns={"ill": "Y"}), TableOptions(), "column 'Y' looks like labels"),
-        (TABLE.rename(columns={"hb": "id"}), TableOptions(), "column 'id' looks like id"),
+        (TABLE.rename(columns={"patient": "ID"}), TableOptions(), "column 'ID' looks like id"),
         (
             TABLE,
             TableOptions(labels="sick"),
@@ -130,10 +135,24 @@ def test_parquet_is_as_csv(tmp_path):
         (TABLE, TableOptions("who=sex"), "column 'sex' of view who has cells such as 'f'"),
         (with_cell("img_1", 2, np.nan), BLOOD, "column 'img_1' of view imaging is empty in 1 rows"),
         (with_cell("hb", 1, np.inf), BLOOD, "column 'hb' of view blood has infinite cells"),
-        (with_cell("patient", 1, "a"), BLOOD, "id: .* empty or repeated cells in 'patient'"),
-        (with_cell("patient", 1, None), BLOOD, "id: .* empty or repeated cells in 'patient'"),
-        (with_cell("ill", 1, None), BLOOD, "labels: the column 'ill' has 1 empty cells"),
-        (with_cell("hb", 1, "n/a?"), BLOOD, "column 'hb' of view blood has cells such as 'n/a.'"),
+        (with_cell("patient", 1, "a"), BLOOD, "id: table has 'a' twice in 'patient'"),
+        (with_cell("patient", 1, None), BLOOD, "id: table has 1 empty cells in 'patient'"),
+        (with_cell("ill", 1, None), BLOOD, "labels: the column 'ill' is empty in 1 of 4 rows"),
+        (
+            with_cell("hb", 1, "<0.5"),
+            BLOOD,
+            "'hb' of view blood has cells such as '<0.5'; its other 3 cells are numbers",
+        ),
+        (
+            TABLE.assign(hb=["1,5", "2,0", "3,1", "4,2"]),
+            BLOOD,
+            "'hb' of view blood has cells such as '1,5'; write decimals with points",
+        ),
+        (
+            pd.DataFrame({"hb": np.arange(30) / 7, "wbc": np.arange(30) / 3}),
+            TableOptions("a=wbc", labels="hb"),
+            "labels: the column 'hb' has 30 different values in 30 rows",
+        ),
         (
             TABLE.assign(flag=[True, False, True, True]),
             TableOptions("a=flag"),
@@ -157,7 +176,8 @@ def test_views_that_cannot_be_read(views):
     [
         ("", "is no readable table"),
         ("a,b\n", "has no row"),
-        ("a,b\n1,2,3,4\n1\n", "has rows that are longer than its head"),
+        ("a,b\n1,2,3,4\n1\n", "has rows that are longer than its head; .* separated by commas"),
+        ("a;b\n1;2\n1,2;3,4\n", "is no readable table|longer than its head"),
         ("\x00\x01\x02", "is no readable table|has no row"),
     ],
 )
@@ -165,6 +185,39 @@ def test_damaged_tables_are_named(content, text, tmp_path):
     (tmp_path / "table.csv").write_text(content)
     with pytest.raises(ValueError, match=text):
         read([tmp_path / "table.csv"], TableOptions())
+
+
+def test_ids_are_text_and_heads_lose_their_blanks(tmp_path):
+    (tmp_path / "a.csv").write_text(" number ,hb\n0001,1\n1,2\n10E0,3\n")
+    (tmp_path / "b.csv").write_text("number, wbc\n1,5\n0001,6\n10E0,7\n")
+    found = read([tmp_path / "a.csv", tmp_path / "b.csv"], TableOptions(id="number"))
+    by_id = dict(
+        zip(found.ids.tolist(), zip(*(v[:, 0] for v in found.views), strict=True), strict=True)
+    )
+    assert by_id == {"0001": (1, 6), "1": (2, 5), "10E0": (3, 7)} and found.held is None
+
+
+def test_none_is_a_word_among_words_and_an_empty_cell_among_numbers(tmp_path):
+    (tmp_path / "a.csv").write_text("hb,gene,kind\n1,None,NA\nNA,mild,null\n3,,NA\n")
+    options = TableOptions("a=hb; b=gene", labels="kind", categories="onehot")
+    found = read([tmp_path / "a.csv"], options)
+    np.testing.assert_array_equal(found.held, [[1, 1], [0, 1], [1, 0]])
+    np.testing.assert_array_equal(found.views[1], [[1, 0], [0, 1], [0, 0]])
+    assert found.labels.tolist() == [0, 1, 0] and "classes NA, null" in found.notes[-2]
+
+
+def test_whole_numbers_that_are_all_different_are_pointed_out():
+    table = pd.DataFrame({"number": np.arange(30)[::-1], "hb": np.arange(30) / 7})
+    (note,) = from_frame(table, TableOptions()).notes
+    assert note.endswith("; number: another whole number in every row, which may be no feature")
+    assert "whole" not in from_frame(table[:10], TableOptions()).notes[0]
+
+
+def test_a_folder_has_files_of_one_kind(tmp_path):
+    TABLE[["hb", "wbc"]].to_csv(tmp_path / "x.csv", index=False)
+    np.savez(tmp_path / "y.npz", view_0=np.ones((3, 2)))
+    with pytest.raises(ValueError, match=r"has tables, such as x\.csv, and arrays, such as y\.npz"):
+        read([tmp_path], TableOptions())
 
 
 def test_tables_that_do_not_fit_together(tmp_path):
@@ -175,7 +228,7 @@ def test_tables_that_do_not_fit_together(tmp_path):
     for paths, options, text in (
         ([a, b], TableOptions(), "several tables are joined on a column of ids"),
         ([a, b], TableOptions(id="patient"), "its column 'hb' is in another table"),
-        ([a, twice], TableOptions(id="patient"), "empty or repeated cells in 'patient'"),
+        ([a, twice], TableOptions(id="patient"), "id: twice has 'a' twice in 'patient'"),
         ([a, b], TableOptions(id="number"), "a has no column 'number'"),
     ):
         with pytest.raises(ValueError, match=text):

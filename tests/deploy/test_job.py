@@ -118,6 +118,23 @@ def test_a_node_reads_a_table(tmp_path):
     assert holding.ids.tolist() == ["x", "y"] and holding.labels.tolist() == ["a", "b"]
 
 
+def test_columns_of_a_table_have_one_order_on_every_node(tmp_path):
+    node = 'client={}\ndata="t{}.csv"\n[views]\n0=["wbc","h*"]\n[agrees]\nmethods=["fmcsc"]\n'
+    (tmp_path / "t0.csv").write_text("hb,hc,wbc,age\n1,2,3,40\n4,5,6,50\n")
+    (tmp_path / "t1.csv").write_text("age,wbc,hc,hb\n40,3,2,1\n50,6,5,4\n")
+    for client in (0, 1):
+        (tmp_path / "node.toml").write_text(node.format(client, client))
+        found = load(tmp_path / "node.toml").views[0]
+        np.testing.assert_array_equal(found, [[3, 1, 2], [6, 4, 5]])
+        alone = node.format(client, client).replace('[views]\n0=["wbc","h*"]\n', "")
+        (tmp_path / "node.toml").write_text(alone)
+        found = load(tmp_path / "node.toml").views[0]
+        np.testing.assert_array_equal(found[:, 0], [40, 50])  # without a list by their names
+    (tmp_path / "node.toml").write_text(node.format(1, 1).replace("h*", "hbc"))
+    with pytest.raises(ValueError, match=r"views: 'hbc' matches no column of .*t1.csv"):
+        load(tmp_path / "node.toml")
+
+
 def test_a_node_reads_an_npy(tmp_path):
     np.save(tmp_path / "x.npy", VIEWS[0])
     (tmp_path / "node.toml").write_text(

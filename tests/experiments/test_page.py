@@ -121,6 +121,11 @@ def test_runs_side_by_side(folders, capsys):
     assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
     summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
     assert compare.line_of(summary)["mb_up"] == 3
+    assert summary["n_samples"] == 48 and not compare.warnings(lines)
+    other = summary | {"n_samples": 47, "data": ["view 0: 9 features", *summary["data"][1:]]}
+    of_both = pd.DataFrame([compare.line_of(s) for s in (summary, other)])
+    told = compare.warnings(of_both)
+    assert told[0] == "the numbers of samples differ: 48, 47" and "the views differ: " in told[1]
     assert (folders / "both" / "comparison.html").exists()
     with pytest.raises(SystemExit):
         compare.main(["compare", str(folders / "one")])

@@ -341,6 +341,23 @@ def test_rows_of_a_table_that_lack_a_view_are_hybrid_clients(tmp_path):
             runner.prepare(command.parse([f"--algorithm={algorithm}", *given, more]))
 
 
+def test_a_file_that_becomes_several_clients_is_named_with_them(tmp_path):
+    pytest.importorskip("pandas")
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n3,\n5,6\n")
+    (tmp_path / "y.csv").write_text("a,b\n1,2\n,4\n5,6\n")
+    given = [f"--dataset={tmp_path}", "--views=a=a;b=b", "--n_clusters=2"]
+    (problem,) = runner.prepare(command.parse([*TINY, *given])).problems
+    assert "files, a client each: 0 x.csv, 1 y.csv" in problem.notes
+    (note,) = [note for note in problem.notes if "a client for each kind" in note]
+    assert note.endswith("kind: file 0 clients 0, 1; file 1 clients 2, 3")
+    owners = {
+        int(client): set(ids[ids >= 0] // 3)
+        for cohort in problem.federation.cohorts
+        for client, ids in zip(cohort.client_ids, np.asarray(cohort.sample_ids), strict=True)
+    }
+    assert owners == {0: {0}, 1: {0}, 2: {1}, 3: {1}}
+
+
 def test_settings_of_data_are_given_by_name():
     with pytest.raises(ValueError, match="views: got 'digits'"):
         DataSettings("digits")  # not by name

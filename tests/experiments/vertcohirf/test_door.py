@@ -162,6 +162,16 @@ def test_rows_of_the_set_are_known_after_shuffling(toy):
     np.testing.assert_array_equal(problem.labels, problem.rows % 3)
 
 
+def test_rows_that_repeat_others_are_counted(toy, tmp_path):
+    with np.load(toy) as file:
+        arrays = {name: np.concatenate([file[name], file[name][:4]]) for name in file.files}
+    np.savez(tmp_path / "twice.npz", **arrays)
+    settings = DataSettings(dataset=str(tmp_path / "twice.npz"))
+    problem = load_agents(settings, VerticalSettings(split="features", agents=2), seed=0)
+    assert len(problem.rows) == 30
+    assert "4 rows repeat the features of others and are left out, unclustered" in problem.notes
+
+
 def test_split_features_standardises_and_deals_out(toy):
     problem = load_agents(
         DataSettings(dataset=str(toy)), VerticalSettings(split="features"), seed=0
