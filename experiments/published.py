@@ -517,6 +517,7 @@ SHOWN = (
     Shown("methods/mgcd.md", "MGCD, table 2", lambda: mgcd_table("table2")),
     Shown("methods/mgcd.md", "MGCD, trained server", trained_server, whole=False),
     Shown("notebook/mgcd.md", "MGCD, table 3", lambda: mgcd_table("table3")),
+    Shown("notebook/mgcd.md", "MGCD, table 4", lambda: mgcd_table("table4")),
     Shown("notebook/mgcd.md", "MGCD, figure 5", lambda: mgcd_table("figure5")),
     Shown(
         "methods/vertcohirf.md",
@@ -547,7 +548,10 @@ ROWS = (
     Rows(MGCD / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers_short.csv", ("set", "x", "method")),
     Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
-    *(Rows(MGCD / f"{name}_runs.csv", ("set", "row")) for name in ("table2", "table3", "figure5")),
+    *(
+        Rows(MGCD / f"{name}_runs.csv", ("set", "row"))
+        for name in ("table2", "table3", "table4", "figure5")
+    ),
     Rows(VERTCOHIRF / "unsupervised.csv", ("set",)),
     Rows(VERTCOHIRF / "unsupervised_generated.csv", ("set",)),
     Rows(VERTCOHIRF / "table1_runs.csv", ("method",)),
