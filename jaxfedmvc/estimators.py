@@ -279,17 +279,16 @@ def _names(
             names = tuple(getattr(table, "columns", ()))
             if not names or not all(isinstance(name, str) for name in names):
                 continue
-            if found.setdefault(int(v), names) != names:
-                k, other = next(
-                    (k, b)
-                    for k, (a, b) in enumerate(zip(names, found[int(v)], strict=True))
-                    if a != b
-                )
-                whose = f"client {i}: view {v}" if is_federated else f"view {v}"
-                raise ValueError(
-                    f"{whose}: column {k} is {names[k]!r}; allowed is {other!r}, as in the first"
-                    " table of the view"
-                )
+            pairs = zip(
+                names, found.setdefault(int(v), names), strict=False
+            )  # widths: `_federation`
+            for k, (name, other) in enumerate(pairs):
+                if name != other:
+                    whose = f"client {i}: view {v}" if is_federated else f"view {v}"
+                    raise ValueError(
+                        f"{whose}: column {k} is {name!r}; allowed is {other!r}, as in the first"
+                        " table of the view"
+                    )
     return found
 
 

@@ -65,6 +65,9 @@ def test_columns_of_tables_are_told_by_name(fitted):
     turned = {0: tables[2][0].iloc[:, ::-1]}
     with pytest.raises(ValueError, match="client 2: view 0: column 0 is 'f4'; allowed is 'f0'"):
         make().fit([*tables[:2], turned])
+    narrow = {0: tables[2][0].iloc[:, :4]}
+    with pytest.raises(ValueError, match="view 0 has 4 features"):
+        make().fit([*tables[:2], narrow])
     found = make(tau=5.0).fit(tables)
     np.testing.assert_array_equal(np.concatenate(found.labels_), np.concatenate(fitted.labels_))
     with pytest.raises(ValueError, match="view 0: column 0 is 'f4'; allowed is 'f0'"):
