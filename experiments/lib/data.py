@@ -114,6 +114,7 @@ class Problem(NamedTuple):
       rows: [n], the row of the data set that each sample is, or what it is called there.
       held: [n, V], which samples have which views, and zeros where not; None: all have all.
       notes: What was found in the data, and what was done to it.
+      repeats: What rows are called that were left out because they repeat a sample, and its place.
     """
 
     federation: Federation
@@ -122,6 +123,7 @@ class Problem(NamedTuple):
     rows: np.ndarray
     held: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    repeats: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Partitioned(NamedTuple):
@@ -290,8 +292,21 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
     found = _agents([x[:, chosen] for chosen in columns], labels, ids[rows])
     notes = ["features: then each with mean 0 and variance 1, constant ones left out"]
     if repeated := n - len(rows):
-        notes.append(f"{repeated} rows repeat the features of others and are left out, unclustered")
-    return found._replace(notes=(*dataset.notes, *notes))
+        notes.append(
+            f"{repeated} rows repeat the features of others: they are left out, and get the others'"
+            " clusters in labels.csv"
+        )
+    left_out, places = _repeats(pooled, rows)
+    return found._replace(notes=(*dataset.notes, *notes), repeats=(ids[left_out], places))
+
+
+def _repeats(x: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rows of `x` that are not among `rows`, and whose place there they repeat."""
+    which = np.unique(x.astype(np.float64), axis=0, return_inverse=True)[1].reshape(-1)
+    place = np.empty(which.max() + 1, int)
+    place[which[rows]] = np.arange(len(rows))
+    left_out = np.setdiff1d(np.arange(len(x)), rows)
+    return left_out, place[which[left_out]]
 
 
 def _columns(split: VerticalSettings, seed: int, n_features: int) -> tuple[np.ndarray, ...]:

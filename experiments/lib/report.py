@@ -101,11 +101,12 @@ class Report:
             order = np.argsort(
                 [int(np.asarray(c.client_ids)[0]) for c in problem.federation.cohorts]
             )
-            agents = {f"agent_{a}": result.labels[c][0] for a, c in enumerate(order)}
-            found = pd.DataFrame(
-                {"seed": result.seed, "id": np.arange(len(problem.rows)), "row": problem.rows}
-                | agents
-            )
+            places, rows = np.arange(len(problem.rows)), problem.rows
+            if problem.repeats is not None:
+                more, of = problem.repeats
+                places, rows = np.concatenate([places, of]), np.concatenate([rows, more])
+            agents = {f"agent_{a}": result.labels[c][0][places] for a, c in enumerate(order)}
+            found = pd.DataFrame({"seed": result.seed, "id": places, "row": rows} | agents)
         else:
             found = pd.concat(
                 pd.DataFrame(

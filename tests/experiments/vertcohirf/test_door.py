@@ -169,7 +169,10 @@ def test_rows_that_repeat_others_are_counted(toy, tmp_path):
     settings = DataSettings(dataset=str(tmp_path / "twice.npz"))
     problem = load_agents(settings, VerticalSettings(split="features", agents=2), seed=0)
     assert len(problem.rows) == 30
-    assert "4 rows repeat the features of others and are left out, unclustered" in problem.notes
+    assert any(note.startswith("4 rows repeat the features of others") for note in problem.notes)
+    rows, places = problem.repeats
+    assert sorted(rows) == [30, 31, 32, 33]
+    np.testing.assert_array_equal(problem.rows[places], rows - 30)
 
 
 def test_split_features_standardises_and_deals_out(toy):
