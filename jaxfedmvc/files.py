@@ -30,6 +30,38 @@ def replacing(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+    _sync_folder(Path(path).parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Has the new name outlive a loss of power, where folders can be opened."""
+    if os.name == "posix":
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def locked(folder: Path) -> IO[str]:
+    """Takes a folder for this process, and makes it; who holds the file that is returned has it.
+
+    Where the system has no such locks nothing is taken.
+
+    Raises:
+      ValueError: Another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("w", encoding="utf-8")
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ValueError(f"folder: {folder} is in use by another process") from error
+    return file
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -3,6 +3,9 @@
     s_ij = HKDF(X25519(private_i, public_j), agreement, i, j)
     message_i + sum_{j > i} stream(s_ij, exchange) - sum_{j < i} stream(s_ij, exchange)  modulo 2^32
 
+with the number of the exchange and a hash of all that was asked up to it: where a server asks one
+client for something else than the others, the masks do not cancel.
+
 A node's X25519 key is of one job and one plan. It is signed by the node's identity, an Ed25519 key
 whose public half the operators gave each other beforehand: a server in the middle cannot put its
 own key in its place. Streams are ChaCha20's.
@@ -122,11 +125,13 @@ class Party:
           identities: Public keys that the operators exchanged.
 
         Raises:
-          Refused: A client's key is missing, unreadable or not signed by its identity.
+          Refused: A client's key is missing, unreadable or not signed by its identity; then nothing
+            is agreed on with anybody.
         """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import x25519
 
+        agreed: dict[int, bytes] = {}
         for other, offer in offers.items():
             if other == self.client:
                 continue
@@ -142,14 +147,16 @@ class Party:
                     "keys", f"client {other}: its key is not signed by its identity"
                 ) from error
             pair = b"%d %d" % (min(self.client, other), max(self.client, other))
-            self._shared[other] = _derived(shared, pair + b" " + self.agreement)
+            agreed[other] = _derived(shared, pair + b" " + self.agreement)
+        self._shared = agreed
 
-    def masked(self, body: bytes, exchange: int) -> bytes:
+    def masked(self, body: bytes, exchange: int, asked: str) -> bytes:
         """Adds this client's masks to a message of 32-bit integers.
 
         Args:
           body: The message's leaves, of `wire.encode`.
           exchange: Its number, used once.
+          asked: Hash of what the clients of the cohort were asked, so far and now: theirs alike.
 
         Raises:
           Refused: Keys are not agreed on.
@@ -158,7 +165,7 @@ class Party:
             raise Refused("keys", "keys: not agreed on")
         total = np.frombuffer(body, "<u4").copy()
         for other, shared in sorted(self._shared.items()):
-            stream = _stream(_derived(shared, b"exchange %d" % exchange), len(body))
+            stream = _stream(_derived(shared, f"exchange {exchange} {asked}".encode()), len(body))
             total = total + stream if other > self.client else total - stream
         return total.tobytes()
 

@@ -7,8 +7,9 @@ A request is `hello`, `join`, `keys`, `exchange` or `assign`; see `server`. Exch
 numbered. The state after the last one and its answer lie in one file, so that a request that is
 repeated has the same answer, whether or not the node was killed in between; a request with an
 earlier number, or another one under the same number, is refused, and so is a place in the run that
-was answered or left behind, or that the job does not have. What an operator did not agree to is
-refused with a reason. An error in here is told to nobody but the node's own log.
+was answered or left behind, or that the job does not have. Clusters are found once, too, by one
+model. What an operator did not agree to is refused with a reason, also where the file has changed
+since the node joined. An error in here is told to nobody but the node's own log.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class _Joined:
       place: Where in the run that was, among peers.
       state: This client's state, with an axis of one.
       known: The server's state, which every peer keeps; None where there is a server.
+      asked: Hash of what all clients of this kind were asked so far, one after another.
       party: In secure sums, once keys are agreed on.
     """
 
@@ -90,6 +92,7 @@ class _Joined:
         self.place: Place | None = None
         self.state: PyTree = None
         self.known: PyTree = None
+        self.asked = ""
         self.party: Party | None = None
 
     @property
@@ -113,6 +116,8 @@ class Node:
         """
         self.holding = load(path)
         self._jobs: dict[str, _Joined] = {}
+        # For as long as it lives: two of a folder would answer an exchange twice, with one mask.
+        self._lock = files.locked(self.holding.folder)
 
     def handle(self, request: bytes) -> bytes:
         """Answers a request; whatever is wrong becomes a reply that says so.
@@ -223,9 +228,10 @@ class Node:
             offers = {i: meta["offers"][str(i)] for i in group.clients}
         except (KeyError, TypeError) as error:
             raise Refused("keys", "keys: those of a client of this kind are missing") from error
-        joined.party = self._party(joined)
-        joined.party.agree(offers, holding.identities)
+        party = self._party(joined)
+        party.agree(offers, holding.identities)
         files.write_text(self._folder(joined.job.name) / "offers.json", json.dumps(offers))
+        joined.party = party
         return wire.pack({"agreed": len(offers)})
 
     def _party(self, joined: _Joined) -> Party:
@@ -239,34 +245,51 @@ class Node:
         if number <= joined.exchange:
             return self._again(joined, number, asked)
         known, sent = self._told(joined, number, place, body)
+        phase, so_far = joined.wire.phase(place), joined.asked
+        if phase.who == "everyone":
+            so_far = hashlib.sha256(f"{so_far} {asked}".encode()).hexdigest()
+        if self._is_masked(joined, place) and joined.party is None:
+            raise Refused("keys", "keys: not agreed on")
         old = jax.tree.map(jnp.array, joined.state)  # given away to the program
         new, message, _, info = streaming.client_program(
-            joined.wire.phase(place),
-            *(self._key(joined, place, number), sent, old, self._client(joined)),
+            phase,
+            *(self._key(joined, place, number, so_far), sent, old, self._client(joined)),
             np.ones(1, bool),
         )
-        reply = wire.encode(message)
         if isinstance(message, secure.Masked):
+            assert joined.party is not None
             if np.sum(info.clipped):
-                raise Refused("clipped", "fraction_bits: too many, values of this client overflow")
-            if joined.party is None:
-                raise Refused("keys", "keys: not agreed on")
-            reply = joined.party.masked(reply, number)
+                # A refusal would tell the server about this client alone, as often as it asks.
+                _LOG.warning(
+                    "client %d: fraction_bits of job %s: too many, values overflow; the sum of"
+                    " exchange %d cannot be read",
+                    *(self.holding.client, joined.job.name, number),
+                )
+                message = message._replace(check=jnp.zeros_like(message.check))
+            reply = joined.party.masked(wire.encode(message), number, so_far)
+        else:
+            reply = wire.encode(message)
         joined.state = jax.tree.map(_kept, new, joined.state)
         joined.known, joined.exchange, joined.place = known, number, place
+        joined.asked = so_far
         self._save(joined, asked, reply)
         return wire.pack(self._signed(joined, number), reply)
 
     def _assign(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Finds the clusters of this client's rows and writes them to its own folder."""
         joined, _, _ = self._of_request(meta)
-        peers = joined.algorithm.peers
+        peers, folder = joined.algorithm.peers, self._folder(joined.job.name)
+        if not peers and not _has_ended(joined):
+            raise Refused("place", "clusters: asked for before the last exchange")
+        model, answered = hashlib.sha256(body).hexdigest(), folder / "assigned"
+        if answered.exists() and answered.read_text(encoding="utf-8") != model:
+            raise Refused("replayed", "clusters: found already, by another model")
         server = self._learned(joined, body) if peers else self._received(joined, body)
         labels = streaming.assign_program(
             joined.algorithm.assign, server, joined.state, self._client(joined)
         )
         found = np.asarray(labels)[0, : self.holding.n_rows]
-        folder = self._folder(joined.job.name)
+        files.write_text(answered, model)
         ids = np.arange(len(found)) if self.holding.ids is None else self.holding.ids
         with files.replacing(folder / "labels.csv") as opened:
             writer = csv.writer(opened, lineterminator="\n")
@@ -336,6 +359,12 @@ class Node:
         filled = [next(there) if used else zero for used, zero in zip(needed, zeros, strict=True)]
         return jax.tree.unflatten(tree, filled)
 
+    @staticmethod
+    def _is_masked(joined: _Joined, place: Place) -> bool:
+        if joined.algorithm.peers:
+            return False
+        return isinstance(joined.wire.at(place)[0][joined.cohort].message, secure.Masked)
+
     def _client(self, joined: _Joined) -> Cohort:
         """Returns the node's own data, padded, as a cohort of one."""
         group, holding = joined.plan.groups[joined.cohort], self.holding
@@ -352,13 +381,16 @@ class Node:
             view_ids=group.view_ids,
         )
 
-    def _key(self, joined: _Joined, place: Place, number: int) -> jax.Array:
-        """Returns the key of an exchange, from the job's seed or from the node's own secret."""
+    def _key(self, joined: _Joined, place: Place, number: int, asked: str) -> jax.Array:
+        """Returns the key of an exchange, from the job's seed or from the node's own secret.
+
+        From its secret it is another one for whatever else is `asked`.
+        """
         if joined.job.keys == "shared":
             return key_of(jax.random.key(joined.job.seed), place)
         # Drawn when the node joined: a job that is begun anew has other noise.
         secret = _secret(self._folder(joined.job.name) / "secret")
-        data = hashlib.sha256(secret + b"exchange %d" % number).digest()
+        data = hashlib.sha256(secret + f"exchange {number} {asked}".encode()).digest()
         impl = jax.random.key_impl(jax.random.key(0))
         n = jax.random.key_data(jax.random.key(0)).size
         return jax.random.wrap_key_data(
@@ -416,6 +448,7 @@ class Node:
             "reply": np.frombuffer(reply, np.uint8),
         }
         meta = {"exchange": joined.exchange, "place": joined.place, "asked": asked}
+        meta["asked so far"] = joined.asked
         checkpoint.save(self._folder(joined.job.name) / "state.npz", tree, meta)
 
     def _saved_reply(self, joined: _Joined) -> tuple[str, bytes]:
@@ -431,19 +464,31 @@ class Node:
             joined = _Joined(
                 Job.from_json(told["job"]), Plan.from_json(told["plan"]), self.holding.client
             )
+            # Its operator may have thought better of it since.
+            clients = len(joined.plan.clients)
+            self.holding.policy.check(joined.job, clients, self.holding.n_rows)
             tree, meta = checkpoint.restore(
                 folder / "state.npz", self._like(joined), any_shape=True
             )
             joined.state = tree["state"]
             joined.known = tree["known"] if joined.algorithm.peers else None
-            joined.exchange = meta["exchange"]
+            joined.exchange, joined.asked = meta["exchange"], meta["asked so far"]
             joined.place = None if meta["place"] is None else Place(*meta["place"])
             if (folder / "offers.json").exists():
                 offers = json.loads((folder / "offers.json").read_text(encoding="utf-8"))
-                joined.party = self._party(joined)
-                joined.party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
+                party = self._party(joined)
+                party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
+                joined.party = party
             self._jobs[name] = joined
         return self._jobs[name]
+
+
+def _has_ended(joined: _Joined) -> bool:
+    """Whether this client has answered the last exchange; who came late has answered none."""
+    if joined.exchange == 0 or joined.job.late == "skip":
+        return True
+    asked = [phase for phase in joined.algorithm.finish if phase.who == "everyone"]
+    return not asked or (joined.place is not None and joined.place.stage == "finish")
 
 
 def _secret(file: Path) -> bytes:

@@ -119,6 +119,12 @@ class Plan:
             raise ValueError("plan: a view that nobody holds")
         if not all(g.clients and 0 < g.capacity < 2**31 for g in groups):
             raise ValueError("plan: an empty cohort")
+        # One client under two numbers, or twice, would stand for a crowd.
+        if len(set(plan.clients)) < len(plan.clients):
+            raise ValueError("plan: a client that is there twice")
+        ordered = (ids for g in groups for ids in (g.clients, g.view_ids))
+        if any(tuple(sorted(set(ids))) != ids for ids in ordered):
+            raise ValueError("plan: clients or views that do not ascend")
         if not all(0 < d < 2**31 for d in plan.view_dims):
             raise ValueError("plan: a view without features")
         return plan

@@ -229,7 +229,8 @@ def check_sums(info: PyTree) -> None:
                 )
             raise ValueError(
                 f"secure sum ({where}): the masks do not cancel, for its clients are not the"
-                " participants that were announced, or a client's message holds a NaN"
+                " participants that were announced, or a client's message holds a NaN or, on a"
+                " node, what its fraction_bits do not hold (its log says so)"
             )
 
 

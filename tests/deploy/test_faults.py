@@ -4,6 +4,8 @@ import csv
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -310,6 +312,69 @@ def test_nothing_is_answered_after_the_end(undisturbed):
             assert answer["error"] == "place" and rest == b""
 
 
+def test_clusters_are_found_at_the_end_and_by_one_model(undisturbed, joined):
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    (request,) = [r for i, r, _ in lab.transport.log if i == identity and kind(r) == "assign"]
+    meta, body = wire.unpack(request)
+    answer, _ = wire.unpack(lab.transport.handles[identity].handle(request))
+    assert answer["counts"]  # the same ones again
+    other = np.frombuffer(body, "<f4").copy()
+    other[0] += 1
+    changed = wire.pack(meta, other.tobytes())
+    for node in (lab.transport.handles[identity], Node(lab.paths[0])):
+        answer, _ = wire.unpack(node.handle(changed))
+        assert answer["error"] == "replayed" and "counts" not in answer
+    node, earlier = joined
+    meta = wire.unpack(earlier)[0] | {"kind": "assign"}
+    assert wire.unpack(node.handle(wire.pack(meta, body)))[0]["error"] == "place"
+
+
+def test_a_plan_that_names_a_client_twice_is_refused(undisturbed, tmp_path):
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    (request,) = [r for i, r, _ in lab.transport.log if i == identity and kind(r) == "join"]
+    meta, body = wire.unpack(request)
+    shutil.copy(lab.folder / "data0.npz", tmp_path)
+    (tmp_path / "node0.toml").write_text(lab.paths[0].read_text())
+    node = Node(tmp_path / "node0.toml")
+    for clients in ([0, 3, 3], [3, 0]):
+        groups = [dict(group) for group in meta["plan"]["groups"]]
+        (mine,) = [group for group in groups if 0 in group["clients"]]
+        mine["clients"] = clients
+        crowd = meta | {"plan": meta["plan"] | {"groups": groups}}
+        answer, _ = wire.unpack(node.handle(wire.pack(crowd, body)))
+        assert answer["error"] == "malformed" and "plan" in answer["text"]
+
+
+def test_an_operator_who_thinks_better_of_it_is_obeyed(tmp_path):
+    lab = Lab(tmp_path)
+    lab.transport.lose = lambda identity, request: exchange_of(request) == 6
+    with pytest.raises(server_module.Stopped):
+        lab.server().run()
+    lab.transport.lose = lambda identity, request: False
+    path = lab.paths[0]
+    path.write_text(path.read_text().replace("least_clients = 2", "least_clients = 50"))
+    lab.transport.handles[lab.node(0)] = Node(path)
+    with pytest.raises(server_module.Stopped, match=r"policy|clients"):
+        lab.server().run()
+
+
+def test_a_folder_is_one_processs(tmp_path):
+    hold = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
+        " print('held', flush=True); sys.stdin.read()"
+    )
+    path = local.write_node(tmp_path, 0, {0: np.ones((3, 2), np.float32)}, ["fmcsc"])
+    (tmp_path / "state0").mkdir()
+    command = [sys.executable, "-c", hold, str(tmp_path / "state0" / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match=r"folder: .*state0 is in use by another process"):
+            Node(path)
+    assert Node(path).holding.client == 0
+
+
 @pytest.mark.parametrize(
     ("before", "place", "rounds", "may"),
     [
@@ -500,13 +565,13 @@ def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_pat
         job = local.job_of("fmcsc", 2, keys="own")
 
     place = server_module.Place("round", 0, 0)
-    own = jax.random.key_data(node._key(Joined, place, 3))
-    again = jax.random.key_data(Node(path)._key(Joined, place, 3))
-    other = jax.random.key_data(node._key(Joined, place, 4))
+    own = jax.random.key_data(node._key(Joined, place, 3, "a"))
+    again = jax.random.key_data(Node(path)._key(Joined, place, 3, "a"))
     np.testing.assert_array_equal(own, again)
-    assert (own != other).any()
+    for number, asked in ((4, "a"), (3, "b")):
+        assert (own != jax.random.key_data(node._key(Joined, place, number, asked))).any()
     Joined.job = local.job_of("fmcsc", 2, keys="shared")
-    assert (own != jax.random.key_data(node._key(Joined, place, 3))).any()
+    assert (own != jax.random.key_data(node._key(Joined, place, 3, "a"))).any()
     assert (tmp_path / "state0" / "job" / "secret").stat().st_mode & 0o77 == 0
 
 

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from jaxfedmvc.deploy import Node, Server, server, wire
 from jaxfedmvc.deploy.masks import Party, _stream, read_identity, read_public
+from jaxfedmvc.deploy.plan import Plan
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine.streaming import run_streaming
 from jaxfedmvc.messages.secure import secure_aggregation
@@ -106,13 +107,17 @@ def test_masks_cancel_and_only_in_the_sum_of_all():
     for party in parties.values():
         party.agree(offers, {i: key.public_key() for i, key in keys.items()})
     values = {i: np.arange(5, dtype=np.uint32) * i for i in parties}
-    sent = {i: parties[i].masked(values[i].tobytes(), 3) for i in parties}
+    sent = {i: parties[i].masked(values[i].tobytes(), 3, "a") for i in parties}
     total = sum(np.frombuffer(x, np.uint32) for x in sent.values())
     np.testing.assert_array_equal(total, sum(values.values()))
     part = np.frombuffer(sent[2], np.uint32) + np.frombuffer(sent[7], np.uint32)
     assert (part != values[2] + values[7]).all()
-    assert sent[2] != parties[2].masked(values[2].tobytes(), 4)
-    assert sent[2] == parties[2].masked(values[2].tobytes(), 3)
+    assert sent[2] != parties[2].masked(values[2].tobytes(), 4, "a")
+    assert sent[2] == parties[2].masked(values[2].tobytes(), 3, "a")
+    # Asked for something else, it has other masks, and the sum is lost.
+    sent[2] = parties[2].masked(values[2].tobytes(), 3, "b")
+    total = sum(np.frombuffer(x, np.uint32) for x in sent.values())
+    assert (total != sum(values.values())).all()
 
 
 def test_a_stream_is_chacha20():
@@ -140,6 +145,85 @@ def test_a_server_in_the_middle_is_refused(how):
         identities = {}
     with pytest.raises(Refused, match="client 2: "):
         parties[1].agree(offers, identities)
+    with pytest.raises(Refused, match="not agreed on"):
+        parties[1].masked(bytes(8), 1, "")
+
+
+def test_keys_that_are_refused_leave_no_mask_of_some():
+    parties = {i: Party(bytes([i]) * 32, i, "agreed") for i in (1, 2, 3)}
+    keys = {i: ed25519.Ed25519PrivateKey.generate() for i in parties}
+    identities = {i: key.public_key() for i, key in keys.items()}
+    offers = {i: party.offer(keys[i]) for i, party in parties.items()}
+    with pytest.raises(Refused, match="client 3: "):
+        parties[1].agree(offers | {3: None}, identities)
+    with pytest.raises(Refused, match="not agreed on"):
+        parties[1].masked(bytes(8), 1, "")
+
+
+def test_a_node_without_all_keys_answers_no_secure_sum(tmp_path):
+    _, transport, job = laboratory(tmp_path)
+
+    def change(identity, reply):  # of client 5, to the others: an offer that nobody signed
+        if transport.handles[identity].holding.client == 5 and b'"offer"' in reply:
+            meta, body = wire.unpack(reply)
+            meta["offer"]["signature"] = "00" * 64
+            return wire.pack(meta, body)
+        return reply
+
+    transport.change = change
+    with pytest.raises(server.Stopped, match="client 5: its key is not signed"):
+        quiet(job, transport, tmp_path).run()
+    identity = next(k for k, n in transport.handles.items() if n.holding.client == 0)
+    mine = [wire.unpack(q)[0] for i, q, _ in transport.log if i == identity]
+    (joined,) = [meta for meta in mine if meta["kind"] == "join"]
+    meta = mine[-1]
+    asked = {key: meta[key] for key in ("job", "agreement")}
+    place = server.Place("setup", 0, 0)
+    told = server.wire_of(job, Plan.from_json(joined["plan"])).at(place)[0][0].sent
+    request = wire.pack(
+        asked | {"kind": "exchange", "exchange": 1, "place": place}, bytes(wire.size(told))
+    )
+    answer, body = wire.unpack(transport.handles[identity].handle(request))
+    assert answer["error"] == "keys" and body == b""
+
+
+def test_values_that_overflow_are_told_to_nobody_but_the_nodes_log(tmp_path, caplog):
+    _, transport, job = laboratory(tmp_path, fraction_bits=30)
+    with pytest.raises(server.Stopped, match="what its fraction_bits do not hold"):
+        quiet(job, transport, tmp_path).run()
+    replies = [wire.unpack(reply)[0] for _, _, reply in transport.log]
+    assert not any("error" in reply for reply in replies)
+    assert "values overflow" in caplog.text
+    # Asked anew, with whatever else, it has answered.
+    identity, request = [(i, q) for i, q, _ in transport.log if exchange(q)][-1]
+    meta, body = wire.unpack(request)
+    other = wire.pack(meta, bytes(len(body)) if body else b"1")
+    assert wire.unpack(transport.handles[identity].handle(other))[0]["error"] == "replayed"
+
+
+def exchange(request):
+    return wire.unpack(request)[0]["kind"] == "exchange"
+
+
+def test_a_client_that_is_asked_for_something_else_spoils_the_sum(tmp_path):
+    _, transport, job = laboratory(tmp_path)
+    ask, changed = transport.ask, []
+
+    def ask_one_otherwise(requests, seconds):
+        for identity, request in requests.items():
+            meta, body = wire.unpack(request)
+            client = transport.handles[identity].holding.client
+            if client == 0 and meta["kind"] == "exchange" and meta["place"][0] == "round":
+                sent = np.frombuffer(body, "<f4").copy()
+                sent[-1] += 0.25
+                requests = requests | {identity: wire.pack(meta, sent.tobytes())}
+                changed.append(meta["place"])
+        return ask(requests, seconds)
+
+    transport.ask = ask_one_otherwise
+    with pytest.raises(server.Stopped, match=r"round 1.*the masks do not cancel"):
+        quiet(job, transport, tmp_path).run()
+    assert len(changed) == 1
 
 
 @pytest.mark.parametrize("number", [1, 4, 5, 6])
