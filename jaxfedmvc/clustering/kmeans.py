@@ -284,6 +284,27 @@ def _race(key: Array, weights: Array, n_draws: int) -> Array:
     return jnp.argmin(-jnp.log1p(-uniform) / weights[:, None], axis=0)
 
 
+def means_of(x: Array, labels: Array, k: int) -> tuple[Array, Array]:
+    """Computes the mean of each cluster's rows, and how many they are.
+
+    `kmeans` labels rows by its last centroids, which are the means of the labels before: who counts
+    the rows behind a mean needs both of one kind.
+
+    Args:
+      x: [n, d].
+      labels: int32 [n], 0..k-1; rows of -1 belong to no cluster.
+      k: Number of clusters, static.
+
+    Returns:
+      Means [k, d], zeros for an empty cluster, and numbers [k], float32.
+    """
+    member = jax.nn.one_hot(labels, k)
+    sizes = member.sum(axis=0)
+    x = jnp.where((labels >= 0)[:, None], x, 0.0)
+    totals = jnp.matmul(member.T, x, precision=lax.Precision.HIGHEST)
+    return totals / _one_if_zero(sizes)[:, None], sizes
+
+
 def _one_if_zero(totals: Array) -> Array:
     """`totals` made safe to divide by."""
     return jnp.where(totals > 0, totals, 1.0)

@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 from sklearn import cluster, datasets
 
 from jaxfedmvc.clustering import kmeans, kmeans_plusplus, lloyd, predict
+from jaxfedmvc.clustering.kmeans import means_of
 
 jit_kmeans = jax.jit(kmeans, static_argnames=("n_clusters", "n_init", "max_iter"))
 jit_lloyd = jax.jit(lloyd, static_argnames="max_iter")
@@ -353,3 +354,23 @@ def test_wrong_arguments_are_named(kwargs, name):
 def test_predict_rejects_centroids_of_other_width():
     with pytest.raises(ValueError, match=r"^centroids must have shape \[k, 2\]"):
         predict(jnp.ones((4, 2)), jnp.ones((2, 3)))
+
+
+def test_means_and_numbers_are_of_the_same_rows():
+    x = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    labels = np.arange(30) % 4
+    labels[:5] = -1
+    x[2] = np.nan  # of no cluster
+    means, sizes = means_of(jnp.asarray(x), jnp.asarray(labels), 5)
+    assert sizes.tolist() == [6, 7, 6, 6, 0] and not means[4].any()
+    for k in range(4):
+        np.testing.assert_allclose(means[k], x[labels == k].mean(axis=0), rtol=1e-5)
+    # k-means that stops early: its centroids are of other rows than its labels.
+    x = np.random.default_rng(1).normal(size=(200, 2)).astype(np.float32)
+    x[0] = 9999.0
+    found = kmeans(jax.random.key(0), x, 20, n_init=1)
+    means, sizes = means_of(jnp.asarray(x), found.labels, 20)
+    for k in np.flatnonzero(sizes):
+        np.testing.assert_allclose(
+            means[k], x[found.labels == k].mean(axis=0), rtol=1e-4, atol=1e-5
+        )

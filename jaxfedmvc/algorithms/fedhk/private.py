@@ -22,6 +22,10 @@ norm B, and u = x / B. Everything is sent in units in which Delta needs no scale
     more than (1 + g^2) a^2 + b^2 <= (1 + g^2) (a + b)^2: C costs nothing beside N and W.
     Delta^2 = sum_h (1 + d_h^(-1/2)).
 
+All of this holds for finite numbers, and a server that sends others, or centres so far out that
+products overflow, would find out by a NaN which samples make it: clients bring what they are sent
+into the range that an honest server keeps to (`believed`).
+
 g makes the error of the quotient N / W least where |N| = B W. What the server makes of a release is
 free: it keeps a centre that cannot be told from noise, and shrinks the others by what noise adds to
 their norm (James and Stein, "Estimation with quadratic loss", 1961).
@@ -202,6 +206,29 @@ def clip_samples(privacy: PrivacySettings, scales: dict[int, Scale], samples: Sa
     return samples._replace(views=views)
 
 
+def believed(privacy: PrivacySettings, scales: dict[int, Scale]) -> dict[int, Scale]:
+    """Brings mean and variance of each view into their ranges; a variance that is unknown stays."""
+    found = {}
+    for v, scale in scales.items():
+        origin, radius = _public(privacy, v, scale.origin.shape[0])
+        near = jnp.clip(_finite(scale.origin), origin - radius, origin + radius)
+        variance = jnp.clip(scale.variance, _LEAST_VARIANCE * radius**2, radius**2)
+        known = jnp.isfinite(scale.variance)
+        found[v] = scale._replace(origin=near, variance=jnp.where(known, variance, scale.variance))
+    return found
+
+
+def believed_centres(
+    privacy: PrivacySettings, scales: dict[int, Scale], centres: Centres
+) -> Centres:
+    """Brings centres to within each view's B, as `moved` leaves them."""
+    return {v: in_ball(_finite(a), _bound(privacy, scales[v])) for v, a in centres.items()}
+
+
+def _finite(x: Array) -> Array:
+    return jnp.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
 def start_sums(
     privacy: PrivacySettings, scales: dict[int, Scale], samples: Samples, centres: Centres
 ) -> Release:
@@ -300,6 +327,8 @@ def _start(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySetting
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         scales, centres = sent
+        scales = believed(privacy, scales)
+        centres = believed_centres(privacy, scales, centres)
         samples = clip_samples(privacy, scales, samples_of(config, hyper, scales, client))
         message = start_sums(privacy, scales, samples, centres)
         return dataclasses.replace(state, scales=scales), message, ()
@@ -319,6 +348,8 @@ def _round(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySetting
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         centres, view_weights = jax.tree.map(lambda x: x[0], sent)
+        centres = believed_centres(privacy, state.scales, centres)
+        view_weights = jnp.clip(_finite(view_weights), 0.0, 1.0)
         samples = samples_of(config, hyper, state.scales, client)
         samples = clip_samples(privacy, state.scales, samples)
         sums = local_sums(config, hyper, samples, centres, view_weights)

@@ -23,6 +23,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.clustering import kmeans, predict
+from jaxfedmvc.clustering.kmeans import means_of
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.contingency import ari_from_contingency, contingency
 from jaxfedmvc.metrics.views import LEAST_VIEWS, agreeing, mean_agreement, pairs
@@ -204,9 +205,9 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         # One start does: twice as many clusters as are wanted need not be the best ones.
         limit = jnp.sum(client.mask) // average
         found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
-        counts = jnp.sum(jax.nn.one_hot(found.labels, n_summaries) * client.mask[:, None], axis=0)
+        means, counts = means_of(rows, found.labels, n_summaries)
         kept = counts >= least
-        return state, (jnp.where(kept[:, None], found.centroids, 0.0), counts * kept), ()
+        return state, (jnp.where(kept[:, None], means, 0.0), counts * kept), ()
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         (message, weight), *_ = [

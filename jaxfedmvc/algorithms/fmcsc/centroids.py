@@ -19,6 +19,7 @@ from jaxfedmvc.algorithms.fmcsc.server import ServerState, send_model
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.clustering import kmeans, kmeans_plusplus, predict
+from jaxfedmvc.clustering.kmeans import means_of
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages.clusters import large_only, min_cluster_size
 from jaxfedmvc.messages.transforms import Transform, transformed
@@ -134,8 +135,10 @@ def _own_centroids(
     """Sends the client's own centroids [K, d] and their numbers of rows [K]; keeps H."""
     h = features(config, sent, client.by_view()).h
     found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init, limit=limit)
-    sizes = jnp.sum(jax.nn.one_hot(found.labels, config.n_clusters), axis=0)  # -1: padding
-    return state._replace(h=h), (found.centroids, sizes), {"inertia": found.inertia}
+    means, sizes = means_of(h, found.labels, config.n_clusters)
+    # The guard counts the rows that are behind a mean.
+    centroids = found.centroids if config.min_cluster_size is None else means
+    return state._replace(h=h), (centroids, sizes), {"inertia": found.inertia}
 
 
 def _cluster_centroids(
