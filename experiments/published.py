@@ -344,12 +344,6 @@ def mgcd_table(name: str) -> list[str]:
     ]
 
 
-def trained_server() -> list[str]:
-    """Returns ACC and NMI of MGCD's trained server on ALOI, as its page shows them."""
-    runs = pd.read_csv(MGCD / "table3_runs.csv").dropna(subset="acc").query("row == 'robust: all'")
-    return [f"| robust, trained *|| {of_samples(runs['acc'])} / {number(runs['nmi'].mean())} |"]
-
-
 def fedhk_methods() -> list[str]:
     """Returns ARI of FedHK's methods, clients alike / skewed, a column for each set."""
     runs = pd.read_csv(FEDHK / "methods_runs.csv")
@@ -515,7 +509,6 @@ SHOWN = (
     Shown("how-to/choose-a-method.md", "small generated sets", small_generated),
     Shown("methods/fedhk.md", "FedHK's methods", fedhk_methods),
     Shown("methods/mgcd.md", "MGCD, table 2", lambda: mgcd_table("table2")),
-    Shown("methods/mgcd.md", "MGCD, trained server", trained_server, whole=False),
     Shown("notebook/mgcd.md", "MGCD, table 3", lambda: mgcd_table("table3")),
     Shown("notebook/mgcd.md", "MGCD, table 4", lambda: mgcd_table("table4")),
     Shown("notebook/mgcd.md", "MGCD, figure 5", lambda: mgcd_table("figure5")),

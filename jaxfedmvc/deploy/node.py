@@ -190,6 +190,12 @@ class Node:
         except (KeyError, TypeError, ValueError) as error:
             raise Refused("malformed", "plan: unreadable, or without this client") from error
         holding.policy.check(job, len(plan.clients), holding.n_rows)
+        try:
+            dataclasses.replace(
+                job, clients=len(plan.clients)
+            )  # noise is shared by those there are
+        except ValueError as error:
+            raise Refused("plan", f"plan: {len(plan.clients)} clients; {error}") from error
         group = plan.groups[c]
         widths = tuple(plan.view_dims[v] for v in group.view_ids)
         own = tuple(holding.views[v].shape[1] for v in sorted(holding.views))
