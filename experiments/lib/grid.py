@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -106,12 +105,21 @@ def _axis(name: str, text: str) -> Axis:
     if any(not item or "=" in item for item in items):
         raise _wrong(name, text, "values with ',' between, and ';' before the next axis")
     values = [v for item in items for v in _values(name, item)]
-    for value, n in Counter(values).items():
-        if n > 1:
+    numbers = [_as_number(value) for value in values]
+    for value, number in zip(values, numbers, strict=True):
+        if numbers.count(number) > 1:
             raise ValueError(f"grid: {name} has the value {value} twice")
     # Beside other values a range is part of a list, and one value is no range to draw from.
     is_range = len(items) == 1 < len(values)
     return Axis(name, tuple(values), text[:3] if is_range else None)
+
+
+def _as_number(text: str) -> float | str:
+    """Returns what tells values apart: 1 and 1.0 are one, words are themselves."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _values(name: str, text: str) -> list[str]:

@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.lib.batches import Group, Program, mean_silhouette
+from experiments.lib.hooks import has_nan
 from experiments.lib.report import losses_of
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.engine.steps import Evaluation, Steps, compiler_options
@@ -90,7 +90,7 @@ class OneByOne(Program):
         out = {
             "rounds": made,
             "loss": np.float32(np.nan if loss is None else loss),
-            "nan": _has_nan((found.state.server, found.state.clients, loss)),
+            "nan": has_nan((found.state.server, found.state.clients, loss)),
             "unread": any_unread((infos, found.info)),
             "silhouette": _silhouette()(hidden, found.embedding, found.labels, group.n_clusters),
         }
@@ -146,12 +146,6 @@ def _federation() -> Callable[..., Federation]:
 @functools.cache
 def _silhouette() -> Callable[..., jax.Array]:
     return jax.jit(mean_silhouette, static_argnums=3, compiler_options=compiler_options(False))
-
-
-def _has_nan(tree: PyTree) -> bool:
-    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
-    return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
 def programs() -> Callable[[Group], OneByOne]:

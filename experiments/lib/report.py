@@ -261,7 +261,7 @@ class Report:
         if has_one_width(last.embedding):
             title = f"t-SNE of the representation, {self.title}, seed {last.seed}"
             flat = draw_embedding(self.path / "embedding.png", last, title)
-        if self.command.hooks.pictures is not None:
+        if self.command.hooks.pictures is not None and not last.failed:
             self.command.hooks.pictures(self, last)
         if page.is_installed():
             self._write_page(last, facts, flat)

@@ -16,7 +16,7 @@ from experiments.lib import folder, plots
 from experiments.lib.command import Command, JobSettings, checked, fail
 from experiments.lib.criterion import Found
 from experiments.lib.data import Problem, count_classes, load_agents, load_clients
-from experiments.lib.hooks import SeedResult
+from experiments.lib.hooks import SeedResult, has_nan
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import internal_scores, references
 from experiments.lib.report import Report, flattened, losses_of
@@ -373,6 +373,9 @@ class _Runner:
         hooks = self.job.command.hooks
         if hooks.labels is not None:
             labels = hooks.labels(self.job.command.extra[0], found.state.server, labels)
+        if has_nan(found.state.server):  # whatever it says is no clustering
+            nowhere = [np.full(np.shape(mine), -1, np.int32) for mine in labels]
+            return found._replace(labels=nowhere, embedding=None)
         return found._replace(labels=labels)
 
     def _is_stable(self, seed: int) -> bool:
@@ -430,7 +433,9 @@ class _Runner:
             seed, problem, jax.device_get(found.state.server), found.labels, found.embedding, rows
         )
         self.report.add_labels(result)
-        if command.hooks.after_seed is not None:
+        if result.failed:
+            self.progress.write(f"seed {seed}: failed, NaN in the model; no row is in any cluster")
+        elif command.hooks.after_seed is not None:
             for line in command.hooks.after_seed(self.path, result, command.job.seeds):
                 self.progress.write(line)
         rivals = {command.name: found.labels}

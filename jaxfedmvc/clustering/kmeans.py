@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -318,7 +319,10 @@ def check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
     where = jnp.ones(len(x), bool) if where is None else jnp.asarray(where, bool)
     if where.shape != x.shape[:1]:
         raise ValueError(f"where must have shape {x.shape[:1]}, got {where.shape}")
-    return jnp.where(where[:, None], x, 0.0), where
+    x = jnp.where(where[:, None], x, 0.0)
+    if not isinstance(x, jax.core.Tracer) and not np.isfinite(x).all():
+        raise ValueError("x must be finite in the rows of where, got NaN or an infinite number")
+    return x, where
 
 
 def _check_weights(weights: ArrayLike | None, where: Array) -> Array:

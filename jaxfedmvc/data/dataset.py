@@ -31,6 +31,8 @@ class Dataset(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+# Sums of squares of larger numbers leave float32's range.
+_LARGEST = 1e15
 # Sets of fewer rows may have as many classes as rows.
 _FEW_ROWS = 20
 
@@ -83,6 +85,11 @@ def check_arrays(
             raise ValueError(
                 f"view {name} has {bad} values that are NaN or infinite (in float32); allowed are"
                 " finite numbers"
+            )
+        if (largest := np.max(np.abs(view, dtype=np.float64))) > _LARGEST:
+            raise ValueError(
+                f"view {name} has numbers up to {largest:.3g}; allowed are some up to"
+                f" {_LARGEST:g}, whose squares float32 can add up: scale the features"
             )
     rows = [len(view) for view in arrays]
     if len(set(rows)) > 1:

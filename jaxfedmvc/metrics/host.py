@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfedmvc.checks import wrong
 from jaxfedmvc.federation import Federation
 
 GROUPS = ("all", "multi_view", "partial_view", "participating", "non_participating")
@@ -82,10 +83,13 @@ def tables(federation: Federation, predicted: Sequence[Any]) -> np.ndarray:
     """Returns the contingency tables of all clients, cohort after cohort; see `client_tables`.
 
     Raises:
-      ValueError: The federation has no labels.
+      ValueError: The federation has no labels, or `predicted` other shapes than they.
     """
     if federation.labels is None or federation.n_classes is None:
         raise ValueError("labels: the federation has none to score against")
+    shapes = [np.shape(labels) for labels in predicted]
+    if shapes != (wanted := [np.shape(labels) for labels in federation.labels]):
+        raise wrong("predicted", f"shapes {shapes}", f"{wanted}, an array for each cohort")
     n_clusters = 1 + max(int(np.max(labels, initial=-1)) for labels in map(np.asarray, predicted))
     shape = (federation.n_classes, max(n_clusters, 1))
     return np.concatenate(
@@ -158,6 +162,6 @@ def score(
       participants: For each cohort the places of those that take part; None means all.
 
     Raises:
-      ValueError: The federation has no labels.
+      ValueError: As `tables`.
     """
     return group_scores(tables(federation, predicted), members(federation, participants))

@@ -374,3 +374,12 @@ def test_means_and_numbers_are_of_the_same_rows():
         np.testing.assert_allclose(
             means[k], x[found.labels == k].mean(axis=0), rtol=1e-4, atol=1e-5
         )
+
+
+def test_numbers_that_are_not_finite_are_named():
+    x = blobs()
+    x[3, 1] = np.nan
+    with pytest.raises(ValueError, match="x must be finite"):
+        kmeans(jax.random.key(0), x, 3)
+    kept = np.arange(len(x)) != 3
+    assert kmeans(jax.random.key(0), x, 3, where=kept).labels[3] == -1

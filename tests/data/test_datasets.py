@@ -222,6 +222,11 @@ def test_standard_scaling_of_a_constant_is_exactly_zero(tmp_path):
         ([np.ones((3, 2))], np.arange(4), r"labels must have shape \(3,\); got \(4,\)"),
         ([np.ones((3, 2)), np.full((3, 2), np.nan)], None, "view 1 has 6 values that are NaN"),
         ([np.array([[1, np.inf], [-np.inf, 0]])], None, "view 0 has 2 values that are NaN or inf"),
+        (
+            [np.array([[1, -3e18], [2, 0]])],
+            None,
+            r"view 0 has numbers up to 3e\+18; .* up to 1e\+15",
+        ),
         ([np.ones((3, 2), complex)], None, "view 0 must hold real numbers; got dtype complex128"),
     ],
 )

@@ -64,6 +64,7 @@ def test_log_ranges_have_equal_ratios(a, b, n):
         ("a=1, ;b=1", "a: got '1,'; allowed is values"),
         ("a=1; a=2", "there are two axes a"),
         ("a=1,2, 1", "a has the value 1 twice"),
+        ("a=1,2,1.0", "a has the value 1 twice"),
         ("a=0.5,lin(0.5,1,2)", "a has the value 0.5 twice"),
         ("a=lin(1,1,2)", "a has the value 1 twice"),
         ("a=1,b=2", "a: got '1,b=2'; allowed is values with ',' between, and ';'"),

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.lib import command, report, runner
 from experiments.lib.data import DataSettings, load_clients
+from experiments.lib.hooks import has_nan
 from experiments.lib.references import has_one_width
 from experiments.run import main
 from jaxfedmvc import Federation, data, engine
@@ -391,6 +393,28 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
     code, out, err = launch(*TINY, f"--dataset={files['toy']}", f"--output_dir={folder}")
     assert_one_line(code, out, err, f"output_dir: cannot write to '{folder}'")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "has_nan", lambda server: True)
+    more = ["--rounds=1", "--seeds=2", f"--output_dir={tmp_path / 'out'}"]
+    code, out, _ = launch(*TINY, f"--dataset={files['toy']}", *more)
+    assert code == 0
+    for seed in (0, 1):
+        assert f"seed {seed}: failed, NaN in the model; no row is in any cluster" in out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["metrics"] == {}  # no number of which there would be a mean
+    alone = summary["groups"]["no collaboration"]["all"]["per_client"]["acc"]["per_seed"]
+    assert min(alone) > 0
+    assert "pooled k-means on H" not in summary["groups"]
+    clusters = (tmp_path / "out" / "labels.csv").read_text().split()[1:]
+    assert {line.split(",")[-1] for line in clusters} == {"-1"}
+
+
+def test_nan_is_found_in_trees_with_keys():
+    tree = {"key": jax.random.key(0), "n": np.arange(3), "x": np.ones(2)}
+    assert not has_nan(tree)
+    assert has_nan(tree | {"y": jnp.array([1.0, np.nan])})
 
 
 def test_results_are_not_overwritten(files, job):

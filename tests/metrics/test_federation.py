@@ -143,3 +143,11 @@ def test_a_client_without_rows_counts_nowhere(federation, predicted):
 def test_scores_need_labels(federation, predicted):
     with pytest.raises(ValueError, match="labels: the federation has none"):
         scoring.score(federation.without_labels(), predicted)
+
+
+def test_predicted_clusters_have_the_shapes_of_the_labels(federation):
+    found = [np.zeros(np.shape(labels), int) for labels in federation.labels]
+    scoring.score(federation, found)
+    for wrong in ([np.stack([x, x]) for x in found], [x[:1] for x in found], found[:-1]):
+        with pytest.raises(ValueError, match="predicted: got 'shapes"):
+            scoring.score(federation, wrong)

@@ -180,6 +180,9 @@ def on_sphere(z: Array, mask: Array) -> Array:
     Columns then have unit size on average, and no long vector dominates the rows of the graph.
     """
     z = centred(z, mask)
+    # In units of the largest number, by a power of two: what counts as zero hangs on no unit.
+    _, exponent = jnp.frexp(jax.lax.stop_gradient(jnp.max(jnp.abs(z))))
+    z = z * jnp.ldexp(jnp.ones((), z.dtype), -exponent)
     norm = jnp.sqrt(jnp.sum(z * z, axis=1, keepdims=True))
     return jnp.where(norm > 1e-6, z / jnp.maximum(norm, 1e-6), 0.0) * z.shape[1] ** 0.5
 

@@ -23,6 +23,7 @@ from jaxfedmvc.algorithms.mgcd import (
     sparse_spectral,
 )
 from jaxfedmvc.algorithms.mgcd import graph as graphs
+from jaxfedmvc.algorithms.mgcd.client import on_sphere
 from jaxfedmvc.algorithms.mgcd.graph import Factored
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
 from jaxfedmvc.algorithms.mgcd.model import (
@@ -872,3 +873,14 @@ def test_federations_that_do_not_fit_are_named():
     several = Federation.from_clients([{0: views[0]}, {0: views[0]}, {1: views[1]}])
     with pytest.raises(ValueError, match="held by several clients"):
         init(KEY, several)
+
+
+@pytest.mark.parametrize("exponent", [-60, -20, 0, 40])
+def test_latent_vectors_on_the_sphere_hang_on_no_unit(exponent):
+    rng = np.random.default_rng(0)
+    z, mask = rng.normal(size=(20, 4)).astype(np.float32), np.arange(20) < 15
+    expected = np.asarray(on_sphere(jnp.asarray(z), mask))
+    found = np.asarray(on_sphere(jnp.asarray(z * np.float32(2.0**exponent)), mask))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(np.linalg.norm(expected[:15], axis=1), 2.0, rtol=1e-5)
+    assert not np.asarray(on_sphere(jnp.zeros((20, 4)), mask)).any()
