@@ -150,5 +150,7 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
         with pytest.raises(SystemExit):
             compare.main(["compare", *given])
         assert text in capsys.readouterr().err
-    lines = pd.DataFrame({"data": ["a", "b"], "clients": 2, "seeds": 1, "device": "cpu"})
+    lines = pd.DataFrame(
+        {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "seeds": 1, "device": "cpu"}
+    )
     assert compare.warnings(lines) == ["the data differ: a, b"]

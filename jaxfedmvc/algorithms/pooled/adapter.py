@@ -144,10 +144,10 @@ def _check_samples(federation: Federation, n_clusters: int) -> None:
     if any(isinstance(mask, jax.core.Tracer) for mask in masks):
         return
     n = sum(int(np.asarray(mask).sum()) for mask in masks)
-    if n < 2:
-        raise ValueError(f"federation: has {n} sample in all; allowed are 2 or more")
     if n < n_clusters:
         raise ValueError(f"n_clusters: got {n_clusters} for {n} samples in all; allowed is no more")
+    if n < 2:
+        raise ValueError(f"federation: has {n} sample in all; allowed are 2 or more")
 
 
 def _check_distinct(federation: Federation) -> None:
