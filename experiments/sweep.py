@@ -196,8 +196,18 @@ def plan(
         memory, size = program.memory(), planned_batch(program, batch)
         yield (
             f"{i:8d}{len(group.runs):7d}{size:7d}{memory.batch(size) / 1e6:12.1f}"
-            f"{memory.run / 1e6:10.2f}"
+            f"{memory.run / 1e6:10.2f}  {_alike(group) if len(groups) > 1 else ''}".rstrip()
         )
+
+
+def _alike(group: Group) -> str:
+    """Says what all settings of a program have in common."""
+    first, *others = group.columns
+    return ", ".join(
+        f"{name}={value}"
+        for name, value in first.items()
+        if all(other[name] == value for other in others)
+    )
 
 
 def _one_setting(axes: Sequence[Axis]) -> str:

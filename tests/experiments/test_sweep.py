@@ -130,7 +130,8 @@ def test_what_it_takes_is_said_without_running(toy):
     first, _, header, *lines = out.splitlines()
     assert first == "8 runs, 2 programs" and header.split()[:2] == ["program", "runs"]
     assert [line.split()[:3] for line in lines] == [["0", "4", "4"], ["1", "4", "4"]]
-    assert all(float(line.split()[-1]) > 0 for line in lines)
+    assert all(float(line.split()[4]) > 0 for line in lines)
+    assert len({line.split()[5] for line in lines}) == 2  # what tells the programs apart
 
 
 @pytest.mark.slow
