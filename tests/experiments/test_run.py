@@ -397,7 +397,7 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
 
 def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "has_nan", lambda server: True)
-    more = ["--rounds=1", "--seeds=2", f"--output_dir={tmp_path / 'out'}"]
+    more = ["--algorithm=local_kmeans", "--seeds=2", f"--output_dir={tmp_path / 'out'}"]
     code, out, _ = launch(*TINY, f"--dataset={files['toy']}", *more)
     assert code == 0
     for seed in (0, 1):
