@@ -55,7 +55,7 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     seconds, which are mostly compilation, have a column of their own.
     """
     line: dict[str, Any] = {"method": summary["algorithm"], "data": summary["dataset"]}
-    line["samples"] = summary.get("n_samples", 0)  # runs of before do not say
+    line["samples"] = summary.get("n_samples", np.nan)  # older runs do not say
     line["views"] = "; ".join(note for note in summary["data"] if note.startswith("view "))
     for metric in _METRICS:
         values = summary["metrics"].get(metric, {}).get("per_seed", [])

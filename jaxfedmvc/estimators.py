@@ -138,7 +138,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         checks.at_least(self, 0, "rounds")
         method = METHODS[self.method]
         is_federated, given = _read(clients)
-        names = _names(clients)
+        columns = _columns(clients)
         federation = _federation(given, is_federated, method.topology == "vertical")
         rounds = method.rounds if self.rounds is None else self.rounds
         of_the_run = dict(
@@ -170,7 +170,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
             setattr(self, f"bytes_{way}_", count)
         self.n_rounds_ = made
         self.n_features_in_ = sum(federation.view_dims)
-        self._names = names
+        self._columns = columns
         self.server_state_ = found.state.server
         labels = _by_client(federation, found.labels)
         self.labels_ = labels if is_federated or self.method in _OF_EACH_AGENT else labels[0]
@@ -202,7 +202,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         check_is_fitted(self, "server_state_")
         is_one = isinstance(clients, Mapping)
         is_federated, given = _read([clients] if is_one else clients)
-        _names([clients] if is_one else clients, self._names)
+        _columns([clients] if is_one else clients, self._columns)
         found = [self._later.labels(self.server_state_, views) for views in given]
         return found if is_federated and not is_one else found[0]
 
@@ -260,7 +260,7 @@ def _of_one_place(clients: Any) -> dict[int, Any]:
     return dict(enumerate(clients if is_views else [clients]))
 
 
-def _names(
+def _columns(
     clients: Any, known: Mapping[int, tuple[str, ...]] | None = None
 ) -> dict[int, tuple[str, ...]]:
     """Returns the names of each view's columns, where it is a table that has them.
@@ -279,9 +279,9 @@ def _names(
             names = tuple(getattr(table, "columns", ()))
             if not names or not all(isinstance(name, str) for name in names):
                 continue
-            pairs = zip(
-                names, found.setdefault(int(v), names), strict=False
-            )  # widths: `_federation`
+            known_names = found.setdefault(int(v), names)
+            # Tables of other widths are refused by their widths.
+            pairs = zip(names, known_names, strict=False)
             for k, (name, other) in enumerate(pairs):
                 if name != other:
                     whose = f"client {i}: view {v}" if is_federated else f"view {v}"

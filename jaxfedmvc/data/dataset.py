@@ -86,7 +86,7 @@ def check_arrays(
                 f"view {name} has {bad} values that are NaN or infinite (in float32); allowed are"
                 " finite numbers"
             )
-        if (largest := np.max(np.abs(view, dtype=np.float64))) > _LARGEST:
+        if (largest := max(abs(float(view.min())), abs(float(view.max())))) > _LARGEST:
             raise ValueError(
                 f"view {name} has numbers up to {largest:.3g}; allowed are some up to"
                 f" {_LARGEST:g}, whose squares float32 can add up: scale the features"

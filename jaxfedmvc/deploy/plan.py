@@ -119,7 +119,7 @@ class Plan:
             raise ValueError("plan: a view that nobody holds")
         if not all(g.clients and 0 < g.capacity < 2**31 for g in groups):
             raise ValueError("plan: an empty cohort")
-        # One client under two numbers, or twice, would stand for a crowd.
+        # A client that is there twice would stand for two.
         if len(set(plan.clients)) < len(plan.clients):
             raise ValueError("plan: a client that is there twice")
         ordered = (ids for g in groups for ids in (g.clients, g.view_ids))

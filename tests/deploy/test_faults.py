@@ -360,7 +360,7 @@ def test_an_operator_who_thinks_better_of_it_is_obeyed(tmp_path):
         lab.server().run()
 
 
-def test_a_folder_is_one_processs(tmp_path):
+def test_a_folder_belongs_to_one_process(tmp_path):
     hold = (
         "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
         " print('held', flush=True); sys.stdin.read()"

@@ -348,13 +348,14 @@ def _round(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySetting
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         centres, view_weights = jax.tree.map(lambda x: x[0], sent)
-        centres = believed_centres(privacy, state.scales, centres)
+        # Also here: a state that a server gave a client when it joined has its scales.
+        scales = believed(privacy, state.scales)
+        centres = believed_centres(privacy, scales, centres)
         view_weights = jnp.clip(_finite(view_weights), 0.0, 1.0)
-        samples = samples_of(config, hyper, state.scales, client)
-        samples = clip_samples(privacy, state.scales, samples)
+        samples = clip_samples(privacy, scales, samples_of(config, hyper, scales, client))
         sums = local_sums(config, hyper, samples, centres, view_weights)
         info = {"loss": sums.objective / jnp.maximum(sums.n_samples, 1.0)}
-        return state, round_sums(privacy, state.scales, sums), info
+        return state, round_sums(privacy, scales, sums), info
 
     def server(key: Array, state: ServerState, total: Release, sigma: Array) -> tuple:
         model = best(state.models)
