@@ -12,19 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.lib.data import DataSettings, Problem
 from jaxfedmvc.algorithms.registry import Method
-
-
-def has_nan(tree: Any) -> bool:
-    """Whether a number of a tree, on the host or on a device, is NaN."""
-    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
-    return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
 class SeedResult(NamedTuple):

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -356,6 +358,13 @@ def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
     partial = np.concatenate(kinds).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
     return plots.embedding(path, points, colourings, partial, names, title)
+
+
+def has_nan(tree: Any) -> bool:
+    """Whether a number of a tree, on the host or on a device, is NaN."""
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
+    return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
 def flattened(scores: Scores | None) -> dict[str, float]:

@@ -16,10 +16,10 @@ from experiments.lib import folder, plots
 from experiments.lib.command import Command, JobSettings, checked, fail
 from experiments.lib.criterion import Found
 from experiments.lib.data import Problem, count_classes, load_agents, load_clients
-from experiments.lib.hooks import SeedResult, has_nan
+from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import internal_scores, references
-from experiments.lib.report import Report, flattened, losses_of
+from experiments.lib.report import Report, flattened, has_nan, losses_of
 from jaxfedmvc import engine, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine import RunState, checkpoint, mesh

@@ -254,16 +254,16 @@ class Node:
         phase, so_far = joined.wire.phase(place), joined.asked
         if phase.who == "everyone":
             so_far = hashlib.sha256(f"{so_far} {asked}".encode()).hexdigest()
-        if self._is_masked(joined, place) and joined.party is None:
-            raise Refused("keys", "keys: not agreed on")
+        party = self._masking(joined, place)
         old = jax.tree.map(jnp.array, joined.state)  # given away to the program
         new, message, _, info = streaming.client_program(
             phase,
             *(self._key(joined, place, number, so_far), sent, old, self._client(joined)),
             np.ones(1, bool),
         )
-        if isinstance(message, secure.Masked):
-            assert joined.party is not None
+        if party is None:
+            reply = wire.encode(message)
+        else:
             if np.sum(info.clipped):
                 # A refusal would tell the server about this client alone, as often as it asks.
                 _LOG.warning(
@@ -272,9 +272,7 @@ class Node:
                     *(self.holding.client, joined.job.name, number),
                 )
                 message = message._replace(check=jnp.zeros_like(message.check))
-            reply = joined.party.masked(wire.encode(message), number, so_far)
-        else:
-            reply = wire.encode(message)
+            reply = party.masked(wire.encode(message), number, so_far)
         joined.state = jax.tree.map(_kept, new, joined.state)
         joined.known, joined.exchange, joined.place = known, number, place
         joined.asked = so_far
@@ -365,11 +363,20 @@ class Node:
         filled = [next(there) if used else zero for used, zero in zip(needed, zeros, strict=True)]
         return jax.tree.unflatten(tree, filled)
 
-    @staticmethod
-    def _is_masked(joined: _Joined, place: Place) -> bool:
+    def _masking(self, joined: _Joined, place: Place) -> Party | None:
+        """Returns what masks the message of an exchange; None where it is in no secure sum.
+
+        Raises:
+          Refused: Keys are not agreed on.
+        """
         if joined.algorithm.peers:
-            return False
-        return isinstance(joined.wire.at(place)[0][joined.cohort].message, secure.Masked)
+            return None
+        message = joined.wire.at(place)[0][joined.cohort].message
+        if not isinstance(message, secure.Masked):
+            return None
+        if joined.party is None:
+            raise Refused("keys", "keys: not agreed on")
+        return joined.party
 
     def _client(self, joined: _Joined) -> Cohort:
         """Returns the node's own data, padded, as a cohort of one."""

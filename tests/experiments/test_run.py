@@ -12,7 +12,6 @@ import pytest
 
 from experiments.lib import command, report, runner
 from experiments.lib.data import DataSettings, load_clients
-from experiments.lib.hooks import has_nan
 from experiments.lib.references import has_one_width
 from experiments.run import main
 from jaxfedmvc import Federation, data, engine
@@ -413,8 +412,8 @@ def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeyp
 
 def test_nan_is_found_in_trees_with_keys():
     tree = {"key": jax.random.key(0), "n": np.arange(3), "x": np.ones(2)}
-    assert not has_nan(tree)
-    assert has_nan(tree | {"y": jnp.array([1.0, np.nan])})
+    assert not report.has_nan(tree)
+    assert report.has_nan(tree | {"y": jnp.array([1.0, np.nan])})
 
 
 def test_results_are_not_overwritten(files, job):

@@ -85,7 +85,6 @@ def pooled(
 
     def init(key: Array, federation: Federation) -> tuple[PooledState, tuple[Array, ...]]:
         _check_samples(federation, config.n_clusters)
-        _check_distinct(federation)
         check(federation)
         shapes = {c.view_ids: c.mask.shape for c in federation.cohorts}
         n = sum(clients * rows for clients, rows in shapes.values())
@@ -140,23 +139,17 @@ def pooled(
 
 
 def _check_samples(federation: Federation, n_clusters: int) -> None:
-    masks = [cohort.mask for cohort in federation.cohorts]
-    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
-        return
-    n = sum(int(np.asarray(mask).sum()) for mask in masks)
-    if n < n_clusters:
-        raise ValueError(f"n_clusters: got {n_clusters} for {n} samples in all; allowed is no more")
-    if n < 2:
-        raise ValueError(f"federation: has {n} sample in all; allowed are 2 or more")
-
-
-def _check_distinct(federation: Federation) -> None:
-    """Raises ValueError where a sample is there twice, as it is for the agents of its views."""
+    """Raises ValueError for too few samples, or one that is there twice, as agents hold it."""
     masks = [cohort.mask for cohort in federation.cohorts]
     if any(isinstance(mask, jax.core.Tracer) for mask in masks):
         return
     ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
     found, counts = np.unique(np.concatenate(ids), return_counts=True)
+    n = int(counts.sum())
+    if n < n_clusters:
+        raise ValueError(f"n_clusters: got {n_clusters} for {n} samples in all; allowed is no more")
+    if n < 2:
+        raise ValueError(f"federation: has {n} sample in all; allowed are 2 or more")
     if (counts > 1).any():
         raise ValueError(
             f"federation: sample {found[counts > 1][0]} is there twice; allowed for a centralised"
