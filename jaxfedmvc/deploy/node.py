@@ -95,12 +95,6 @@ class _Joined:
         self.asked = ""
         self.party: Party | None = None
 
-    @property
-    def start_shapes(self) -> PyTree:
-        """What `join` brings: the client's initial state, and among peers the common one."""
-        common = self.wire.start if self.algorithm.peers else ()
-        return self.wire.states[self.cohort], common
-
 
 class Node:
     """A client of a federation."""
@@ -182,7 +176,12 @@ class Node:
             raise Refused("data", "features: all of them are constant and tell no samples apart")
 
     def _join(self, meta: dict[str, Any], body: bytes) -> bytes:
-        """Takes the plan and the initial state of a job."""
+        """Takes the plan of a job, and makes this client's initial state from it and the seed.
+
+        A state that the server sent could be another one for each client.
+        """
+        if body:
+            raise Refused("wrong_size", f"join: got {len(body)} bytes beside the plan; allowed: 0")
         job, holding = _job_of(meta), self.holding
         try:
             plan = Plan.from_json(meta["plan"])
@@ -211,8 +210,7 @@ class Node:
                 raise Refused("settings", f"job {job.name}: known here with other settings")
             return wire.pack({"exchange": joined.exchange})
         joined = _Joined(job, plan, holding.client)
-        start = wire.decode(body, joined.start_shapes, "initial state")
-        joined.state, joined.known = start[0], start[1] if joined.algorithm.peers else None
+        joined.state, joined.known = _initial(joined, holding.client)
         folder.mkdir(parents=True, exist_ok=True)
         self._save(joined, "", b"")
         told = {"job": job.to_json(), "plan": plan.to_json()}
@@ -494,6 +492,16 @@ class Node:
                 joined.party = party
             self._jobs[name] = joined
         return self._jobs[name]
+
+
+def _initial(joined: _Joined, client: int) -> tuple[PyTree, PyTree]:
+    """Returns this client's initial state and, among peers, the common one, else None."""
+    c, place = joined.plan.find(client)
+    started = joined.wire.started(jax.random.key(joined.job.seed))
+    mine = jax.tree.map(  # copied, as a part would keep the states of all
+        lambda x: x[place : place + 1].copy(), started.clients[c]
+    )
+    return mine, started.server if joined.algorithm.peers else None
 
 
 def _has_ended(joined: _Joined) -> bool:

@@ -23,7 +23,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.deploy import wire
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.engine import streaming
-from jaxfedmvc.engine.phases import leading_cohort
+from jaxfedmvc.engine.phases import RunState, leading_cohort
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages import secure
 
@@ -249,6 +249,15 @@ class Wire:
         self.start: PyTree = shapes_of(server)
         self.states: list[PyTree] = [shapes_of(one_of(c)) for c in clients]
         self._found: dict[Any, tuple[dict[int, Travels], PyTree]] = {}
+
+    def started(self, key: jax.Array, rows: Mapping[int, int] | None = None) -> RunState:
+        """Makes the initial states.
+
+        Args:
+          key: The job's.
+          rows: As in `skeleton`; they change no client's state.
+        """
+        return streaming.start_on_host(self.algorithm, skeleton(self.plan, rows), key, 1.0)
 
     def phase(self, place: Place) -> Phase:
         """Returns the phase of an exchange."""

@@ -148,12 +148,9 @@ class Server:
         self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
         if self.job.robust is not None:
             self.wire.last()  # what the rule does not fit is found before anybody is asked
-        self.server = self._started(self.plan, self.wire).server
+        rows = {i: self.cards[i].rows for i in self.plan.clients}
+        self.server = self.wire.started(self.key, rows).server
         self._save()
-
-    def _started(self, plan: Plan, shapes: Wire) -> Any:
-        rows = {i: self.cards[i].rows for i in plan.clients}
-        return streaming.start_on_host(shapes.algorithm, skeleton(plan, rows), self.key, 1.0)
 
     # --- Nodes ------------------------------------------------------------------------------------
 
@@ -311,15 +308,9 @@ class Server:
     # --- Exchanges --------------------------------------------------------------------------------
 
     def _join(self, plan: Plan, clients: Collection[int]) -> None:
-        """Sends clients the plan and their initial states."""
-        shapes, requests = wire_of(self.job, plan), {}
-        started = self._started(plan, shapes)
-        for i in clients:
-            c, place = plan.find(i)
-            mine = jax.tree.map(lambda x, at=place: x[at : at + 1], started.clients[c])
-            common = started.server if shapes.algorithm.peers else ()
-            meta = {"kind": "join", "settings": self.job.to_json(), "plan": plan.to_json()}
-            requests[i] = wire.pack(meta, wire.encode((mine, common)))
+        """Sends clients the plan, from which each makes its initial state."""
+        meta = {"kind": "join", "settings": self.job.to_json(), "plan": plan.to_json()}
+        requests = dict.fromkeys(clients, wire.pack(meta))
         self._ask_beside("join", requests, lambda i, reply: _opened(reply, 0))
 
     def _agree_on_keys(self) -> None:

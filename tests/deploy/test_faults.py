@@ -347,6 +347,19 @@ def test_a_plan_that_names_a_client_twice_is_refused(undisturbed, tmp_path):
         assert answer["error"] == "malformed" and "plan" in answer["text"]
 
 
+def test_a_node_makes_its_initial_state_itself(undisturbed, tmp_path):
+    """One that a server sends could be another for each client, and tell clients apart."""
+    lab, _ = undisturbed
+    joins = {i: r for i, r, _ in lab.transport.log if kind(r) == "join"}
+    assert len(joins) == N and len(set(joins.values())) == 1  # all are told the same
+    meta, body = wire.unpack(joins[lab.node(0)])
+    assert body == b"" and meta.keys() == {"kind", "settings", "plan"}
+    shutil.copy(lab.folder / "data0.npz", tmp_path)
+    (tmp_path / "node0.toml").write_text(lab.paths[0].read_text())
+    answer, _ = wire.unpack(Node(tmp_path / "node0.toml").handle(wire.pack(meta, b"0000")))
+    assert answer["error"] == "wrong_size" and answer["text"].startswith("join")
+
+
 def test_an_operator_who_thinks_better_of_it_is_obeyed(tmp_path):
     lab = Lab(tmp_path)
     lab.transport.lose = lambda identity, request: exchange_of(request) == 6

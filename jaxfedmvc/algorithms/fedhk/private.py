@@ -348,7 +348,7 @@ def _round(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySetting
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         centres, view_weights = jax.tree.map(lambda x: x[0], sent)
-        # Also here: a state that a server gave a client when it joined has its scales.
+        # Also here: a client that was left out of the start has none yet.
         scales = believed(privacy, state.scales)
         centres = believed_centres(privacy, scales, centres)
         view_weights = jnp.clip(_finite(view_weights), 0.0, 1.0)

@@ -214,7 +214,7 @@ def test_no_sample_shows_by_a_nan_whatever_a_server_sends():
         sent = server._replace(scales=scales, models=models)
         start, first = algorithm.setup[1], algorithm.round[0]
         known, told, _ = start.client(KEY, start.broadcast(sent, (0, 1)), state, client)
-        # In the second round the scales are those that the client was given when it joined.
+        # The second round is of a client whose scales are whatever they are.
         rounds = [
             first.client(KEY, first.broadcast(sent, (0, 1)), before, client)[1]
             for before in (known, state.replace(scales=scales))
