@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # The usual rules of `numbers`.
@@ -25,6 +26,13 @@ def meant(name: str, known: Iterable[str]) -> str:
     """Returns which of the known names was probably meant, as a part of a sentence; else ""."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def has_nan(tree: Any) -> bool:
+    """Whether a number of a tree, on the host or on a device, is NaN."""
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
+    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
+    return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
 def at_least(settings: Any, least: int, *names: str) -> None:

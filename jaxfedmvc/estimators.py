@@ -158,16 +158,21 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         steps.compile()
         state = steps.start(federation, key)
         state, _ = steps.setup(federation, key, state)
+        sent = [steps.traffic()["setup"]]
         made = 0
         while steps.algorithm.round and made < rounds and not (made and steps.is_done(state)):
             state, _ = steps.one_round(federation, key, state, made)
+            sent.append(steps.traffic()["round"])  # which may shrink from round to round
             state = steps.compacted(state)
             made += 1
         found = steps.evaluate(federation, key, state, max(made - 1, 0))
-        times, traffic = {"setup": 1, "round": made, "finish": 1}, steps.traffic()
-        for way in ("up", "down"):
-            count = sum(n * getattr(traffic[stage], way) for stage, n in times.items())
-            setattr(self, f"bytes_{way}_", count)
+        if checks.has_nan((found.state.server, found.state.clients)):
+            raise ValueError(
+                f"fit: the model of {self.method} is NaN after {made} rounds; smaller steps or"
+                " another scale of the features may help"
+            )
+        sent.append(steps.traffic()["finish"])
+        self.bytes_up_, self.bytes_down_ = (sum(way) for way in zip(*sent, strict=True))
         self.n_rounds_ = made
         self.n_features_in_ = sum(federation.view_dims)
         self._columns = columns

@@ -33,8 +33,8 @@ def cosine(a: jax.Array, b: jax.Array) -> jax.Array:
 def mean_squared_error(x: jax.Array, target: jax.Array, mask: jax.Array) -> jax.Array:
     """Computes the mean squared difference over real rows and features, [rows, d] -> scalar.
 
-    FMCSC's eq. (1), (2) and (6) print the sum; the mean keeps the term comparable to a contrastive
-    loss, whatever the width of the view.
+    FMCSC's eq. (1), (2) and (6) print sums over features; the mean keeps the term comparable to a
+    contrastive loss, whatever the width of the view.
     """
     return masked_mean(jnp.mean((x - target) ** 2, axis=-1), mask)
 

@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.estimator_checks import check_estimator
 
-from jaxfedmvc import METHODS, Federation, engine
+from jaxfedmvc import METHODS, Federation, checks, engine
 from jaxfedmvc.algorithms import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.estimators import _OF_EACH_AGENT, FederatedClusterer, parameters
@@ -168,6 +168,24 @@ def test_every_method_has_parameters_and_can_be_cloned(method):
 def test_views_of_one_place_are_clustered_by_methods_of_every_kind(method, settings):
     found = FederatedClusterer(method, 3, random_state=0, **settings).fit(VIEWS)
     assert found.labels_.shape == (60,) and adjusted_rand_score(TRUTH, found.labels_) > 0.9
+
+
+@pytest.mark.ci
+def test_bytes_of_rounds_that_shrink_are_each_rounds_own():
+    rng = np.random.default_rng(4)
+    views = [rng.normal(size=(300, d)) for d in (5, 4)]
+    found = FederatedClusterer("vertcohirf", random_state=0, local_clusters=20).fit(views)
+    config, hyper = configured(METHODS["vertcohirf"], {"local_clusters": 20}, {"n_clusters": None})
+    federation = Federation.from_agents([(np.arange(300), x) for x in views])
+    first = engine.traffic(METHODS["vertcohirf"].make(config, hyper), federation)["round"]
+    assert found.n_rounds_ > 1
+    assert first.up < found.bytes_up_ < found.n_rounds_ * first.up
+
+
+def test_a_model_that_is_nan_has_no_clusters(monkeypatch):
+    monkeypatch.setattr(checks, "has_nan", lambda states: True)
+    with pytest.raises(ValueError, match="fit: the model of local_kmeans is NaN after 0 rounds"):
+        FederatedClusterer("local_kmeans", 3, random_state=0).fit(CLIENTS)
 
 
 @pytest.mark.ci

@@ -136,6 +136,11 @@ def _planned(command: Command, settings: ChoiceSettings) -> _Plan:
     fields = {field.name: field for field in dataclasses.fields(command.method.config)}
     if "n_clusters" not in fields or fields["n_clusters"].default is None:
         raise ValueError(f"n_clusters: {command.name} finds the number of clusters itself")
+    if command.method.private:
+        raise ValueError(
+            f"n_clusters: got 'auto'; epsilon of {command.name} is of one run, and choosing takes"
+            " many on the same rows: give a number"
+        )
     if command.job.mesh is not None:
         raise ValueError("mesh: is for a number of clusters that is known; allowed here is none")
     runner.start_devices(command.job)
@@ -281,6 +286,7 @@ def _runs(
             this = steps.with_numbers(with_limit(k))
             if trains_once:
                 found = this.evaluate(federation, key, state, max(made - 1, 0))
+                runner.check_masked_sums(job.command.job, found.info)
                 trained = {"setup": 1, "round": made} if i == 0 else {}
                 sent = _sent(steps, trained | {"finish": 1})
             else:
@@ -342,6 +348,7 @@ def _whole(
 ) -> tuple[Evaluation, Traffic]:
     state, made = _trained(steps, job, federation, key)
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
+    runner.check_masked_sums(job.command.job, found.info)
     return found, _sent(steps, {"setup": 1, "round": made, "finish": 1})
 
 

@@ -115,6 +115,15 @@ class FolderSettings:
     compilation_cache: str | None = None
     progress: bool = True
 
+    def __post_init__(self) -> None:
+        """Checks the number.
+
+        Raises:
+          ValueError: It is below 0.
+        """
+        if self.checkpoint_every < 0:
+            raise ValueError(f"checkpoint_every: got {self.checkpoint_every}; allowed is 0 or more")
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:

@@ -234,5 +234,9 @@ def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
     """Cuts a .csv back to chosen rows; a last line that was not written to its end goes, too."""
     if not path.exists():
         return
-    table = read_appended(path, ["seed"], dtype=str)
+    # As text: an id may be "NA" or "007".
+    table = read_appended(path, [], dtype=str, keep_default_na=False)
+    if table.columns.empty:  # not even its header was written to the end
+        path.unlink()
+        return
     write_text(path, table[chosen(table.astype({"seed": int}))].to_csv(index=False))

@@ -72,6 +72,8 @@ def _group(
 ) -> Group:
     if command.data.dataset is None:
         raise ValueError("dataset: none is given; allowed is a named set or a path")
+    if command.job.until_stable is not None:
+        raise ValueError("until_stable: is for single jobs; runs of a sweep make all their rounds")
     vertical = command.method.topology == "vertical"
     group = (_of_agents if vertical else _of_clients)(command)
     group = group._replace(columns=columns, hyperparams=hyperparams, every_round=every_round)
@@ -85,8 +87,6 @@ def _group(
 def _of_clients(command: Command) -> Group:
     """Returns a group without settings; the device holds the samples of all seeds once."""
     job = command.job
-    if command.job.until_stable is not None:
-        raise ValueError("until_stable: is for single jobs; runs of a sweep make all their rounds")
     if command.split.scale_by == "client":
         raise ValueError(
             "scale_by: got 'client' for a sweep, whose seeds share data; allowed is all"

@@ -19,7 +19,8 @@ import jax
 import numpy as np
 
 from experiments.lib.batches import Group, Program, mean_silhouette
-from experiments.lib.report import has_nan, losses_of
+from experiments.lib.report import losses_of
+from jaxfedmvc.checks import has_nan
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.engine.steps import Evaluation, Steps, compiler_options
 from jaxfedmvc.federation import Federation

@@ -115,7 +115,7 @@ def internal_scores(federation: Federation, labels: Sequence[np.ndarray]) -> dic
     for cohort, found in zip(federation.cohorts, labels, strict=True):
         for x, mask, mine in zip(own_features(cohort), np.asarray(cohort.mask), found, strict=True):
             values.append(silhouette(x[mask], mine[mask]))
-            counts.append(len(np.unique(mine[mask])))
+            counts.append(len(np.unique(mine[mask & (mine >= 0)])))
     known = [v for v in values if not np.isnan(v)]
     mean = float(np.mean(known)) if known else float("nan")
     return {"silhouette": mean, "clusters": float(np.mean(counts))}

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -209,7 +207,8 @@ class Report:
         if self.command.method.topology != "vertical":
             found = [("", np.concatenate(rows))]
         for owner, labels in found:
-            sizes = sorted(np.unique(labels, return_counts=True)[1], reverse=True)
+            in_one = labels[labels >= 0]
+            sizes = sorted(np.unique(in_one, return_counts=True)[1], reverse=True)
             shown = ", ".join(map(str, sizes[:_MOST_SIZES]))
             if len(sizes) > _MOST_SIZES:
                 shown += f" and {len(sizes) - _MOST_SIZES} smaller ones"
@@ -358,13 +357,6 @@ def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
     partial = np.concatenate(kinds).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
     return plots.embedding(path, points, colourings, partial, names, title)
-
-
-def has_nan(tree: Any) -> bool:
-    """Whether a number of a tree, on the host or on a device, is NaN."""
-    leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
-    return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
 def flattened(scores: Scores | None) -> dict[str, float]:

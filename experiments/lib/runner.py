@@ -19,9 +19,10 @@ from experiments.lib.data import Problem, count_classes, load_agents, load_clien
 from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import internal_scores, references
-from experiments.lib.report import Report, flattened, has_nan, losses_of
+from experiments.lib.report import Report, flattened, losses_of
 from jaxfedmvc import engine, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.checks import has_nan
 from jaxfedmvc.engine import RunState, checkpoint, mesh
 from jaxfedmvc.engine.phases import Traffic
 from jaxfedmvc.engine.steps import Evaluation, Steps
@@ -95,11 +96,29 @@ def prepare(command: Command) -> Job:
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
     if command.job.until_stable is not None and (algorithm.done or not algorithm.round):
         raise ValueError(f"until_stable: {command.name} finds its end itself; allowed is none")
+    _check_counts(job)
     if command.hooks.check is not None:
         command.hooks.check(job)
     if command.job.secure_aggregation:
         engine.traffic(algorithm, federation)  # raises where a message would be read
     return job
+
+
+def _check_counts(job: Job) -> None:
+    """Checks that the counts that --until_stable asks clients for are theirs to give.
+
+    Raises:
+      ValueError: The method is private, or keeps small counts back.
+    """
+    if job.command.job.until_stable is None:
+        return
+    why = ""
+    if job.command.method.private:
+        why = f"epsilon of {job.command.name} covers no counts of rows by old and new cluster"
+    elif getattr(job.config, "min_cluster_size", None) is not None:
+        why = "min_cluster_size keeps small clusters back, and counts of rows would tell them"
+    if why:
+        raise ValueError(f"until_stable: {why}; allowed is none")
 
 
 def maker(
@@ -373,9 +392,10 @@ class _Runner:
         hooks = self.job.command.hooks
         if hooks.labels is not None:
             labels = hooks.labels(self.job.command.extra[0], found.state.server, labels)
-        if has_nan(found.state.server):  # whatever it says is no clustering
+        if has_nan((found.state.server, found.state.clients)):  # whatever it says is no clustering
             nowhere = [np.full(np.shape(mine), -1, np.int32) for mine in labels]
             return found._replace(labels=nowhere, embedding=None)
+        check_masked_sums(self.job.command.job, found.info)
         return found._replace(labels=labels)
 
     def _is_stable(self, seed: int) -> bool:
@@ -412,12 +432,20 @@ class _Runner:
         row = {"seed": seed, "round": made} | losses_of(info, federation) | flattened(scores)
         row |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
         if self.job.command.job.until_stable is not None:
-            both = [_flat(x.labels) for x in (earlier, found) if x is not None]
-            row["agreement"] = stability(both) if len(both) == 2 else None
+            both = [x.labels for x in (earlier, found) if x is not None]
+            row["agreement"] = self._agreement(*both) if len(both) == 2 else None
         if self.job.command.hooks.columns is not None and made:
             row |= self.job.command.hooks.columns(info, problem)
         self._show(row)
         self.report.add_round(row)
+
+    def _agreement(self, old: Sequence[np.ndarray], new: Sequence[np.ndarray]) -> float:
+        """Returns the Rand index of two clusterings; of clients that share none, their mean."""
+        if not any(map(any, self.steps.traffic().values())):
+            cohorts = zip(old, new, strict=True)
+            each = [stability(both) for a, b in cohorts for both in zip(a, b, strict=True)]
+            return float(np.mean(each))
+        return stability([_flat(old), _flat(new)])
 
     def _show(self, row: dict[str, Any]) -> None:
         if not self.report.rows:

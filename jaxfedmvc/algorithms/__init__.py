@@ -79,8 +79,10 @@ METHODS: dict[str, Method] = {
     "distr_kmeans": Method(
         distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "ding2016", 0
     ),
-    "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0),
-    "dpfmps_p2est": Method(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0),
+    "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0, private=True),
+    "dpfmps_p2est": Method(
+        dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0, private=True
+    ),
     "dsimvc": Method(dsimvc, DSIMVCConfig, DSIMVCHyperparams, "pooled", "tang2022", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
     "fcuif": Method(fcuif, FCUIFConfig, FCUIFHyperparams, "vertical", "ren2024", 1),
@@ -115,6 +117,7 @@ METHODS: dict[str, Method] = {
         "sinaga2025",
         5,
         complete=True,
+        private=True,
     ),
     "proimp": Method(proimp, ProImpConfig, ProImpHyperparams, "pooled", "li2023incomplete", 0),
     "simvc": Method(

@@ -30,6 +30,7 @@ class Method(NamedTuple):
       paper: Key of the paper in docs/references.bib; empty for what has none.
       rounds: Rounds of a run unless told otherwise; 0 for methods that have none.
       complete: Whether every client must hold all views.
+      private: Whether what travels has noise, whose epsilon is of one run and covers nothing else.
     """
 
     make: Callable[[Any, Any], FederatedAlgorithm]
@@ -39,6 +40,7 @@ class Method(NamedTuple):
     paper: str
     rounds: int
     complete: bool = False
+    private: bool = False
 
 
 @struct.dataclass

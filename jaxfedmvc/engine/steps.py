@@ -178,7 +178,9 @@ class Steps:
             return start(self._make(hyper), federation, key, participation=self._shares)
 
         state = self._call(_Program("start", function), federation.without_labels(), key)
-        return state._replace(participants=self._on_host(state.participants))
+        state = state._replace(participants=self._on_host(state.participants))
+        self._n_participants = sum(map(len, state.participants))
+        return state
 
     def setup(
         self, federation: Federation, key: jax.Array, state: RunState
@@ -442,7 +444,6 @@ class Steps:
         try:
             key = jax.eval_shape(lambda: jax.random.key(0))
             state = shapes = self.start(self._federation, key)
-            self._n_participants = sum(map(len, state.participants))
             state, _ = self.setup(self._federation, key, state)
             if self.algorithm.round:
                 self.is_done(state)
@@ -690,7 +691,7 @@ def as_number(value: Any) -> np.ndarray:
     """Returns a hyper-parameter as an array; whole numbers stay whole."""
     if isinstance(value, np.ndarray | jax.Array):
         return np.asarray(value)
-    return np.asarray(value, np.int32 if isinstance(value, int) else np.float32)
+    return np.asarray(value, np.int32 if isinstance(value, int | np.integer) else np.float32)
 
 
 def _client_name(stage: str, p: int, c: int) -> str:

@@ -12,7 +12,7 @@ from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.engine import steps as module
-from jaxfedmvc.engine.steps import Steps, compiler_options
+from jaxfedmvc.engine.steps import Steps, as_number, compiler_options
 from tests.engine import test_run as toys
 
 K, ROUNDS = 3, 2
@@ -134,6 +134,11 @@ def test_hyperparameters_are_arguments_of_the_programs():
         steps = Steps(make, hyper.replace(fuzzifier=fuzzifier), federation())
         texts.append(sorted(p.traced.lower().as_text() for p in steps.programs()))
     assert texts[0] == texts[1]
+
+
+def test_whole_numbers_stay_whole_whoever_counted_them():
+    assert as_number(np.int64(2)).dtype == as_number(2).dtype == np.int32
+    assert as_number(np.float64(2)).dtype == as_number(2.0).dtype == np.float32
 
 
 def test_a_chunk_below_one_is_refused():

@@ -114,6 +114,7 @@ def test_labels_do_not_matter_and_a_choice_that_was_made_is_kept(data, tmp_path)
     [
         (("--algorithm=vertcohirf",), "finds the number of clusters itself"),
         (("--algorithm=local_kmeans",), "exchange nothing"),
+        (("--algorithm=private_e_fkmvc", "--ratio=1:0"), "epsilon of private_e_fkmvc is of one"),
         (("--algorithm=e_fkmvc", "--clusters_tried=3"), "clusters_tried: got '3'"),
         (("--algorithm=e_fkmvc", "--clusters_tried=1,3"), "clusters_tried: got '1,3'"),
         (("--algorithm=e_fkmvc", "--clusters_draws=1"), "clusters_draws: got 1"),

@@ -54,6 +54,16 @@ def test_a_row_that_a_kill_left_half_written_goes_before_the_next(tmp_path):
         folder.append_rows(path, [{"a": 5, "c": 6}])
 
 
+def test_rows_that_are_kept_keep_their_text(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("seed,id,cluster\n0,NA,1\n0,007,2\n0,,3\n1,None,1\n1,x")
+    folder.keep_rows(path, lambda table: table["seed"] < 1)
+    assert path.read_text() == "seed,id,cluster\n0,NA,1\n0,007,2\n0,,3\n"
+    path.write_text("seed,i")  # a kill left no whole header, so that none is there
+    folder.keep_rows(path, lambda table: table["seed"] < 1)
+    assert not path.exists()
+
+
 def test_rows_of_a_cell_have_one_command_but_for_seeds_and_files():
     row = "--algorithm=lsimvc --seeds=1 --ratio=1:1 --peers_file=/a/b.csv --seed=4"
     assert folder.settings_of_row(row) == "--algorithm=lsimvc --ratio=1:1"

@@ -224,14 +224,15 @@ def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
 def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkeypatch):
     """Broken off after its second round, it goes on to the same end."""
     arguments = (
-        "--algorithm=private_e_fkmvc",
+        "--algorithm=fmcsc",
         *HORIZONTAL,
+        *NETWORKS,
         f"--dataset={digits}",
         "--n_clusters=3",
         "--noprogress",
         "--rounds=12",
         "--until_stable=0.9",
-        "--noise_multiplier=0.001",
+        "--learning_rate=1e-5",
     )
     whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
     assert binaries.launch(run.main, *arguments, whole)[0] == 0

@@ -14,7 +14,7 @@ from experiments.lib import command, report, runner
 from experiments.lib.data import DataSettings, load_clients
 from experiments.lib.references import has_one_width
 from experiments.run import main
-from jaxfedmvc import Federation, data, engine
+from jaxfedmvc import Federation, checks, data, engine
 from jaxfedmvc.algorithms import METHODS, FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.networks import init_model
 from tests.helpers import binaries
@@ -289,6 +289,18 @@ BAD = {
         ["--algorithm=e_fkmvc", "--ratio=1:0", "--secure_aggregation"],
         r"setup\[2\]: its server reads single messages",
     ),
+    "counts beside a privacy that does not cover them": (
+        ["--algorithm=private_e_fkmvc", "--ratio=1:0", "--until_stable=0.9"],
+        "until_stable: epsilon of private_e_fkmvc covers no counts",
+    ),
+    "counts of clusters that are kept back": (
+        [
+            *("--algorithm=fmcsc", "--until_stable=0.9"),
+            *("--centroids=federated", "--min_cluster_size=3"),
+        ],
+        "until_stable: min_cluster_size keeps small clusters back",
+    ),
+    "checkpoints": (["--checkpoint_every=-3"], "checkpoint_every: got -3"),
     "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),
     "clear phases without masks": (["--in_clear=finish"], "in_clear: got .*secure_aggregation"),
     "a reserved name": (
@@ -395,7 +407,7 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
 
 
 def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "has_nan", lambda server: True)
+    monkeypatch.setattr(runner, "has_nan", lambda states: True)
     more = ["--algorithm=local_kmeans", "--seeds=2", f"--output_dir={tmp_path / 'out'}"]
     code, out, _ = launch(*TINY, f"--dataset={files['toy']}", *more)
     assert code == 0
@@ -412,8 +424,8 @@ def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeyp
 
 def test_nan_is_found_in_trees_with_keys():
     tree = {"key": jax.random.key(0), "n": np.arange(3), "x": np.ones(2)}
-    assert not report.has_nan(tree)
-    assert report.has_nan(tree | {"y": jnp.array([1.0, np.nan])})
+    assert not checks.has_nan(tree)
+    assert checks.has_nan(tree | {"y": jnp.array([1.0, np.nan])})
 
 
 def test_results_are_not_overwritten(files, job):

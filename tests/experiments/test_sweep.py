@@ -249,6 +249,7 @@ WRONG = {
     ("--batch=0",): "batch: got '0'; allowed is auto, or a whole number",
     ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",
     ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
+    ("--algorithm=mgcd", "--until_stable=0.9"): "until_stable: is for single jobs",
     ("--resume",): "resume: needs --output_dir",
     ("--algorithm=vertcohirf", "--level=1"): "level: a sweep scores the final clusters",
 }

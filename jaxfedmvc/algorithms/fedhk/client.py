@@ -169,13 +169,14 @@ def personalised(
     def step(carry: tuple[Centres, Array], _: None) -> tuple[tuple[Centres, Array], None]:
         if config.personal == "gradient":
             return gradient_step(config, hyper, samples, *carry), None
-        return local_step(config, hyper, samples, *carry, anchor), None
+        own, local = local_step(config, hyper, samples, *carry, anchor)
+        share = jnp.asarray(hyper.view_mix)
+        return (own, share * weights + (1 - share) * local), None
 
-    (own, local), _ = jax.lax.scan(step, (centres, weights), None, length=config.personal_steps)
+    (own, mixed), _ = jax.lax.scan(step, (centres, weights), None, length=config.personal_steps)
     if config.personal == "gradient":
-        return own, local
+        return own, mixed
     if config.personal == "mix":  # (102)
         mix = jnp.asarray(hyper.mix)
         own = {v: mix * centres[v] + (1 - mix) * own[v] for v in own}
-    share = jnp.asarray(hyper.view_mix)
-    return own, share * weights + (1 - share) * local
+    return own, mixed

@@ -131,14 +131,14 @@ def _own_centroids(
     sent: Model,
     state: ClientState,
     client: Cohort,
-) -> tuple[ClientState, tuple[jax.Array, jax.Array], Info]:
-    """Sends the client's own centroids [K, d] and their numbers of rows [K]; keeps H."""
+) -> tuple[ClientState, tuple[jax.Array, jax.Array, jax.Array], Info]:
+    """Sends the client's own centroids [K, d], their numbers of rows [K] and its id; keeps H."""
     h = features(config, sent, client.by_view()).h
     found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init, limit=limit)
     means, sizes = means_of(h, found.labels, config.n_clusters)
     # The guard counts the rows that are behind a mean.
     centroids = found.centroids if config.min_cluster_size is None else means
-    return state._replace(h=h), (centroids, sizes), {"inertia": found.inertia}
+    return state._replace(h=h), (centroids, sizes, client.client_ids), {"inertia": found.inertia}
 
 
 def _cluster_centroids(
@@ -151,11 +151,18 @@ def _cluster_centroids(
 ) -> tuple[ServerState, dict]:
     """Clusters all clients' centroids by k-means, each counted as often as it has rows.
 
-    For several starts it draws the seeds of each from them by k-means++.
+    For several starts it draws the seeds of each from them by k-means++. Seeds are drawn by place:
+    by client id, so that the order in which clients came makes no difference.
     """
-    centroids = jnp.concatenate([c.reshape(-1, config.latent_dim) for c, _ in messages])
+    orders = [jnp.argsort(ids) for *_, ids in messages]
+    centroids = jnp.concatenate(
+        [c[o].reshape(-1, config.latent_dim) for (c, *_), o in zip(messages, orders, strict=True)]
+    )
     sizes = jnp.concatenate(
-        [(n * w[:, None]).ravel() for (_, n), w in zip(messages, weights, strict=True)]
+        [
+            (n * w[:, None])[o].ravel()
+            for (_, n, _), w, o in zip(messages, weights, orders, strict=True)
+        ]
     )
     k = config.n_clusters
     known: dict[str, Any] = {"weights": sizes, "limit": limit}

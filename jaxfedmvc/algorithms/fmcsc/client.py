@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -43,10 +44,14 @@ class ClientState(NamedTuple):
     Attributes:
       model: A partial client's own `Model`; () on clients with all views, which start every round
         from f_g, and where branches of f_g are the models for single views.
+      started: Whether `model` is one to go on from; () without one. Until then its client starts
+        from the global model: where the leader trained these, and where it was not there for
+        pre-training.
       h: H of the client's rows [rows, d], for Lloyd's steps; () with a leader's centroids.
     """
 
     model: PyTree
+    started: PyTree
     h: PyTree
 
 
@@ -83,7 +88,7 @@ def pretrain(
         start = sent._replace(autoencoders=init_autoencoders(key_start, config, widths))
     model, history = fit_autoencoders(config, hyper, key_fit, start, client, config.pretrain_epochs)
     if state.model:  # a partial client, which keeps its model
-        state = state._replace(model=model)
+        state = state._replace(model=model, started=jnp.bool_(config.leader_epochs == 0))
     return state, model.autoencoders, {"loss": last(history)}
 
 
@@ -193,7 +198,8 @@ def train_partial_view(
     has_contrast, epochs = "C" in config.components, config.local_epochs
     h_global = features(config, sent[kind], views).h
     if has_contrast:
-        own, history = fit_partial_view(config, hyper, key, state.model, h_global, client, epochs)
+        start = jax.tree.map(partial(jnp.where, state.started), state.model, sent[kind])
+        own, history = fit_partial_view(config, hyper, key, start, h_global, client, epochs)
     else:
         own, history = fit_autoencoders(config, hyper, key, sent[kind], client, epochs)
     out = features(config, own, views)
@@ -207,7 +213,7 @@ def train_partial_view(
         "weight": bits,
     }
     update = weighted(config, hyper, {kind: own}, {kind: bits})
-    return state._replace(model=own), update, info
+    return state._replace(model=own, started=jnp.bool_(True)), update, info
 
 
 def weighted(

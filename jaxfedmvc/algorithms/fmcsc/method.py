@@ -66,12 +66,14 @@ def _init(
 
     def clients(cohort: Cohort) -> ClientState:
         model: PyTree = ()
+        started: PyTree = ()
         if cohort.view_ids != full and not config.takes_branches:
             model = jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (cohort.n_clients, *x.shape)), models[cohort.view_ids]
             )
+            started = jnp.zeros(cohort.n_clients, bool)
         h = jnp.zeros((*cohort.mask.shape, config.latent_dim))
-        return ClientState(model, h if config.centroids == "federated" else ())
+        return ClientState(model, started, h if config.centroids == "federated" else ())
 
     centroids = jnp.zeros((config.n_clusters, config.latent_dim))
     starts = jnp.zeros((config.centroid_starts, *centroids.shape))

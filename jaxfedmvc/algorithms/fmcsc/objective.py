@@ -19,9 +19,12 @@ from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, SquaredError
 def squared_error(
     x: jax.Array, target: jax.Array, mask: jax.Array, form: SquaredError = "mean"
 ) -> jax.Array:
-    """Computes |x - target|^2 over real rows, [rows, d] -> scalar: a mean, or the printed sum."""
+    """Computes the squared error of real rows, [rows, d] -> scalar, averaged over them.
+
+    Over features it is a mean, or, as eq. (1) and (2) are printed, a sum.
+    """
     error = losses.mean_squared_error(x, target, mask)
-    return error if form == "mean" else error * jnp.sum(mask) * x.shape[-1]
+    return error if form == "mean" else error * x.shape[-1]
 
 
 def reconstruction_loss(
@@ -124,6 +127,8 @@ def distillation_of(
     def of_model(model: Model, views: Views, seen: Views) -> jax.Array:
         out = features(config, model, seen)
         loss = squared_error(out.h, h_joint, mask, form)
+        if form == "sum":  # eq. (6) is printed as a sum over rows, too
+            loss *= jnp.sum(mask)
         return loss + reconstruction_loss(out.reconstruction, views, mask, form)
 
     def placed(views: Views) -> dict[Any, Views]:

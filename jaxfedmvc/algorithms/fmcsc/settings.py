@@ -32,9 +32,9 @@ class FMCSCConfig:
         them several times, so that few rows do not mean little training. 1: an epoch is one pass.
       contrast: Form of the feature contrast, eq. (5). "paper": as printed. "ntxent": that of the
         published code.
-      squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": over its rows and
-        features, as in the published code, so that the contrast's share depends on neither. "sum":
-        as printed.
+      squared_error: How eq. (1), (2) and (6) add up over a batch. "mean": all are means over rows
+        and features, as in the published code, so that the contrast's share depends on neither.
+        "sum": as printed, sums over features, and in (6) over rows.
       components: Letters of the components that are on. A: consensus pre-training; without it every
         client pre-trains from a start of its own. B: multi-view clients optimise the partial global
         models, eq. (6). C: model contrast, eq. (7), on models that partial clients keep; without it
@@ -43,9 +43,9 @@ class FMCSCConfig:
       n_bins: Bins on each axis of the histogram that mutual information is estimated from.
       n_init: k-means++ restarts of a client that sends its own centroids; the best one counts.
       leader_epochs: Epochs for which one multi-view client trains all global models, by eq. (8) and
-        (6), between pre-training and the first round: all clients then start from one common space
-        of H and not from random heads. 0: off, as in the paper, whose consensus is on autoencoders
-        alone.
+        (6), between pre-training and the first round: all clients then start from these models, of
+        one common space of H, and not from random heads. 0: off, as in the paper, whose consensus
+        is on autoencoders alone.
       partial_rounds: Whether partial clients train and send their models in the rounds. If not,
         they pre-train at most and receive the models in the end, and C, eq. (7), has no effect.
       partial_models: What the global model for a single view is. "distilled": the one that

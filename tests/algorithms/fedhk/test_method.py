@@ -593,6 +593,14 @@ def test_limits_of_personal_centres():
         moved, local = found(kind, view_mix=0.0, **values)
         chex.assert_trees_all_close(list(moved.values()), own, rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(local, v, rtol=1e-3)
+    # Shares of views that stay the global ones are those by which the centres are found, too.
+    own_at_global = [np.asarray(a, float) for a in anchor.values()]
+    for _ in range(8):
+        own_at_global, _ = plain_local(*mine, own_at_global, np.asarray(weights, float), 1.3, 3.0)
+    moved, kept = found("proximal", tau=0.0)
+    chex.assert_trees_all_close(list(moved.values()), own_at_global, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(kept, weights, rtol=1e-6)
+    assert np.abs(own_at_global[0] - own[0]).max() > 1e-2
     # The pull is towards the global centres, not towards those of the step before.
     own_weights, pulled = (
         np.asarray(weights, float),
@@ -608,16 +616,23 @@ def test_limits_of_personal_centres():
         phis = plain_exponents(mine[0], pulled, mine[1])
         costs = np.array([(sums["powers"] * (1 - np.exp(-phi))).sum() for phi in phis])
         own_weights = plain_view_weights(costs, 3.0)
-    moved, _ = found("proximal", tau=1.0)
+    moved, _ = found("proximal", tau=1.0, view_mix=0.0)
     chex.assert_trees_all_close(list(moved.values()), pulled, rtol=1e-3, atol=1e-3)
     # In between: on the line for (102), nearer with a stronger pull for the proximal steps.
-    halves, half = found("mix", mix=0.5, view_mix=0.5)
+    halves, _ = found("mix", mix=0.5, view_mix=0.0)
     for v_id, a in halves.items():
         np.testing.assert_allclose(a, (np.asarray(anchor[v_id]) + own[v_id]) / 2, atol=1e-3)
-    np.testing.assert_allclose(half, (np.asarray(weights) + v) / 2, rtol=1e-3)
+    _, half = found("mix", mix=0.5, view_mix=0.5)
+    between, mid = [np.asarray(a, float) for a in anchor.values()], np.asarray(weights, float)
+    for _ in range(8):
+        between, local = plain_local(*mine, between, mid, 1.3, 3.0)
+        mid = (np.asarray(weights, float) + local) / 2
+    np.testing.assert_allclose(half, mid, rtol=1e-3)
     gaps = [
         sum(float(jnp.sum((a - anchor[v_id]) ** 2)) for v_id, a in moved.items())
-        for moved, _ in (found("proximal", tau=tau) for tau in (0.0, 0.1, 1.0, 10.0, 1e3))
+        for moved, _ in (
+            found("proximal", view_mix=0.0, tau=tau) for tau in (0.0, 0.1, 1.0, 10.0, 1e3)
+        )
     ]
     assert sorted(gaps, reverse=True) == gaps and gaps[-1] < 1e-3 * gaps[0]
 

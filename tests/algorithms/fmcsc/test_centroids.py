@@ -88,7 +88,10 @@ def test_federated_centroids_are_lloyds_on_all_rows(federation, pretrained):
     # The first exchange: centroids of a client's own rows, and how many rows each has.
     client = at(federation.cohorts[1], 1)
     sent = first.broadcast(state.server, client.view_ids)
-    kept, (own, sizes), _ = client_program(first.client)(KEY, sent, at(state.clients[1], 1), client)
+    kept, (own, sizes, number), _ = client_program(first.client)(
+        KEY, sent, at(state.clients[1], 1), client
+    )
+    assert number == client.client_ids
     h = np_features(sent, real_views(client))["h"]
     close(np.asarray(kept.h)[np.asarray(client.mask)], h)
     groups = np.argmin(((h[:, None] - np.asarray(own)) ** 2).sum(-1), axis=1)
@@ -133,12 +136,27 @@ def test_own_centroids_of_small_clusters_are_not_sent_and_not_counted(federation
     client = at(federation.cohorts[1], 1)  # of six rows: two clusters of four it cannot have
     sent = plain.broadcast(pretrained.server, client.view_ids)
     state = NOTHING._replace(h=jnp.zeros((len(client.mask), CONFIG.latent_dim)))
-    _, (own, sizes), _ = client_program(plain.client)(KEY, sent, state, client)
-    _, (kept, left), _ = client_program(guarded.client)(KEY, sent, state, client)
+    _, (own, sizes, _), _ = client_program(plain.client)(KEY, sent, state, client)
+    _, (kept, left, _), _ = client_program(guarded.client)(KEY, sent, state, client)
     large = np.asarray(sizes) >= 4
     assert not large.all() and int(sizes.sum()) == 6
     np.testing.assert_array_equal(left, np.where(large, sizes, 0))
     close(kept, np.where(large[:, None], own, 0))
+
+
+@pytest.mark.parametrize("starts", [1, 3])
+def test_the_order_of_clients_makes_no_difference(started, starts):
+    """Seeds are drawn by place, which would be another one for each order."""
+    phase = build(centroids="federated", centroid_starts=starts).finish[0]
+    rng = np.random.default_rng(2)
+    centroids = jnp.asarray(rng.normal(size=(5, K, CONFIG.latent_dim)), jnp.float32)
+    sizes = jnp.asarray(rng.integers(1, 9, size=(5, K)), jnp.float32)
+    server = started.server._replace(starts=jnp.zeros(()))
+    found = []
+    for order in (np.arange(5), np.array([3, 0, 4, 2, 1])):
+        message = centroids[order], sizes[order], jnp.arange(5)[order]
+        found.append(phase.server(KEY, server, (message,), (jnp.ones(5),))[0])
+    chex.assert_trees_all_equal(*((s.centroids, s.starts) for s in found))
 
 
 def new_clients(view_ids, n=3, rows=9):
@@ -202,6 +220,7 @@ def test_of_several_starts_the_one_of_least_inertia_counts(limit):
     message = [
         jnp.stack([jnp.asarray(f.cluster_centers_, jnp.float32) for f in found]),
         jnp.stack([jnp.bincount(f.labels_, length=K).astype(jnp.float32) for f in found]),
+        jnp.arange(2),
     ]
     server, _ = own.server(KEY, server, (tuple(message),), (jnp.ones(2),))
     starts = np.asarray(server.starts)[:, :k]

@@ -187,6 +187,25 @@ def test_a_partial_client_trains_its_own_model_against_the_global_one(
             assert set(update.models) == set(update.weights) == {client.view_ids}
 
 
+def test_a_partial_client_that_has_trained_nothing_starts_from_the_global_model(
+    federation, started, pretrained
+):
+    """It was not drawn for pre-training, or a leader has trained all models since."""
+    algorithm = build()
+    assert not any(np.any(state.started) for state in started.clients[1:])
+    assert all(np.all(state.started) for state in pretrained.clients[1:])
+    client, sent = at(federation.cohorts[2], 0), pretrained.server.models[PAIR]
+    train = client_program(algorithm.round[0].client)
+    new = at(started.clients[2], 0)
+    as_sent = new._replace(model=sent, started=np.bool_(True))
+    states = [train(KEY, {PAIR: sent}, state, client)[0] for state in (new, as_sent)]
+    chex.assert_trees_all_close(*states, rtol=1e-6)
+    led = build(leader_epochs=1).setup
+    autoencoders = led[1].broadcast(started.server, PAIR)
+    kept, _, _ = jit(led[1].client)(KEY, autoencoders, new, client)
+    assert not kept.started
+
+
 def test_reported_losses_are_those_of_the_trained_model(federation, exchanged):
     for _, _, i, client in members(federation):
         if client.view_ids != FULL:

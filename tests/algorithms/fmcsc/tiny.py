@@ -48,7 +48,7 @@ jit = functools.partial(
     },
 )
 # The state of a client that keeps nothing.
-NOTHING = ClientState((), ())
+NOTHING = ClientState((), (), ())
 BRANCHES = dict(partial_models="branch", partial_rounds=False)
 
 
