@@ -129,7 +129,7 @@ class Job:
           ValueError: A setting is not there, or not of its type, or out of range.
         """
         algorithm = METHODS[self.method].make(*self._configured(n_clients))
-        return algorithm if self.robust is None else _guarded(algorithm, self.robust)
+        return algorithm if self.robust is None else _guarded(algorithm, self.robust, n_clients)
 
     def _configured(self, n_clients: int) -> tuple[Any, Any]:
         """Returns the method's config and hyper-parameters."""
@@ -267,7 +267,9 @@ def _names(name: str, given: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _guarded(algorithm: FederatedAlgorithm, table: Mapping[str, Any]) -> FederatedAlgorithm:
+def _guarded(
+    algorithm: FederatedAlgorithm, table: Mapping[str, Any], n_clients: int
+) -> FederatedAlgorithm:
     """Returns the method with its sums made by the rule that a table describes."""
     numbers = dict(table)
     name, ratios = numbers.pop("rule", None), numbers.pop("ratios", {})
@@ -285,11 +287,19 @@ def _guarded(algorithm: FederatedAlgorithm, table: Mapping[str, Any]) -> Federat
     least = [ratio.least for ratio in known.values()]
     if not all(type(p) is int for p in places) or not all(type(x) in (int, float) for x in least):
         raise checks.wrong("robust: ratios", ratios, allowed)
-    takes = list(inspect.signature(robust.RULES[name]).parameters)
+    parameters = inspect.signature(robust.RULES[name]).parameters
+    takes = list(parameters)
     for key, value in numbers.items():
         if key not in takes or type(value) not in (int, float):
             others = ", ".join(["rule", "ratios", "centred", "unguarded", *takes])
             raise checks.wrong(f"robust: {key}", value, f"a number for one of {others}")
+    if "share" in takes:
+        share = numbers.get("share", parameters["share"].default)
+        if 0 <= share * n_clients < 1:
+            raise ValueError(
+                f"robust: share: {share} of {n_clients} clients, rounded down, is nobody; allowed"
+                f" is {1 / n_clients:.3g} or more"
+            )
     try:
         return robust.robust(algorithm, robust.RULES[name](**numbers), ratios=known, **named)
     except ValueError as error:

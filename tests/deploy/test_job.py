@@ -283,10 +283,10 @@ def test_the_files_that_the_documentation_shows_are_read(tmp_path):
     (tmp_path / "job.toml").write_text(job)
     holding = load(tmp_path / "node.toml")
     assert holding.views.keys() == {0, 1} and holding.policy.least_clients == 3
-    assert Job.from_toml(tmp_path / "job.toml").method in holding.policy.methods
+    holding.policy.check(Job.from_toml(tmp_path / "job.toml"), 3, 50)
     (rule,) = (text for text in blocks if "[robust]" in text)
     (tmp_path / "robust.toml").write_text(job + rule)
-    assert Job.from_toml(tmp_path / "robust.toml").robust["share"] == 0.2
+    assert Job.from_toml(tmp_path / "robust.toml").robust["share"] == 0.4
     names = {field.name for field in dataclasses.fields(Policy)}
     assert {
         line.split()[0]

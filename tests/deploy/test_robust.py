@@ -76,6 +76,14 @@ def centres(made):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(made.server.models.fit)])
 
 
+def test_a_share_that_is_nobody_is_refused(tmp_path):
+    rule = RULE | {"rule": "trimmed_mean", "share": 0.19}
+    told = "share: 0.19 of 5 clients, rounded down, is nobody; allowed is 0.2 or more"
+    with pytest.raises(ValueError, match=told):
+        finished(tmp_path / "job", rule)
+    local.job_of(METHOD, 5, small=SMALL, robust=rule | {"share": 0.2}).make(5)
+
+
 def test_what_a_rule_does_not_fit_is_found_before_anybody_is_asked(tmp_path):
     rule = {name: value for name, value in RULE.items() if name != "unguarded"}
     with pytest.raises(ValueError, match=r"setup\[2\]: its server reads single messages"):
