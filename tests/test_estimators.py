@@ -188,7 +188,7 @@ def test_a_model_that_is_nan_has_no_clusters(monkeypatch):
         FederatedClusterer("local_kmeans", 3, random_state=0).fit(CLIENTS)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_agents_with_clusters_of_their_own_have_an_array_each_even_where_they_agree():
     far = [np.eye(3, d)[TRUTH] for d in (5, 4)]
     found = FederatedClusterer("coreset_kmeans", 3, random_state=0).fit(far)

@@ -159,7 +159,7 @@ def test_a_method_is_predicted(name):
     assert row["host_calls"] == 0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_stacked_views_train_as_they_do_apart_in_fewer_kernels():
     """Steps of FMCSC's rounds; kernels are counts, which no busy machine can move."""
     rng, steps = np.random.default_rng(0), 100

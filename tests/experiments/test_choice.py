@@ -38,8 +38,7 @@ def data(tmp_path_factory):
 @pytest.mark.parametrize(
     "method",
     [
-        # One program for all numbers, and the fastest of those to compile.
-        ("distr_kmeans",),
+        pytest.param(("distr_kmeans",), marks=pytest.mark.slow),  # one program for all numbers
         pytest.param(
             ("e_fkmvc", "--rounds=10", "--n_clients=4", "--ratio=1:0"), marks=pytest.mark.slow
         ),

@@ -224,9 +224,14 @@ def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
 def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkeypatch):
     """Broken off after its second round, it goes on to the same end."""
     arguments = (
-        "--algorithm=fmcsc",
+        "--algorithm=local_fmcsc",
         *HORIZONTAL,
-        *NETWORKS,
+        "--hidden=",
+        "--latent_dim=3",
+        "--head_hidden=4",
+        "--pretrain_epochs=2",
+        "--local_epochs=2",
+        "--n_init=2",
         f"--dataset={digits}",
         "--n_clusters=3",
         "--noprogress",

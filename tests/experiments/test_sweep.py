@@ -123,7 +123,7 @@ def test_a_run_of_a_sweep_is_the_run_of_its_flags(swept, toy, tmp_path):
             assert float(one[name]) == pytest.approx(float(other[name]), nan_ok=True, abs=1e-5)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_what_it_takes_is_said_without_running(toy):
     code, out, err = launch(*FEDHK, *toy, GRID, "--dry_run")
     assert (code, err) == (0, "")

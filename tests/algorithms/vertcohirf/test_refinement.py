@@ -136,6 +136,7 @@ def runs():
     return found, truth, views
 
 
+@pytest.mark.slow
 def test_refined_clusters_are_nearer_to_the_truth_and_the_hierarchy_stays(runs):
     found, truth, _ = runs
     plain_run, refined = (found[n].labels[0][0] for n in (0, 3))
@@ -146,6 +147,7 @@ def test_refined_clusters_are_nearer_to_the_truth_and_the_hierarchy_stays(runs):
     np.testing.assert_array_equal(found[0].state.server.refined, -1)
 
 
+@pytest.mark.slow
 def test_a_run_refines_as_often_as_it_is_told(runs):
     found, _, views = runs
     labels = np.asarray(found[0].labels[0][0])

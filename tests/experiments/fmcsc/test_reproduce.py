@@ -248,7 +248,7 @@ def rows(monkeypatch):
     return [Row("digits", "ABCD", "best", parse(["--dataset=digits", *TINY]))]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_maps_losses_and_costs(rows, tmp_path, capsys):
     with Progress(False) as progress:
         figures.figure_3(rows, tmp_path, progress)

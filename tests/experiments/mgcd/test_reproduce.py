@@ -56,7 +56,7 @@ def test_a_table_is_run_once_and_read_back(toy, tmp_path):
     assert code == 2 and "holds something else" in err and not (tmp_path / "no").exists()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_figures_are_drawn(toy, tmp_path):
     code, _, err = launch("--figure=3", "--methods=literal", f"--output_dir={tmp_path / 'three'}")
     assert code == 0, err
