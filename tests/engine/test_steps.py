@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import Federation, data, engine
+from jaxfedmvc.algorithms import METHODS as METHODS_OF_ALL
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.engine import steps as module
@@ -139,6 +140,16 @@ def test_hyperparameters_are_arguments_of_the_programs():
 def test_whole_numbers_stay_whole_whoever_counted_them():
     assert as_number(np.int64(2)).dtype == as_number(2).dtype == np.int32
     assert as_number(np.float64(2)).dtype == as_number(2.0).dtype == np.float32
+
+
+def test_bytes_among_peers_are_known_without_a_walk_ahead():
+    agents = Federation.from_agents([(np.arange(8), np.eye(8, 3)), (np.arange(8), np.eye(8, 2))])
+    method = METHODS_OF_ALL["vertcohirf"]
+    steps = Steps(
+        functools.partial(method.make, method.config(3)), method.hyperparams(), agents, ahead=False
+    )
+    steps.start(agents, KEY)
+    assert steps.traffic()["setup"].up == 0
 
 
 def test_a_chunk_below_one_is_refused():

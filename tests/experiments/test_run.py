@@ -422,6 +422,14 @@ def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeyp
     assert {line.split(",")[-1] for line in clusters} == {"-1"}
 
 
+def test_masked_sums_are_checked_where_clusters_are_found_too(files, tmp_path, monkeypatch):
+    checked = []
+    monkeypatch.setattr(runner, "check_masked_sums", lambda job, info: checked.append(info))
+    more = ["--algorithm=local_kmeans", f"--output_dir={tmp_path / 'out'}"]
+    assert launch(*TINY, f"--dataset={files['toy']}", *more)[0] == 0
+    assert len(checked) == 2  # before the rounds, of which there are none, and after them
+
+
 def test_nan_is_found_in_trees_with_keys():
     tree = {"key": jax.random.key(0), "n": np.arange(3), "x": np.ones(2)}
     assert not checks.has_nan(tree)
