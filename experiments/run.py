@@ -29,7 +29,10 @@ def main(
     arguments = sys.argv[1:] if arguments is None else arguments
     text = description or __doc__ or ""
     extra = (choice.ChoiceSettings,)
-    choice.run(parse_or_exit(arguments, text, algorithm=algorithm, extra=extra))
+    try:
+        choice.run(parse_or_exit(arguments, text, algorithm=algorithm, extra=extra))
+    except KeyboardInterrupt:
+        sys.exit("stopped; --resume with the same flags and its --output_dir goes on from there")
 
 
 if __name__ == "__main__":

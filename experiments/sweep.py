@@ -312,7 +312,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line, and runs the sweep."""
     logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
     arguments = sys.argv[1:] if arguments is None else arguments
-    run(arguments, parse_or_exit(arguments, __doc__ or "", extra=(SweepSettings,)))
+    try:
+        run(arguments, parse_or_exit(arguments, __doc__ or "", extra=(SweepSettings,)))
+    except KeyboardInterrupt:
+        sys.exit("stopped; --resume with the same flags and its --output_dir goes on from there")
 
 
 if __name__ == "__main__":

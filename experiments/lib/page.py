@@ -266,6 +266,7 @@ def scatter(
     colourings: Mapping[str, np.ndarray],
     hover: Sequence[str],
     note: str,
+    names: Mapping[str, np.ndarray] | None = None,
 ) -> Figure:
     """Returns points in the plane, coloured in several ways.
 
@@ -275,11 +276,14 @@ def scatter(
       colourings: For each way its title and a number for each point.
       hover: What is told of each point.
       note: Below the figure.
+      names: Of some ways what the legend calls each point, a number; that of its colour if none.
     """
     traces, groups = [], []
     for way, numbers in colourings.items():
-        for number in np.unique(numbers):
-            mine = numbers == number
+        called = (names or {}).get(way, numbers)
+        for name in np.unique(called):
+            mine = called == name
+            number = numbers[mine][0]
             groups.append(way)
             traces.append(
                 {
@@ -287,7 +291,7 @@ def scatter(
                     "mode": "markers",
                     "x": points[mine, 0],
                     "y": points[mine, 1],
-                    "name": str(int(number)),
+                    "name": str(int(name)),
                     "text": [hover[i] for i in np.flatnonzero(mine)],
                     "hoverinfo": "text",
                     "marker": {"size": 6, "color": COLOURS[int(number) % len(COLOURS)]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ class Report:
         """Takes the folder and what all seeds have in common."""
         self.command, self.path, self.title = command, path, title
         federation, self.notes = problem.federation, problem.notes
-        self.n_samples = len(problem.rows)
+        self.n_samples = _held(federation)
         self.federation = federation
         self.rows: list[Row] = []
         self.references: list[dict[str, Any]] = []
@@ -272,7 +273,7 @@ class Report:
         up, down = (f"{facts[f'bytes_{way}'] / 1e6:.3f}" for way in ("up", "down"))
         told = {
             "clients": self.federation.n_clients,
-            "clusters": facts.get("n_clusters", "found by the method"),
+            "clusters": "found by the method" if self._finds_number() else facts["n_clusters"],
             "rounds, at most": self.command.rounds,
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
             "MB of all these rounds, up and down": f"{up} and {down}",
@@ -294,6 +295,11 @@ class Report:
             flat,
             self.figures,
         )
+
+    def _finds_number(self) -> bool:
+        """Whether the method is told no number of clusters."""
+        fields = {field.name: field for field in dataclasses.fields(self.command.method.config)}
+        return "n_clusters" not in fields or fields["n_clusters"].default is None
 
     def _arguments(self) -> list[str]:
         """Returns the command line of the same job, in another folder."""
@@ -418,6 +424,12 @@ def _mean_cell(values: Sequence[float], with_deviation: bool) -> str:
         return "-"
     shown = with_deviation and len(values) > 1
     return spread(float(np.mean(values)), float(np.std(values, ddof=1)) if shown else math.nan)
+
+
+def _held(federation: Federation) -> int:
+    """Returns how many samples clients hold, each once."""
+    ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
+    return len(np.unique(np.concatenate(ids)))
 
 
 def _of_privacy(facts: Row) -> Iterator[str]:

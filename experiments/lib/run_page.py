@@ -63,14 +63,16 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
     if longest < 2:
         return []
     filled = [run + [run[-1]] * (longest - len(run)) for run in runs]
+    # A seed that has ended sends nothing more.
+    sent = [np.cumsum([(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in run]) for run in runs]
+    sent = [np.pad(one, (0, longest - len(one)), mode="edge") for one in sent]
 
     def column(name: str) -> np.ndarray:
         return np.asarray([[row[name] for row in run] for run in filled], float)
 
-    sent = np.cumsum([(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in filled[0]])
     x = {
-        "rounds": np.asarray([row["round"] for row in filled[0]], float),
-        "MB of the rounds, both ways": sent,
+        "rounds": np.asarray([row["round"] for row in max(runs, key=len)], float),
+        "MB of the rounds, both ways": np.mean(sent, axis=0),
     }
     drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
     drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
@@ -109,7 +111,8 @@ def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
     if len(kept) < len(clusters):
         note += f"; {len(kept)} of {len(clusters)} rows"
     chosen = {name: values[kept] for name, values in colourings.items()}
-    return page.scatter("Representation", flat, chosen, [told[i] for i in kept], note)
+    names = {"clusters": clusters[kept]}
+    return page.scatter("Representation", flat, chosen, [told[i] for i in kept], note, names)
 
 
 def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
@@ -118,9 +121,11 @@ def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
     tables = host.tables(federation, last.labels)
     clients = np.concatenate([np.asarray(c.client_ids) for c in federation.cohorts])
     shown = tables.sum(axis=0) if way == "pooled" else tables[np.argmin(clients)]
-    title = "Classes and clusters" + ("" if way == "pooled" else " of the first agent")
+    seed = f", seed {last.seed}"
+    title = "Classes and clusters" + ("" if way == "pooled" else " of the first agent") + seed
+    of_agents = way != "pooled"  # of whom none holds all views
     names = {
-        f"{client}{'' if full else ' (partial)'}": host.table_scores(table)["acc"]
+        f"{client}{'' if full or of_agents else ' (partial)'}": host.table_scores(table)["acc"]
         for client, table, full in sorted(
             zip(
                 clients,
@@ -134,6 +139,7 @@ def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
             key=lambda entry: entry[0],
         )
     }
-    note = "each client with a matching of its own"
+    whose = "agent" if of_agents else "client"
+    note = f"each {whose} with a matching of its own"
     figures = [page.confusion(title, shown)] if shown.shape[0] * shown.shape[1] <= 2500 else []
-    return [*figures, page.bars("ACC of every client", names, "ACC", note)]
+    return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note)]

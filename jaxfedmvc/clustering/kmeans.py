@@ -243,7 +243,8 @@ def predict(x: ArrayLike, centroids: ArrayLike, limit: ArrayLike | None = None) 
     x, _ = check_data(x, None)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
     used = jnp.arange(len(centroids)) < _check_limit(limit, len(centroids))
-    origin = centroids.mean(axis=0, keepdims=True)  # see `lloyd`
+    # See `lloyd`; centroids that are not in use may lie anywhere.
+    origin = centroids.mean(axis=0, keepdims=True, where=used[:, None])
     return _nearest(x - origin, centroids - origin, used)
 
 

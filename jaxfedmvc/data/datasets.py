@@ -166,7 +166,8 @@ def scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.n
         low, span = x.min(axis=0), np.ptp(x, axis=0)
         # Constant features are told by their range: their computed deviation may miss zero.
         shift, width = (low, span) if scale == "minmax" else (x.mean(axis=0), x.std(axis=0))
-        x = np.where(span > 0, (x - shift) / np.where(span > 0, width, 1.0), 0.0)
+        varies = (span > 0) & (width > 0)  # a deviation of tiny numbers may be zero, too
+        x = np.where(varies, (x - shift) / np.where(varies, width, 1.0), 0.0)
     return x.astype(np.float32)
 
 

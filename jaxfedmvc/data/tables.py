@@ -124,7 +124,8 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     if len(frames) < len(paths):
         raise ValueError(f"dataset: two tables are named {paths[0].stem}")
     if len(paths) == 1:
-        return from_frame(frames[paths[0].stem], options, name=paths[0].stem)
+        frame = frames[paths[0].stem]
+        return _dataset(frame, _columns(frame, options), options, paths[0].stem)
     return _joined(frames, options)
 
 
@@ -143,7 +144,8 @@ def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table
       ValueError: Names the column that is wrong.
     """
     frame = frame.rename(columns=str)
-    return _dataset(frame, _columns(frame, options), options, name)
+    found = _dataset(frame, _columns(frame, options), options, name)
+    return found._replace(views=tuple(view.astype(np.float32) for view in found.views))
 
 
 def _dataset(
@@ -153,7 +155,10 @@ def _dataset(
     name: str,
     clients: np.ndarray | None = None,
 ) -> Dataset:
-    """Makes a data set of the columns of each view, and of the client of each row if known."""
+    """Makes a data set of the columns of each view, and of the client of each row if known.
+
+    Its views are float64: whoever scales them loses nothing of wide ranges before the cast.
+    """
     notes, views, held = [], [], []
     for view, names in columns.items():
         encoded, note = _encoded(frame[list(names)], options, view)
@@ -212,8 +217,12 @@ def _frame(path: Path, id_column: str | None) -> pd.DataFrame:
     if not isinstance(frame.index, pandas.RangeIndex) and is_csv:
         raise ValueError(f"{path}: has rows that are longer than its head{hint}")
     frame.columns = [str(column).strip() for column in frame.columns]
-    if frame.columns.duplicated().any():
-        twice = frame.columns[frame.columns.duplicated()][0]
+    names = frame.columns
+    if is_csv:  # pandas has renamed what is there twice
+        first = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
+        names = pandas.Index(first.str.strip())
+    if names.duplicated().any():
+        twice = names[names.duplicated()][0]
         raise ValueError(f"{path}: the column {twice!r} is there twice")
     if not len(frame) or not len(frame.columns):
         raise ValueError(f"{path}: has no row or no column")
@@ -380,7 +389,12 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
             .notna()
             .all()
         ):
-            allowed = "write decimals with points"
+            has_commas = cells.astype(str).str.contains(",").any()
+            allowed = (
+                "write decimals with points"
+                if has_commas
+                else "these are numbers kept as text: convert the column"
+            )
         raise ValueError(
             f"views: the column {words[0]!r} of view {view} has cells such as {cell!r}; {allowed}"
         )
@@ -438,7 +452,7 @@ def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.nd
                 raise ValueError(f"views: the column {column!r} of view {view} is empty everywhere")
             middle = np.nanmedian(values[held], axis=0)
             values = np.where(empty, middle, values)
-    return np.where(held[:, None], values, 0.0).astype(np.float32), held
+    return np.where(held[:, None], values, 0.0), held
 
 
 def _classes(column: pd.Series) -> tuple[np.ndarray, str]:

@@ -111,7 +111,8 @@ def trimmed_mean(share: ArrayLike = 0.2) -> Rule:
 def median() -> Rule:
     """Returns the median of every coordinate, the mean of the two in the middle of an even number.
 
-    Between the least and the largest honest value while fewer than half of the clients are hostile.
+    Between the least and the largest honest value while fewer than half of the clients that count
+    are hostile: of a ratio, those whose weight is above `least`.
     """
     return lambda x, mask: _median(x, mask[:, None])
 

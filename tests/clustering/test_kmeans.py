@@ -383,3 +383,12 @@ def test_numbers_that_are_not_finite_are_named():
         kmeans(jax.random.key(0), x, 3)
     kept = np.arange(len(x)) != 3
     assert kmeans(jax.random.key(0), x, 3, where=kept).labels[3] == -1
+
+
+def test_centroids_that_are_not_in_use_do_not_blur_those_that_are():
+    corners = np.array([[0.0, 0.0], [1.0, 1.0]])
+    noise = np.random.default_rng(0).normal(size=(40, 2)) / 10
+    x = np.float32(1e4 + np.repeat(corners, 20, axis=0) + noise)
+    centroids = np.zeros((8, 2), np.float32)
+    centroids[:2] = 1e4 + corners
+    np.testing.assert_array_equal(predict(x, centroids, 2), np.repeat([0, 1], 20))

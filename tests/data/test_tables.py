@@ -302,3 +302,24 @@ def test_rows_are_dealt_out_over_clients_of_their_kind():
         data.partition_as_held(0, held, 2)
     with pytest.raises(ValueError, match="held: a sample has no view"):
         data.partition_as_held(0, np.zeros((3, 2), bool), 1)
+
+
+def test_wide_ranges_lose_nothing_before_they_are_scaled(tmp_path):
+    path = tmp_path / "times.csv"
+    pd.DataFrame({"t": 1_700_000_000 + np.arange(40), "x": np.arange(40.0)}).to_csv(path)
+    path.write_text(path.read_text().replace(",t,x", "id,t,x", 1))
+    (view,) = data.load(str(path), options=TableOptions("all=t,x", id="id")).views
+    np.testing.assert_allclose(view[:, 0], np.arange(40) / 39, atol=1e-6)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    path = tmp_path / "twice.csv"
+    path.write_text("hb,hb,wbc\n1,2,3\n4,5,6\n")
+    with pytest.raises(ValueError, match="the column 'hb' is there twice"):
+        data.load(str(path))
+
+
+def test_numbers_kept_as_text_are_named():
+    frame = pd.DataFrame({"a": pd.Series(["1", "2", "3"], dtype=object), "b": [1.0, 2.0, 3.0]})
+    with pytest.raises(ValueError, match="numbers kept as text"):
+        from_frame(frame, TableOptions("all=a,b"))

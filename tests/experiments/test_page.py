@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="plotly is not installed: the extra report")
 from experiments import compare
-from experiments.lib import page, plots, sweep_report
+from experiments.lib import page, plots, run_page, sweep_report
 from experiments.run import main
 from tests.helpers import binaries
 
@@ -93,13 +93,29 @@ def folders(tmp_path_factory):
     return folder
 
 
+def test_curves_of_seeds_that_end_at_different_rounds_go_to_the_last(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(page, "lines", lambda heading, values, x, label: drawn.update({heading: x}))
+    rows = [
+        {"seed": s, "round": r, "bytes_up": 1e6, "bytes_down": 1e6, "loss": 0.5}
+        | {f"all/pooled/{metric}": 0.5 for metric in ("acc", "nmi", "ari", "purity")}
+        for s, rounds in ((0, 2), (1, 4))
+        for r in range(1, rounds + 1)
+    ]
+    run_page._curves(rows, "pooled")
+    x = drawn["Scores by round"]
+    np.testing.assert_array_equal(x["rounds"], [1, 2, 3, 4])
+    np.testing.assert_array_equal(x["MB of the rounds, both ways"], [2, 4, 5, 6])
+
+
 @pytest.mark.ci
 def test_a_run_leaves_a_page(folders):
     text, figures = figures_of(folders / "one" / "report.html")
     assert "lmvsc on a&lt;b" in text and "a<b" not in text
     assert "--algorithm=lmvsc" in text and "--output_dir" not in text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
-    assert headings[1:] == ["Representation", "Classes and clusters", "ACC of every client"]
+    whose = ["Classes and clusters, seed 1", "ACC of every client, seed 1"]
+    assert headings[1:] == ["Representation", *whose]
     points = figures["figure0"]
     assert list(points["views"]) == ["clusters", "classes"]
     shown = [trace for trace in points["data"] if trace["visible"]]
