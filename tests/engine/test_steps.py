@@ -252,7 +252,7 @@ def test_other_numbers_can_be_taken_while_programs_are_traced():
     assert walked == [0]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
     hyper = FMCSCHyperparams(learning_rate=0.01, limit=K)
     steps = Steps(functools.partial(fmcsc, FMCSC), hyper, complete())

@@ -753,7 +753,7 @@ def test_ends_by_the_tolerance_and_the_objective_never_rises():
         assert not objective[n:].any()  # rounds that were not made
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_values_of_padding_change_no_bit():
     views, _ = make_views(9)
     _, result = run(views)

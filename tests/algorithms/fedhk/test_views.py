@@ -80,6 +80,7 @@ def test_a_view_whose_clusters_are_its_own_is_left_out():
     assert adjusted_rand_score(truth, finished(ALL)[0]) < 0.6
 
 
+@pytest.mark.slow
 def test_values_of_the_left_out_view_do_not_matter():
     """Other values in it give the same clusters, though it helps to find where to start."""
     views, _ = make_views()
@@ -178,6 +179,7 @@ def test_of_two_views_none_is_left_out_and_nothing_is_sent():
     chex.assert_trees_all_equal(new, server)
 
 
+@pytest.mark.slow
 def test_a_least_share_of_0_keeps_what_agrees_at_all_and_1_keeps_two():
     fed = federation(make_views()[0])
 

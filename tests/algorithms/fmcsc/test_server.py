@@ -189,7 +189,7 @@ def test_global_models_go_a_falling_share_of_the_way_to_the_average(settle_round
     assert server.rounds == (4 if settle_rounds else ())
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_only_where_models_settle_does_the_server_count_rounds(federation):
     """What is sent is the same with it and without: clients need not know."""
 

@@ -63,6 +63,7 @@ def test_without_trials_there_is_nothing_to_choose():
 # --- The agents' consensus ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_agent_that_agrees_with_nobody_is_left_out_of_the_relaxed_consensus():
     cells = np.repeat(np.arange(4), 12)
     views = [np.stack([2.0 * cells + 0.5, np.ones(48)], axis=1) for _ in range(2)]
