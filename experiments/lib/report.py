@@ -78,12 +78,12 @@ class Report:
         cells = "".join(
             "| " + " ".join(_cell(row[f"{g}/{self.way}/{m}"]) for m in METRICS) for g in self.groups
         )
-        up, down = row["bytes_up"] / 1e6, row["bytes_down"] / 1e6
+        up, down = _megabytes(row["bytes_up"]), _megabytes(row["bytes_down"])
         own = "".join(
             f"{'-' if row[name] is None else format(row[name], '.5g'):>{_width(name)}s}"
             for name in self._own_columns(row)
         )
-        return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:7.3f} {down:7.3f}{own}"
+        return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:>7s} {down:>7s}{own}"
 
     def add_round(self, row: Row) -> None:
         """Keeps a round's row, and appends it to rounds.csv."""
@@ -140,25 +140,28 @@ class Report:
             yield self._internal().to_string()
             yield from self._sizes(last)
         summary = self._summary(traffic) | facts
-        made = max(summary["rounds_made"])
-        if 0 < made < self.command.rounds:
-            yield f"\nended by itself after {made} of at most {self.command.rounds} rounds"
+        fewest, made = min(summary["rounds_made"]), max(summary["rounds_made"])
+        number = f"{made}" if fewest == made else f"{fewest} to {made}"
+        if 0 < fewest < self.command.rounds:
+            yield f"\nended by itself after {number} of at most {self.command.rounds} rounds"
         up, down = (
             max(summary["bytes_rounds"][way])
             + sum(getattr(traffic[stage], way) for stage in ("setup", "finish"))
             for way in ("up", "down")
         )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
-        mb_before, mb_after = (sum(traffic[stage]) / 1e6 for stage in ("setup", "finish"))
+        before, after = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
+        run = f"{'a run' if fewest == made else 'the longest run'} of {counted(made, 'round')}"
         yield (
-            f"\na run of {made} rounds, all clients: {up / 1e6:.3f} MB up, {down / 1e6:.3f} MB down"
-            f" ({mb_before:.3f} before and {mb_after:.3f} after the rounds, both ways)"
+            f"\n{run}, all clients: {_megabytes(up)} MB up, {_megabytes(down)} MB down"
+            f" ({before} before and {after} after the rounds, both ways)"
         )
         yield from _of_privacy(facts)
         # The last file, as it says that the job is finished.
         write_text(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
         yield f"compile {self.seconds['compile']:.1f} s, run {self.seconds['run']:.1f} s"
-        files = "summary.json, rounds.csv, labels.csv, flags.txt, *.png"
+        files = "summary.json, rounds.csv, labels.csv, flags.txt"
+        files += ", *.png" if any(self.path.glob("*.png")) else ""
         also = "report.html, " if page.is_installed() else ""
         yield f"written: {self.path}/ ({also}{files})"
 
@@ -270,7 +273,7 @@ class Report:
 
     def _write_page(self, last: SeedResult, facts: Row, flat: np.ndarray | None) -> None:
         seeds = self.command.job.all_seeds
-        up, down = (f"{facts[f'bytes_{way}'] / 1e6:.3f}" for way in ("up", "down"))
+        up, down = (_megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
         told = {
             "clients": self.federation.n_clients,
             "clusters": "found by the method" if self._finds_number() else facts["n_clusters"],
@@ -426,6 +429,12 @@ def _mean_cell(values: Sequence[float], with_deviation: bool) -> str:
     return spread(float(np.mean(values)), float(np.std(values, ddof=1)) if shown else math.nan)
 
 
+def _megabytes(n_bytes: float) -> str:
+    """Returns bytes in MB; two digits of what three places would show as little or nothing."""
+    mb = n_bytes / 1e6
+    return f"{mb:.2g}" if 0 < mb < 0.01 else f"{mb:.3f}"
+
+
 def _held(federation: Federation) -> int:
     """Returns how many samples clients hold, each once."""
     ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
@@ -447,7 +456,7 @@ def _of_choice(facts: Row) -> dict[str, str]:
     """Returns what a choice of settings cost, for the page; nothing where there was none."""
     if "bytes_choice" not in facts:
         return {}
-    up, down = (f"{facts['bytes_choice'][way] / 1e6:.3f}" for way in ("up", "down"))
+    up, down = (_megabytes(facts["bytes_choice"][way]) for way in ("up", "down"))
     return {"MB of the choice before them, up and down": f"{up} and {down}"}
 
 
