@@ -91,7 +91,8 @@ def silhouette(parts: Sequence[Rows]) -> float:
     a is the distance to the centroid of the other rows of the row's cluster, and b that to the
     nearest centroid of another cluster: a^2 = sum_v |x_v - c_v|^2 / s_v over the views that the row
     has, with s_v the variance of view v over all rows that have it. A centroid's view is the mean
-    of the cluster's rows that have it. A row that is alone in its cluster has 0, so that clusters
+    of the cluster's rows that have it; a view that no other row of the row's cluster has does not
+    count for it. A row that is alone in its cluster has 0, so that clusters
     of one row, or two, are no way to a good mean.
 
     Returns:
@@ -121,6 +122,8 @@ def silhouette(parts: Sequence[Rows]) -> float:
         distances *= np.where(member > 0, (counts.T / np.maximum(counts.T - 1, 1)) ** 2, 1.0)
         # Nobody who has the view is in the cluster: nothing is near it.
         distances[:, counts[:, 0] == 0] = np.inf
+        # The only one of its cluster that has the view: there are no others to be near to.
+        distances[np.any((member > 0) & (counts.T == 1), axis=1)] = 0.0
         start = 0
         for part, total in zip(parts, squares, strict=True):
             if v in part.views:

@@ -50,6 +50,14 @@ def test_rows_count_with_the_views_that_they_have():
     assert np.isclose(choice.silhouette([both, one]), 1 - np.mean(ratios))
 
 
+def test_a_view_that_no_other_row_of_the_cluster_has_does_not_count():
+    """Its only holder, in place 0, would be its own centroid; it has no other view, and so 0."""
+    view_0 = Rows({0: np.array([[0.0], [4.0], [6.0]])}, np.array([0, 1, 1]))
+    view_1 = Rows({1: np.array([[0.0], [2.0], [10.0], [12.0]])}, np.array([0, 0, 1, 1]))
+    each = [0, 1 / 2, 2 / 3, 9 / 11, 7 / 9, 7 / 9, 9 / 11]
+    assert np.isclose(choice.silhouette([view_0, view_1]), np.mean(each))
+
+
 @pytest.mark.parametrize("labels", [[0, 0, 0], [-1, -1, -1], [2, 2, -1]])
 def test_one_cluster_has_no_silhouette(labels):
     assert np.isnan(choice.silhouette([Rows({0: np.eye(3)}, np.array(labels))]))
