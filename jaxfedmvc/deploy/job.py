@@ -295,7 +295,7 @@ def _guarded(
             raise checks.wrong(f"robust: {key}", value, f"a number for one of {others}")
     if "share" in takes:
         share = numbers.get("share", parameters["share"].default)
-        if 0 <= share * n_clients < 1:
+        if 0 <= share * n_clients < 1 - 1e-4:  # as the rules round
             raise ValueError(
                 f"robust: share: {share} of {n_clients} clients, rounded down, is nobody; allowed"
                 f" is {1 / n_clients:.3g} or more"
