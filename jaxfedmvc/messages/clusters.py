@@ -45,7 +45,8 @@ def large_only(sums: PyTree, sizes: Array, least: int) -> tuple[PyTree, Array]:
 def min_cluster_size(least: int) -> Transform:
     """Sets what a message tells of clusters of fewer than `least` rows to zero.
 
-    The message is a pair of sums (or means) and sizes, as `large_only` takes them.
+    The message is sums (or means) and sizes, as `large_only` takes them; what comes after them is
+    not of clusters, and stays.
 
     Raises:
       ValueError: `least` is below 1.
@@ -53,7 +54,8 @@ def min_cluster_size(least: int) -> Transform:
     if least < 1:
         raise wrong("least", least, "1 or more")
 
-    def transform(key: Array, message: tuple[PyTree, Array], sent: PyTree) -> Any:
-        return large_only(*message, least)
+    def transform(key: Array, message: tuple, sent: PyTree) -> Any:
+        sums, sizes, *rest = message
+        return *large_only(sums, sizes, least), *rest
 
     return transform

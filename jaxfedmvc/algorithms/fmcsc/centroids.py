@@ -21,8 +21,8 @@ from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.clustering import kmeans, kmeans_plusplus, predict
 from jaxfedmvc.clustering.kmeans import means_of
 from jaxfedmvc.federation import Cohort
-from jaxfedmvc.messages.clusters import large_only, min_cluster_size
-from jaxfedmvc.messages.transforms import Transform, transformed
+from jaxfedmvc.messages.clusters import min_cluster_size
+from jaxfedmvc.messages.transforms import transformed
 
 # Number of clusters in use; None: all.
 Limit = jax.Array | int | None
@@ -45,8 +45,9 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
         partial(_cluster_centroids, config, limit),
     )
     if config.min_cluster_size is not None:
-        own = transformed(own, min_cluster_size(config.min_cluster_size))
-        lloyd = transformed(lloyd, _guarded(config.min_cluster_size))
+        own, lloyd = (
+            transformed(p, min_cluster_size(config.min_cluster_size)) for p in (own, lloyd)
+        )
     return (
         own,
         *(lloyd,) * config.centroid_rounds,
@@ -203,16 +204,6 @@ def _tally(
     if config.centroid_starts == 1:
         return state, one_start(centroids)[:2], {}
     return state, jax.vmap(one_start)(centroids), {}
-
-
-def _guarded(least: int) -> Transform:
-    """Returns what keeps sums and numbers of clusters of few rows back; distances are of all."""
-
-    def transform(key: jax.Array, message: tuple, sent: PyTree) -> tuple:
-        sums, sizes, *squares = message
-        return *large_only(sums, sizes, least), *squares
-
-    return transform
 
 
 def _move_centroids(

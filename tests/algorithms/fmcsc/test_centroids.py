@@ -128,7 +128,7 @@ def test_no_row_of_h_travels_alone_with_a_least_cluster_size(federation):
     np.testing.assert_array_equal(sizes, [rows - 1, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_own_centroids_of_small_clusters_are_not_sent_and_not_counted(federation, pretrained):
     plain, guarded = (
         build(centroids="federated", min_cluster_size=least).finish[0] for least in (None, 4)

@@ -258,7 +258,7 @@ def test_with_federated_centroids_the_model_is_kept_beside_h(federation, pretrai
     algorithm = build(centroids="federated")
     client, phase = at(federation.cohorts[1], 0), algorithm.round[0]
     start = at(engine.start(algorithm, federation, KEY).clients[1], 0)
-    state = start._replace(model=at(pretrained.clients[1], 0).model)
+    state = start._replace(model=at(pretrained.clients[1], 0).model, started=np.bool_(True))
     key = jax.random.fold_in(KEY, int(client.client_ids))
     sent = phase.broadcast(pretrained.server, client.view_ids)
     after, update, _ = jit(phase.client)(key, sent, state, client)
