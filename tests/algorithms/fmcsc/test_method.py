@@ -91,7 +91,7 @@ def test_who_takes_no_part_has_no_influence():
     # Who takes no part keeps its initial state.
     (other,) = {0, 1} - set(took[1].tolist())
     chex.assert_trees_all_equal(at(result.clients[1], other), at(start.clients[1], other))
-    assert largest_difference(*(at(x.clients[1], 1 - other) for x in (result, start))) > 1e-3
+    assert largest_difference(*(at(x.clients[1].model, 1 - other) for x in (result, start))) > 1e-3
 
 
 def test_the_federation_needs_a_client_with_all_views():
