@@ -133,8 +133,7 @@ def _planned(command: Command, settings: ChoiceSettings) -> _Plan:
       ValueError: The method finds the number itself, or nothing that clients have in common, or
         takes fewer than two of the numbers.
     """
-    fields = {field.name: field for field in dataclasses.fields(command.method.config)}
-    if "n_clusters" not in fields or fields["n_clusters"].default is None:
+    if command.method.finds_n_clusters:
         raise ValueError(f"n_clusters: {command.name} finds the number of clusters itself")
     if command.method.private:
         raise ValueError(

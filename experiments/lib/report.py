@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -274,9 +273,10 @@ class Report:
     def _write_page(self, last: SeedResult, facts: Row, flat: np.ndarray | None) -> None:
         seeds = self.command.job.all_seeds
         up, down = (_megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
+        finds_number = self.command.method.finds_n_clusters
         told = {
             "clients": self.federation.n_clients,
-            "clusters": "found by the method" if self._finds_number() else facts["n_clusters"],
+            "clusters": "found by the method" if finds_number else facts["n_clusters"],
             "rounds, at most": self.command.rounds,
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
             "MB of all these rounds, up and down": f"{up} and {down}",
@@ -298,11 +298,6 @@ class Report:
             flat,
             self.figures,
         )
-
-    def _finds_number(self) -> bool:
-        """Whether the method is told no number of clusters."""
-        fields = {field.name: field for field in dataclasses.fields(self.command.method.config)}
-        return "n_clusters" not in fields or fields["n_clusters"].default is None
 
     def _arguments(self) -> list[str]:
         """Returns the command line of the same job, in another folder."""

@@ -42,6 +42,12 @@ class Method(NamedTuple):
     complete: bool = False
     private: bool = False
 
+    @property
+    def finds_n_clusters(self) -> bool:
+        """Whether the method is told no number of clusters."""
+        fields = {field.name: field for field in dataclasses.fields(self.config)}
+        return "n_clusters" not in fields or fields["n_clusters"].default is None
+
 
 @struct.dataclass
 class NoHyperparams:

@@ -497,7 +497,7 @@ class Node:
 def _initial(joined: _Joined, client: int) -> tuple[PyTree, PyTree]:
     """Returns this client's initial state and, among peers, the common one, else None."""
     c, place = joined.plan.find(client)
-    started = joined.wire.started(jax.random.key(joined.job.seed))
+    started = joined.wire.initial_states(jax.random.key(joined.job.seed))
     mine = jax.tree.map(  # copied, as a part would keep the states of all
         lambda x: x[place : place + 1].copy(), started.clients[c]
     )

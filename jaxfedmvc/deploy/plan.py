@@ -250,7 +250,7 @@ class Wire:
         self.states: list[PyTree] = [shapes_of(one_of(c)) for c in clients]
         self._found: dict[Any, tuple[dict[int, Travels], PyTree]] = {}
 
-    def started(self, key: jax.Array, rows: Mapping[int, int] | None = None) -> RunState:
+    def initial_states(self, key: jax.Array, rows: Mapping[int, int] | None = None) -> RunState:
         """Makes the initial states.
 
         Args:

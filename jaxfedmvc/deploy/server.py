@@ -149,7 +149,7 @@ class Server:
         if self.job.robust is not None:
             self.wire.last()  # what the rule does not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
-        self.server = self.wire.started(self.key, rows).server
+        self.server = self.wire.initial_states(self.key, rows).server
         self._save()
 
     # --- Nodes ------------------------------------------------------------------------------------

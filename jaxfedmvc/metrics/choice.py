@@ -92,8 +92,8 @@ def silhouette(parts: Sequence[Rows]) -> float:
     nearest centroid of another cluster: a^2 = sum_v |x_v - c_v|^2 / s_v over the views that the row
     has, with s_v the variance of view v over all rows that have it. A centroid's view is the mean
     of the cluster's rows that have it; a view that no other row of the row's cluster has does not
-    count for it. A row that is alone in its cluster has 0, so that clusters
-    of one row, or two, are no way to a good mean.
+    count for it. A row that is alone in its cluster has 0, so that clusters of one row, or two, are
+    no way to a good mean.
 
     Returns:
       From -1 to 1; NaN with fewer than two clusters.
