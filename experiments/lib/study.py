@@ -64,6 +64,12 @@ class Study(NamedTuple):
         """Returns the flags as a --flagfile takes them."""
         return list(settings.flag_lines(self.flags, {"output_dir", "help", "resume"}))
 
+    def given(self, *groups: type) -> list[str]:
+        """Returns those flags of dataclasses that the command line gave, for rows to name."""
+        known = {setting.flag for group in groups for setting in settings.settings_of(group)}
+        given = {name for name in known if name in self.flags and self.flags[name].present}
+        return list(settings.flag_lines(self.flags, set(self.flags) - given))
+
     def open(self, name: str) -> Path:
         """Makes the result folder, and turns on the cache of compiled programs.
 

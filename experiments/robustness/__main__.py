@@ -10,7 +10,8 @@ consensus bears. Labels score, and nothing else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,10 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
-from experiments.lib import charts
+from experiments.lib import charts, folder
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
 from experiments.lib.devices import each
-from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
 from experiments.lib.study import parse_or_exit, write_summary
 from experiments.robustness.subjects import (
@@ -66,10 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings, seeds = quick(settings), seeds[:1]
     dataset = checked(lambda: _labelled(source))
     path = checked(lambda: study.open(f"robustness-{dataset.name}"))
+    made_by = folder.made_by(study.given(*_FLAGS))
     with Progress(study.folder.progress) as progress:
         for name in settings.algorithm:
             chosen = checked(partial(subject, name, settings, dataset, seeds))
-            measured(name, chosen, settings, seeds, path, progress, study.mesh)
+            measured(name, chosen, settings, seeds, path, progress, study.mesh, made_by)
             jax.clear_caches()
     runs = pd.read_csv(path / "runs.csv")
     report(path, runs, f"{dataset.name}, seeds {seeds[0]} to {seeds[-1]}")
@@ -102,6 +103,7 @@ def measured(
     path: Path,
     progress: Progress,
     mesh: Mesh | None = None,
+    made_by: Mapping[str, str] = {},
 ) -> None:
     """Makes all runs of a method, seeds at once on a mesh, and appends their rows to runs.csv."""
     chosen = QUICK_RULES if settings.quick else tuple(RULES)
@@ -115,22 +117,22 @@ def measured(
         for cell in asked:
             names = {"method": name} | cell._asdict() | {"rule": rule}
             if run is None:
-                unknown = dict.fromkeys(SCORES, np.nan) | {"note": subject.why_not}
-                rows = [names | {"seed": seed} | unknown for seed in seeds]
+                unknown = dict.fromkeys((*SCORES, "seconds"), np.nan) | {"note": subject.why_not}
+                rows = [names | {"seed": seed} | unknown | made_by for seed in seeds]
                 progress.done(f"{name}/{rule}", len(seeds))
             else:
                 one = partial(one_run, subject, run, cell, max(place - 1, 0))
                 rows = []
                 for seed, found in zip(seeds, each(one, seeds, mesh), strict=True):
-                    rows.append(names | {"seed": seed} | found | {"note": ""})
+                    rows.append(names | {"seed": seed} | found | {"note": ""} | made_by)
                     progress.done(f"{name}/{rule}")
-            append_rows(path / "runs.csv", rows)
+            folder.append_rows(path / "runs.csv", rows)
 
 
 def one_run(
     subject: Subject, run: Callable[..., Any], cell: Cell, rule: int, seed: int
 ) -> dict[str, float]:
-    """Returns the scores of one seed.
+    """Returns the scores of one seed, and how many seconds they took, compilation included.
 
     Args:
       subject: The method.
@@ -139,10 +141,12 @@ def one_run(
       rule: Index of the rule that guards it, where one does.
       seed: Of the partition and of the run.
     """
+    began = time.perf_counter()
     federation, key = subject.federations[cell.clients][seed], jax.random.key(seed)
     labels = run(federation, key, attackers(subject, cell), jnp.int32(rule))
     pooled = host.score(federation, labels)["all"]["pooled"]
-    return {score: pooled[score] for score in SCORES}
+    scores = {score: pooled[score] for score in SCORES}
+    return scores | {"seconds": round(time.perf_counter() - began, 3)}
 
 
 # --- What is shown --------------------------------------------------------------------------------

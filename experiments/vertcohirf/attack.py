@@ -28,7 +28,6 @@ from experiments.lib.command import JobSettings, checked
 from experiments.lib.devices import each
 from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
-from experiments.lib.settings import flag_lines, settings_of
 from experiments.lib.study import Study, write_summary
 from experiments.lib.text import counted
 from jaxfedmvc import checks, engine
@@ -101,10 +100,9 @@ def run(asked: Study) -> None:
     variants = checked(partial(algorithms, settings))
     seeds = list(range(job.seed, job.seed + settings.trials))
     path = checked(partial(asked.open, "vertcohirf_attack-simplex"))
+    made_by = folder.made_by(asked.given(AttackSettings, JobSettings))
     with Progress(asked.folder.progress) as progress:
-        scores = measured(
-            settings, variants, seeds, path, progress, asked.mesh, folder.made_by(_given(asked))
-        )
+        scores = measured(settings, variants, seeds, path, progress, asked.mesh, made_by)
     n = counted(len(seeds), "seed")
     title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {n}"
     plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
@@ -120,13 +118,6 @@ def run(asked: Study) -> None:
         by_sigma[str(sigma)][name] = row.dropna().to_dict()
     write_summary(path, {"seeds": seeds, "sigmas": settings.sigmas, "ari": by_sigma})
     print(f"\nwritten: {path}/ (trials.csv, summary.json, flags.txt, attack.png)")
-
-
-def _given(asked: Study) -> list[str]:
-    """Returns the flags of the study that the command line gave."""
-    known = {setting.flag for setting in settings_of(AttackSettings)} | {"seed"}
-    given = {name for name in known if asked.flags[name].present}
-    return list(flag_lines(asked.flags, set(asked.flags) - given))
 
 
 def algorithms(settings: AttackSettings) -> dict[str, FederatedAlgorithm]:

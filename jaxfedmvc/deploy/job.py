@@ -284,8 +284,8 @@ def _guarded(
     except (AttributeError, TypeError) as error:
         raise checks.wrong("robust: ratios", ratios, allowed) from error
     places = [place for ratio in known.values() for place in ratio[:2]]
-    least = [ratio.least for ratio in known.values()]
-    if not all(type(p) is int for p in places) or not all(type(x) in (int, float) for x in least):
+    limits = [number for ratio in known.values() for number in ratio[2:]]
+    if not all(type(p) is int for p in places) or not all(type(x) in (int, float) for x in limits):
         raise checks.wrong("robust: ratios", ratios, allowed)
     parameters = inspect.signature(robust.RULES[name]).parameters
     takes = list(parameters)

@@ -27,6 +27,14 @@ the server gets are the product. What is lost is that clients of more weight cou
 are what a hostile client says of itself. Without an attack the result is therefore not that of the
 plain sum, and `trimmed_mean(0.0)` is the plain sum without ratios only.
 
+QUORUM. A client says nothing of a quotient where it has no weight, as of a cluster that it holds no
+rows of, and a hostile one can claim them all. Among the few that are left two could decide. So no
+more than a quorum of clients makes a quotient nothing: numerators and denominators are zero, and
+the server does what it does where nobody says anything (E-FKMVC's keeps the centre). As long as the
+hostile clients are no more than half of the quorum, they are fewer than the honest ones that speak,
+of every quotient that counts: a quarter of all for the quorum of a half. Without it, quorum=0, the
+bounds of the rules hold among the clients that speak of a quotient only.
+
 LIMITS. A rule helps while the hostile clients are fewer than it can bear, among those that are
 reduced together: cohorts whose messages have the same structure and shapes are, others are not, so
 that two clients that hold a view alone cannot protect each other. It takes honest clients to be
@@ -75,11 +83,14 @@ class Ratio(NamedTuple):
         extension, whose leaves have the leading axes of the numerators'.
       least: A client whose denominator is no more than this has nothing to say about the quotient:
         it is left out there. 0 or more; may be traced.
+      quorum: Share of the clients that count: where no more of them have something to say, the
+        quotient and its denominator are zero. From 0 to below 1; may be traced.
     """
 
     numerators: int
     denominators: int
     least: ArrayLike = 0.0
+    quorum: ArrayLike = 0.5
 
 
 # --- Rules ----------------------------------------------------------------------------------------
@@ -112,7 +123,7 @@ def median() -> Rule:
     """Returns the median of every coordinate, the mean of the two in the middle of an even number.
 
     Between the least and the largest honest value while fewer than half of the clients that count
-    are hostile: of a ratio, those whose weight is above `least`.
+    are hostile: of a ratio, those whose weight is above `least` (see QUORUM in the module).
     """
     return lambda x, mask: _median(x, mask[:, None])
 
@@ -284,7 +295,8 @@ def robust(
       unguarded: Names of phases that stay as they are.
 
     Raises:
-      ValueError: A name is that of no phase, or of one that it does not fit. At trace time: a phase
+      ValueError: A name is that of no phase, or of one that it does not fit; a ratio's concrete
+        numbers are out of range. At trace time: a phase
         that is no sum, and named nowhere, sends a message that is not empty; messages are no
         floating-point arrays, or masked by secure aggregation.
     """
@@ -304,6 +316,9 @@ def robust(
         for name in names:
             if name not in allowed:
                 raise wrong(argument, name, ", ".join(allowed) or "none for this method")
+    for name, ratio in ratios.items():
+        _check(f"ratios: {name}: least", ratio.least, 0.0, np.inf)
+        _check(f"ratios: {name}: quorum", ratio.quorum, 0.0, 1.0)
 
     def guarded(name: str, phase: Phase) -> Phase:
         if name in unguarded:
@@ -438,11 +453,11 @@ def _of_parts(rule: Rule, ratio: Ratio | None, stack: PyTree, mask: Array) -> Py
     parts: list[PyTree] = list(stack)
     rest = list(range(len(parts)))
     if ratio is not None and parts:
-        top, bottom, least = ratio
+        top, bottom = ratio.numerators, ratio.denominators
         if not {top, bottom} <= set(rest):
             raise wrong("ratios", ratio, f"places of the {len(parts)} parts of the message")
         rest = [place for place in rest if place not in (top, bottom)]
-        parts[top], parts[bottom] = _of_ratio(rule, parts[top], parts[bottom], least, mask)
+        parts[top], parts[bottom] = _of_ratio(rule, ratio, parts[top], parts[bottom], mask)
     for place in rest:
         parts[place] = _of_part(rule, parts[place], mask)
     return type(stack)(*parts) if hasattr(stack, "_fields") else tuple(parts)
@@ -468,14 +483,16 @@ def _matrix(leaves: Sequence[Array]) -> Array:
 
 
 def _of_ratio(
-    rule: Rule, numerators: PyTree, denominators: PyTree, least: ArrayLike, mask: Array
+    rule: Rule, ratio: Ratio, numerators: PyTree, denominators: PyTree, mask: Array
 ) -> tuple[PyTree, PyTree]:
     """Combines quotients and denominators, over the clients that have something to say of each.
 
     Returns:
       Numerators and denominators of a typical client: the sum of the denominators over those that
-      say something, divided by the number of all, and the quotient times that.
+      say something, divided by the number of all, and the quotient times that. Zeros where no more
+      than the quorum say something.
     """
+    least = ratio.least
     has_said = jax.tree.map(lambda w: w > least, denominators)
 
     def quotients(w: Array, top: PyTree) -> PyTree:
@@ -489,9 +506,12 @@ def _of_ratio(
     mean = _of_part(rule, means, mask, jax.tree.map(said_of, denominators, means))
     bottom = _of_part(rule, denominators, mask, has_said)
     n = jnp.maximum(jnp.sum(mask), 1)
-    share = jax.tree.map(
-        lambda said: jnp.sum(jax.vmap(jnp.logical_and)(said, mask), axis=0) / n, has_said
-    )
+
+    def share_of(said: Array) -> Array:
+        n_said = jnp.sum(jax.vmap(jnp.logical_and)(said, mask), axis=0)
+        return jnp.where(n_said > ratio.quorum * n + _ROUNDING, n_said / n, 0.0)
+
+    share = jax.tree.map(share_of, has_said)
     bottom = jax.tree.map(jnp.multiply, bottom, share)
     top = jax.tree.map(lambda w, x: jax.tree.map(lambda x: _widened(w, x) * x, x), bottom, mean)
     return top, bottom

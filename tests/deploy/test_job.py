@@ -76,6 +76,10 @@ def test_another_setting_is_another_agreement():
         ({"robust": {"rule": "trimmed_mean", "share": 0.7}}, "robust: share: got 0.7"),
         ({"robust": {"rule": "median", "ratios": {"round[0]": [0]}}}, "robust: ratios: got"),
         ({"robust": {"rule": "median", "ratios": {"round[7]": [0, 1]}}}, "ratios: got 'round[7]'"),
+        (
+            {"robust": {"rule": "median", "ratios": {"round[0]": [0, 1, 5.0, 1.0]}}},
+            "robust: ratios: round[0]: quorum: got 1.0",
+        ),
         ({"robust": {"rule": "median", "unguarded": "all"}}, "robust: unguarded: got 'all'"),
         ({"robust": {"rule": "median"}, "fraction_bits": 8}, "allowed is one of them"),
         ({"method": "vertcohirf", "late": "skip", "settings": {}}, "late: got 'skip'"),

@@ -266,15 +266,46 @@ def test_ratios_are_combined_as_quotients():
 
 def test_who_has_no_weight_says_nothing_of_a_quotient():
     """Cluster 1 is known to two clients of four: their centre counts, and as much as they weigh."""
+    ratios = {"round[0]": Ratio(0, 1, quorum=0.4)}
     weights = np.array([[2.0, 4.0], [2.0, 6.0], [2.0, 0.0], [2.0, -1.0]], np.float32)
     centres = np.array([[1.0, 10.0], [3.0, 20.0], [2.0, -7.0], [2.0, 99.0]], np.float32)
     message = ((weights * centres)[..., None], weights)
-    guarded = robust(method(summing()), median(), ratios=RATIO)
+    guarded = robust(method(summing()), median(), ratios=ratios)
     (sums,), _ = served(guarded, (message,), (np.ones(4),))
     np.testing.assert_allclose(sums[1], [8.0, 10.0])
     np.testing.assert_allclose(sums[0][:, 0] / sums[1], [2.0, 15.0])
     (sums,), _ = served(guarded, ((message[0], 0 * weights),), (np.ones(4),))
     assert not sums[0].any() and not sums[1].any()
+
+
+@pytest.mark.parametrize(("n_clients", "quorum", "heard"), [(4, 0.5, 3), (10, 0.3, 4), (5, 0.0, 1)])
+def test_a_quotient_counts_where_more_than_the_quorum_speak(n_clients, quorum, heard):
+    """Quotient k is that of k + 1 clients; client i says i of each."""
+    says = np.arange(n_clients)[:, None] <= np.arange(n_clients)
+    weights = says.astype(np.float32)
+    quotients = np.arange(n_clients, dtype=np.float32)[:, None] * weights
+    guarded = robust(method(summing()), median(), ratios={"round[0]": Ratio(0, 1, 0.0, quorum)})
+    (sums,), _ = served(guarded, ((quotients, weights),), (np.ones(n_clients),))
+    counts = np.arange(1, n_clients + 1)
+    np.testing.assert_allclose(sums[1], np.where(counts >= heard, counts, 0), rtol=1e-6)
+    middle = np.where(counts >= heard, counts * (counts - 1) / 2, 0)
+    np.testing.assert_allclose(sums[0], middle, rtol=1e-6)
+
+
+def test_a_quarter_of_hostile_clients_decides_no_quotient():
+    """Two of eight claim all clusters; cluster k has k honest clients, who say 0 to 1."""
+    n, hostile = 8, 2
+    honest = np.arange(n - hostile)[:, None] < np.arange(n - hostile + 1)
+    weights = np.concatenate([honest, np.full((hostile, n - hostile + 1), 1e6)]).astype(np.float32)
+    quotients = np.linspace(0.0, 1.0, n, dtype=np.float32)[:, None] * np.ones(weights.shape[1])
+    quotients[n - hostile :] = 1e3
+    guarded = robust(method(summing()), median(), ratios=RATIO)
+    message = (weights * quotients.astype(np.float32), weights)
+    (sums,), _ = served(guarded, (message,), (np.ones(n),))
+    heard = np.asarray(sums[1]) > 0
+    assert heard.tolist() == [False, False, False, True, True, True, True]
+    assert (np.asarray(sums[0])[heard] / np.asarray(sums[1])[heard] <= 1).all()
+    assert not np.asarray(sums[0])[~heard].any()
 
 
 def test_fmcscs_models_stay_within_what_honest_clients_send():
@@ -316,6 +347,9 @@ def test_what_no_rule_can_bound_is_refused_unless_it_is_named():
 def test_names_and_messages_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"ratios: got 'round\[1\]'; allowed is round\[0\]"):
         robust(method(summing()), median(), ratios={"round[1]": Ratio(0, 1)})
+    for ratio, said in ((Ratio(0, 1, -1.0), "least"), (Ratio(0, 1, 0.0, 1.0), "quorum")):
+        with pytest.raises(ValueError, match=rf"ratios: round\[0\]: {said}: got .* is 0 or"):
+            robust(method(summing()), median(), ratios={"round[0]": ratio})
     with pytest.raises(ValueError, match=r"centred: got 'round\[0\]'; allowed is none"):
         robust(method(summing()), median(), centred=["round[0]"])
     with pytest.raises(ValueError, match=r"message: is int32; only floating-point"):
