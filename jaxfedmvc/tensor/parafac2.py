@@ -95,7 +95,9 @@ def parafac2(
     """Fits PARAFAC2 by alternating least squares (Kiers et al., 1999), the best of some starts.
 
     The first start has the leading eigenvectors of sum_k X_k^T X_k for Q, and needs no key; the
-    others have random orthonormal Q. All have H = I and s = 1. Slices of zeros give an error of 0.
+    others have random orthonormal Q. All have H = I and s = 1, for slices whose largest entry is
+    between a half and 1: they are divided by a power of two first, since products of two scales
+    overflow where entries pass 1e9 or so. Slices of zeros give an error of 0.
 
     Args:
         key: PRNG key of the random starts; unused, and may be None, if `n_init` is 1.
@@ -121,6 +123,8 @@ def parafac2(
         if size < 1:
             raise checks.wrong(name, size, "1 or more")
     n_slices, n_rows, n_columns = slices.shape
+    unit = jnp.ldexp(jnp.float32(1), jnp.frexp(jnp.max(jnp.abs(slices)))[1])
+    slices = slices / unit
     gram = _einsum("knj,kni->ji", slices, slices)
     starts = jnp.linalg.eigh(gram)[1][None, :, : -rank - 1 : -1]
     if n_init > 1:
@@ -148,7 +152,8 @@ def parafac2(
 
     runs = jax.vmap(run)(starts)
     best = jnp.argmin(runs.error)
-    return jax.tree.map(lambda leaf: leaf[best], runs)
+    form, error, n_sweeps = jax.tree.map(lambda leaf: leaf[best], runs)
+    return Parafac2Result(form._replace(s=form.s * unit), error, n_sweeps)
 
 
 def reconstruct(parafac2: Parafac2) -> Array:

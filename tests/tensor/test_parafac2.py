@@ -327,3 +327,12 @@ def test_zeros_stay_finite():
 def test_bad_input(call, name):
     with pytest.raises(ValueError, match=rf"^{name}: got"):
         call(planted()[0])
+
+
+@pytest.mark.parametrize("size", [2.0**-50, 2.0**33, 2.0**60])
+def test_the_size_of_the_slices_changes_only_the_scales(size):
+    """Squares of squares of 2^33 are no float32; powers of two round nothing."""
+    x, _ = planted(noise=0.3)
+    (one, error, n_sweeps), large = fit(None, x), fit(None, size * x)
+    assert float(large.error) == float(error) and int(large.n_sweeps) == int(n_sweeps)
+    chex.assert_trees_all_equal(large.parafac2, one._replace(s=size * one.s))
