@@ -29,6 +29,7 @@ class _Blocks(NamedTuple):
         rows: Place of each row in the data as given, int32 [m, b].
         where: Selected rows, bool [m, b].
         low, high: Corners of the bounding boxes, float32 [m, d]; inf, -inf if nothing is selected.
+        middle: Median of the selected rows by feature, float32 [m, d]; 0 if there is none.
     """
 
     x: Array
@@ -36,6 +37,7 @@ class _Blocks(NamedTuple):
     where: Array
     low: Array
     high: Array
+    middle: Array
 
 
 def dbscan(
@@ -59,8 +61,8 @@ def dbscan(
     Squared distances are sums of squared differences in float32. The shorter |x|^2 - 2 x.y + |y|^2
     would lose the digits that decide at the boundary, where |x - y| is much less than |x|. It is
     used with more than 16 features, where it is many times faster, and there x and y are taken
-    from the middle of a block, so that what is lost is relative to the block's width or to `eps`,
-    whichever is more. They are compared with the largest float32 number up to eps^2, so that where
+    from the median of a block, so that what is lost is relative to how far a row lies from there
+    or to `eps`, whichever is more, and a row far away costs the others nothing. They are compared with the largest float32 number up to eps^2, so that where
     the sums are exact (as on a grid) the decision is that of real numbers for `eps` rounded to
     float32.
 
@@ -121,7 +123,12 @@ def _kd_blocks(x: Array, where: Array, block: int) -> _Blocks:
     x, where = x[order], where[order]
     shape = (m, block)
     corners = box(x, where, position // block)
-    return _Blocks(x.reshape(*shape, -1), order.reshape(shape), where.reshape(shape), *corners)
+    x, where = x.reshape(*shape, -1), where.reshape(shape)
+    ordered = jnp.sort(jnp.where(where[:, :, None], x, jnp.inf), axis=1)
+    half = where.sum(axis=1)[:, None, None] // 2
+    middle = jnp.take_along_axis(ordered, half, axis=1, mode="clip")[:, 0]
+    middle = jnp.where(jnp.isfinite(middle), middle, 0.0)
+    return _Blocks(x, order.reshape(shape), where, *corners, middle)
 
 
 def _core(blocks: _Blocks, threshold: Array, min_samples: Array) -> Array:
@@ -272,9 +279,7 @@ def _within(blocks: _Blocks, threshold: Array, a: Array, b: Array) -> Array:
     """
     x, y = blocks.x[a], blocks.x[b].reshape(-1, blocks.x.shape[2])
     if x.shape[1] > _UNROLLED:
-        middle = (blocks.low[a] + blocks.high[a])[None] / 2
-        middle = jnp.where(jnp.isfinite(middle), middle, 0.0)  # of a block without rows
-        x, y = x - middle, y - middle
+        x, y = x - blocks.middle[a][None], y - blocks.middle[a][None]
         products = jnp.matmul(x, y.T, precision=lax.Precision.HIGHEST)
         norms = jnp.sum(jnp.square(x), axis=1)[:, None] + jnp.sum(jnp.square(y), axis=1)[None]
         squares = norms - 2 * products

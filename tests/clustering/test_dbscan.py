@@ -121,6 +121,14 @@ def test_distances_keep_their_digits_far_from_the_origin(n, d, top, squares):
         assert labels.min() == -1 and labels.max() >= 0
 
 
+def test_a_row_far_away_costs_the_others_no_digits():
+    """From the middle of a box that is 10 000 wide, squares of 1e8 would drown those of eps."""
+    x = np.random.default_rng(0).normal(size=(120, 20)).astype(np.float32)
+    x[7] = 1e4
+    for eps in (4.0, 5.0):
+        np.testing.assert_array_equal(run(x, eps, 5, block=128), reference(x, eps, 5))
+
+
 def test_threshold_is_the_square_of_eps_rounded_down():
     eps = np.sqrt(np.arange(1, 2000), dtype=np.float32)
     exact = eps.astype(np.float64) ** 2  # its 48 digits fit into float64
