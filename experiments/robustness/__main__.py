@@ -179,12 +179,15 @@ def markdown(summary: pd.DataFrame, method: str) -> str:
     lines = [["attack", "share", *rules], ["---"] * (2 + len(rules))]
     for (kind, attack, share), rows in mine.groupby(["clients", "attack", "share"], sort=False):
         of_rule = rows.set_index("rule")
-        label = attack if kind == "alike" else f"{attack}, {kind} clients"
         cells = [_text(of_rule["acc/mean"][rule], of_rule["acc/std"][rule]) for rule in rules]
-        lines.append([label, f"{share:.0%}", *cells])
+        lines.append([_title(kind, attack), f"{share:.0%}", *cells])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     notes = mine["note"].dropna()
     return table + "".join(f"\n-: {note}\n" for note in dict.fromkeys(notes) if note)
+
+
+def _title(clients: str, attack: str) -> str:
+    return attack if clients == "alike" else f"{attack}, {clients} clients"
 
 
 def _text(mean: float, deviation: float) -> str:
@@ -197,11 +200,12 @@ def _text(mean: float, deviation: float) -> str:
 def draw(path: Path, summary: pd.DataFrame, title: str) -> None:
     """Draws a picture of each method: a panel for each attack, a line for each rule."""
     for method, rows in summary.groupby("method", sort=False):
-        quiet = rows[(rows["attack"] == NOBODY) & (rows["clients"] == "alike")]
+        quiet = rows[rows["attack"] == NOBODY]
         panels = {}
-        for attack, lines in rows[rows["attack"] != NOBODY].groupby("attack", sort=False):
-            both = pd.concat([quiet, lines]).dropna(subset="acc/mean")
-            panels[str(attack)] = {
+        attacks = rows[rows["attack"] != NOBODY].groupby(["clients", "attack"], sort=False)
+        for (kind, attack), lines in attacks:
+            both = pd.concat([quiet[quiet["clients"] == kind], lines]).dropna(subset="acc/mean")
+            panels[_title(kind, attack)] = {
                 str(rule): _points(of) for rule, of in both.groupby("rule", sort=False)
             }
         charts.lines(

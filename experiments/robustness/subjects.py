@@ -46,6 +46,7 @@ QUICK_RULES = ("trimmed mean", "median")
 QUICK_METHODS = ("fmcsc", "e_fkmvc", "vertcohirf")
 FORGED = ("random_labels", "inverse_ranking")  # VertCoHiRF's, see `attacks.byzantine`
 START = "start"  # what is sent before E-FKMVC's rounds, times the factor
+CLAIM = "claim"  # a thousand rows of every cluster, all features at the factor
 NOBODY = "nobody"
 
 
@@ -188,6 +189,8 @@ def _on_messages(
     attacks = {"sign flip": of(hostile.sign_flip(parts)), "scaled": of(scaled)}
     if not settings.quick:
         attacks["permuted rows"] = of(hostile.permuted_rows(parts))
+        if parts is not None:
+            attacks[CLAIM] = of(hostile.claimed(settings.factor, 1000.0))
         if start:
             attacks[START] = of(scaled, start)
     little = of(hostile.little_is_enough(settings.deviations, parts))
@@ -316,12 +319,16 @@ def program(subject: Subject, rules: Sequence[Rule] | None) -> Callable[..., tup
 
 
 def cells(subject: Subject, settings: RobustnessSettings) -> list[Cell]:
-    """Returns what is run for every rule: nobody attacks, on all kinds of clients; each attack."""
+    """Returns what is run for every rule: nobody attacks, on all kinds of clients; each attack.
+
+    Claims are made on all kinds of clients, too: skewed ones are those that they harm.
+    """
     n = subject.n_clients
     counts = sorted({max(1, round(share * n)) for share in settings.hostile_shares})
     found = [Cell(kind, NOBODY, 0.0) for kind in subject.federations]
     for attack in (*subject.attacks, *subject.collusion):
-        found += [Cell("alike", attack, count / n) for count in counts]
+        kinds = tuple(subject.federations) if attack == CLAIM else ("alike",)
+        found += [Cell(kind, attack, count / n) for kind in kinds for count in counts]
     return found
 
 

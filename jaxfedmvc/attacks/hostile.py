@@ -100,6 +100,30 @@ def permuted_rows(parts: Sequence[int] | None = None) -> Attack:
     return _changing(change, parts)
 
 
+def claimed(
+    value: ArrayLike, weight: ArrayLike, numerators: int = 0, denominators: int = 1
+) -> Attack:
+    """Claims a great weight of everything, as of rows of every cluster, and one value for it.
+
+    Where honest clients have rows of few clusters each, whoever claims them all is heard where few
+    others are.
+
+    Args:
+      value: Of all quotients; may be traced.
+      weight: Of all denominators; may be traced.
+      numerators: Place of this part of the message, a tuple.
+      denominators: Place of this part.
+    """
+
+    def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
+        for place, number in ((numerators, jnp.multiply(value, weight)), (denominators, weight)):
+            fill = partial(jax.tree.map, lambda x, number=number: jnp.full_like(x, number))
+            message = _of_parts(fill, (place,), message)
+        return message
+
+    return lambda phase, clients: transformed(phase, transform, clients)
+
+
 def _changing(
     change: Callable[[Array, Array], Array], parts: Sequence[int] | None
 ) -> Callable[[Phase, Sequence[int]], Phase]:

@@ -62,9 +62,9 @@ def dbscan(
     would lose the digits that decide at the boundary, where |x - y| is much less than |x|. It is
     used with more than 16 features, where it is many times faster, and there x and y are taken
     from the median of a block, so that what is lost is relative to how far a row lies from there
-    or to `eps`, whichever is more, and a row far away costs the others nothing. They are compared with the largest float32 number up to eps^2, so that where
-    the sums are exact (as on a grid) the decision is that of real numbers for `eps` rounded to
-    float32.
+    or to `eps`, whichever is more, and a row far away costs the others nothing. They are compared
+    with the largest float32 number up to eps^2, so that where the sums are exact (as on a grid) the
+    decision is that of real numbers for `eps` rounded to float32.
 
     Args:
         x: Data, float32 [n, d], finite in the selected rows.

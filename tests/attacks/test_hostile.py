@@ -8,6 +8,7 @@ import pytest
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.attacks.hostile import (
     attacked,
+    claimed,
     little_is_enough,
     permuted_rows,
     scaled,
@@ -56,6 +57,13 @@ def test_rows_are_permuted_alike_and_whole():
     order = np.argsort(np.asarray(matrix)[:, 0])
     np.testing.assert_array_equal(np.asarray(matrix)[order], MATRIX)
     assert order.tolist() != [0, 1, 2, 3] and number == 0
+
+
+def test_a_claim_is_a_quotient_of_great_weight():
+    phase = claimed(7.0, 100.0)(exchange(), [2])
+    matrix, weight = sent_by(phase, 2)
+    np.testing.assert_array_equal(matrix, np.full((4, 3), 700.0))
+    assert weight == 100 and sent_by(phase, 1)[1] == 1
 
 
 @pytest.mark.slow

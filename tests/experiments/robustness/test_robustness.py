@@ -146,7 +146,8 @@ def test_cells_and_attackers():
     found = subject("e_fkmvc", settings, data.load("digits"), [0])
     kinds = cells(found, settings)
     assert [cell.clients for cell in kinds[:2]] == ["alike", "skewed"]
-    assert len(kinds) == 2 + 2 * len(found.attacks | found.collusion)
+    assert len(kinds) == 2 + 2 * (len(found.attacks | found.collusion) + 1)
+    assert Cell("skewed", "claim", 0.2) in kinds and Cell("skewed", "scaled", 0.2) not in kinds
     ids = attackers(found, Cell("alike", "sign flip", 0.4))
     assert ids["sign flip"].tolist() == [3, 4, -1, -1, -1]
     assert (np.asarray(ids["scaled"]) == -1).all()
