@@ -60,7 +60,8 @@ class SweepSettings:
 
     Attributes:
       grid: Axes, such as 'tau_m=0.1,0.5; learning_rate=log(1e-4,1e-2,5); hidden=64x64,256x256'.
-      random: So many settings drawn from the grid's axes instead of all.
+      random: So many settings drawn from the grid's axes instead of all; of a range anything in it
+        (of whole numbers its values).
       batch: Runs that go together; auto: as memory allows, see --dry_run.
       dry_run: Say what would be run and what it takes, and end; compiles each program for one run.
       coordinator: host:port of process 0, for a sweep over several hosts.
@@ -106,7 +107,20 @@ def settings_of(command: Command, sweep: SweepSettings) -> tuple[list[Axis], lis
             )
     if sweep.random is None:
         return axes, grid.combinations(axes)
-    return axes, grid.draws(axes, sweep.random, _SEED_OF_DRAWS)
+    drawn = [axis._replace(scale=None) if _takes_whole(command, axis) else axis for axis in axes]
+    return axes, grid.draws(drawn, sweep.random, _SEED_OF_DRAWS)
+
+
+def _takes_whole(command: Command, axis: Axis) -> bool:
+    """Whether a flag takes whole numbers only, so that values of a range are drawn, none between.
+
+    What it takes its parser says: of a tuple or an optional number, too.
+    """
+    try:
+        command.flags[axis.name].parser.parse("1.5")
+    except ValueError:
+        return True
+    return False
 
 
 def _axis_flags(command: Command) -> set[str]:

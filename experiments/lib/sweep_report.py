@@ -225,6 +225,7 @@ def figures(
     found = [page.Figure("All settings", [trace], {"height": 480, "margin": {"t": 60}}, note=note)]
     if len(names) == 2:
         across = known.pivot_table(index=names[0], columns=names[1], values=f"{by}_mean")
+        across = across.reindex(index=_ordered(known[names[0]]), columns=_ordered(known[names[1]]))
         texts = [[_short(v) if np.isfinite(v) else "" for v in row] for row in across.to_numpy()]
         heat = {
             "type": "heatmap",
@@ -241,6 +242,13 @@ def figures(
         }
         found.append(page.Figure(by.upper(), [heat], layout))
     return found
+
+
+def _ordered(column: pd.Series) -> list[Any]:
+    """Returns the values of an axis once each: numbers by size, words as they come."""
+    values = column.drop_duplicates()
+    numbers = pd.to_numeric(values, errors="coerce")
+    return list(values if numbers.isna().any() else values[numbers.sort_values().index])
 
 
 def _dimension(name: str, column: pd.Series) -> dict[str, Any]:

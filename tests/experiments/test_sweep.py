@@ -158,6 +158,14 @@ def test_settings_are_drawn_from_ranges_and_need_no_labels(toy, tmp_path):
     assert "best by mean ACC (needs labels): no setting has one" in out
 
 
+def test_of_a_range_of_whole_numbers_its_values_are_drawn():
+    command = parse(["--algorithm=fmcsc", "--dataset=digits"], algorithm="fmcsc")
+    asked = sweep.SweepSettings(grid="local_epochs=lin(2,20,10); tau_m=lin(0,1,2)", random=8)
+    axes, drawn = sweep.settings_of(command, asked)
+    assert {setting["local_epochs"] for setting in drawn} <= set(axes[0].values)
+    assert len({setting["tau_m"] for setting in drawn} - {"0", "1"}) == 8
+
+
 def test_numbers_that_are_off_are_another_program():
     def command(*more):
         return parse([*FEDHK, "--dataset=digits", *more], algorithm="fmcsc")

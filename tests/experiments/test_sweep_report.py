@@ -275,6 +275,14 @@ def test_random_settings_are_points_in_a_panel_for_each_axis(tmp_path, figures):
     assert ["AB" if place == 0 else "BC" for place in places] == [s["parts"] for s in settings]
 
 
+def test_the_pages_map_has_numbers_by_size_and_words_in_the_grids_order():
+    _, summary = swept("batch=16,128,8; parts=BC,A", lambda s: float(s["batch"]))
+    _, heat = sweep_report.figures(summary, ["batch", "parts"], ["acc"], "acc")
+    (trace,) = heat.traces
+    assert trace["y"] == ["8", "16", "128"] and trace["x"] == ["BC", "A"]
+    np.testing.assert_allclose([row[0] for row in trace["z"]], [8, 16, 128], atol=0.02)
+
+
 def test_nothing_is_drawn_of_nothing(tmp_path):
     axes, summary = swept("x=1; y=2", lambda s: 0.5)
     assert sweep_report.draw(tmp_path, summary, axes, "acc") == []
