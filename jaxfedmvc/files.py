@@ -46,21 +46,23 @@ def _sync_folder(folder: Path) -> None:
 def locked(folder: Path) -> IO[str]:
     """Takes a folder for this process, and makes it; who holds the file that is returned has it.
 
-    Where the system has no such locks nothing is taken.
+    Where the system, or the file system, has no such locks nothing is taken.
 
     Raises:
       ValueError: Another process has it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / "lock").open("w", encoding="utf-8")
+    file = (folder / ".lock").open("w", encoding="utf-8")
     if os.name == "posix":
         import fcntl
 
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except (BlockingIOError, PermissionError) as error:
             file.close()
             raise ValueError(f"folder: {folder} is in use by another process") from error
+        except OSError:
+            pass  # such as a network's file system without locks
     return file
 
 

@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import jax
 import pandas as pd
 from absl import flags
 
 from experiments.lib.command import FREE_FLAGS, FolderSettings
-from jaxfedmvc.files import write_text
+from jaxfedmvc.files import locked, write_text
 
 _ROOT = Path(__file__).parents[2]
+# Folders of this process' jobs, and the files that keep others out while they are open.
+_held: dict[Path, IO[str]] = {}
 
 
 class Parsed(Protocol):
@@ -113,8 +115,8 @@ def open_folder(command: Parsed, name: str) -> Path:
       name: For a folder of its own under results/, where --output_dir is not given.
 
     Raises:
-      OSError, ValueError: The folder cannot be written, or holds results already; or --resume is
-        given and the job knows nothing of it.
+      OSError, ValueError: The folder cannot be written, holds results already, or another process
+        writes into it; or --resume is given and the job knows nothing of it.
     """
     if command.folder.resume:
         return _reopened(command)
@@ -136,8 +138,26 @@ def open_folder(command: Parsed, name: str) -> Path:
             else ", or --resume to go on with what it holds"
         )
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another{ends}")
+    _hold(folder)
     write_text(folder / "flags.txt", "\n".join(command.flag_lines()) + "\n")
     return folder
+
+
+def _hold(folder: Path) -> None:
+    """Keeps other processes out for as long as this one lives.
+
+    Raises:
+      ValueError: Another process is in.
+    """
+    place = folder.resolve()
+    if place not in _held:
+        try:
+            _held[place] = locked(place)
+        except ValueError as error:
+            raise ValueError(
+                f"output_dir: another process writes into {str(folder)!r}; let it end, or give"
+                " another folder"
+            ) from error
 
 
 def unused(name: str) -> Path:
@@ -175,6 +195,7 @@ def _reopened(command: Parsed) -> Path:
             f"resume: {str(folder)!r} was begun with other flags: {', '.join(different)}; allowed"
             " are the same, as by --flagfile with its flags.txt"
         )
+    _hold(folder)
     return folder
 
 

@@ -4,8 +4,6 @@ import csv
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -16,6 +14,7 @@ from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from tests.algorithms import test_common as common
 from tests.deploy import local
+from tests.helpers import locks
 
 METHOD, SMALL = "e_fkmvc", {"n_restarts": 1}
 FEDERATION = common.federation("horizontal", common.parts("horizontal"))
@@ -374,15 +373,8 @@ def test_an_operator_who_thinks_better_of_it_is_obeyed(tmp_path):
 
 
 def test_a_folder_belongs_to_one_process(tmp_path):
-    hold = (
-        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX);"
-        " print('held', flush=True); sys.stdin.read()"
-    )
     path = local.write_node(tmp_path, 0, {0: np.ones((3, 2), np.float32)}, ["fmcsc"])
-    (tmp_path / "state0").mkdir()
-    command = [sys.executable, "-c", hold, str(tmp_path / "state0" / "lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
+    with locks.held(tmp_path / "state0"):
         with pytest.raises(ValueError, match=r"folder: .*state0 is in use by another process"):
             Node(path)
     assert Node(path).holding.client == 0

@@ -9,6 +9,7 @@ import pytest
 from experiments.lib import folder
 from experiments.lib.command import FolderSettings
 from experiments.published import ROOT
+from tests.helpers import locks
 
 
 def test_rows_name_no_place_of_the_machine_that_made_them():
@@ -52,6 +53,19 @@ def test_a_row_that_a_kill_left_half_written_goes_before_the_next(tmp_path):
     assert path.read_text().split() == ["a,b", "5,6"]
     with pytest.raises(ValueError, match="has the columns"):
         folder.append_rows(path, [{"a": 5, "c": 6}])
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_another_process_writes_into_is_refused(tmp_path, resume):
+    options = FolderSettings(output_dir=str(tmp_path / "out"), resume=resume)
+    command = SimpleNamespace(folder=options, flags={}, flag_lines=lambda: ["--seeds=2"])
+    with locks.held(tmp_path / "out"):
+        if resume:
+            (tmp_path / "out" / "flags.txt").write_text("--seeds=2\n")
+        with pytest.raises(ValueError, match="output_dir: another process writes into"):
+            folder.open_folder(command, "job")
+    assert folder.open_folder(command, "job") == tmp_path / "out"
+    assert (tmp_path / "out" / "flags.txt").read_text() == "--seeds=2\n"
 
 
 def test_rows_that_are_kept_keep_their_text(tmp_path):

@@ -102,7 +102,7 @@ def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     assert re.search(best + r"beta=\S+, hkc=\w+: ", out)
     assert "first by silhouette (no labels): " in out
     names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt"}
-    names |= {"heatmap.png", "report.html"}
+    names |= {"heatmap.png", "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
 
 

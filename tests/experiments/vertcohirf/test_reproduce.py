@@ -194,6 +194,7 @@ def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
         "boxes_toy.png",
         "chosen_trials.csv",
         "flags.txt",
+        ".lock",
         "summary.json",
         "tables.csv",
     }
