@@ -84,6 +84,8 @@ def lines(
 ) -> None:
     """For each panel a line for each series, with error bars; a line of one point is a marker.
 
+    Panels stand in rows of four at most.
+
     Args:
       path: Where to write, .png.
       panels: `{panel: {series: points}}`; points of infinite x are drawn as a level across.
@@ -95,13 +97,18 @@ def lines(
     """
     plt = plots.require_matplotlib()
 
+    n_rows = -(-len(panels) // 4)
+    n_columns = -(-len(panels) // n_rows)
+    size = 5.2 * n_columns + 0.6, 4.4 * n_rows + 0.4
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(5.2 * len(panels) + 0.6, 4.8), layout="constrained", squeeze=False
+        n_rows, n_columns, figsize=size, layout="constrained", squeeze=False
     )
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
     styles = {name: (f"C{i % 10}", "osD^vPX*<>"[i % 10]) for i, name in enumerate(names)}
     shown = set()
-    for axis, (panel, series) in zip(axes[0], panels.items(), strict=True):
+    for axis, (panel, series) in zip(axes.flat, panels.items(), strict=False):
         for name, points in series.items():
             colour, marker = styles[name]
             label = None if name in shown else name
@@ -134,8 +141,9 @@ def lines(
         axis.set_title(panel)
         axis.set_xlabel(xlabel)
         axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel(ylabel)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(ylabel)
     figure.suptitle(title)
     # Two columns fit below one panel, whatever the names.
-    figure.legend(fontsize=8, loc="outside lower center", ncols=min(4, 2 * len(panels)))
+    figure.legend(fontsize=8, loc="outside lower center", ncols=min(4, 2 * n_columns))
     plots.save(figure, path)
