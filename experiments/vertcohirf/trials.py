@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from jax.sharding import Mesh
 
-from experiments.lib import folder
+from experiments.lib import folder, programs
 from experiments.lib.data import Problem
 from experiments.lib.devices import each
 from experiments.lib.folder import append_rows, read_appended
@@ -432,6 +432,7 @@ def run_trials(
                     progress.done(f"{place.dataset}, {place.method}", len(rest))
                     found = found + made
                 search.tell(found)
+            programs.make_room()  # DPFMPS has one for each number of clusters
         jax.clear_caches()  # programs of one set serve no other
     trials = read_trials(path)
     places = pd.MultiIndex.from_frame(trials[list(Place._fields)])

@@ -1,4 +1,4 @@
-"""Compiled programs take memory, and memory maps, of which a process may have 65530 on Linux."""
+"""Compiled programs take memory, and memory maps; see `experiments.lib.programs`."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import jax
 
-_MANY_MAPS = 30_000
+from experiments.lib.programs import many_maps
+
 _MANY_BYTES = 8 * 10**8
 # Compiling one program of training leaves up to 800 MB behind that are free and not given back.
 _FREE_FROM = 7 * 10**8
@@ -19,7 +20,7 @@ def make_room():
     """Lets go of compiled programs before they use up the memory, or the memory maps."""
     if not _PROCESS.exists():
         return
-    if _resident() > _MANY_BYTES or len((_PROCESS / "maps").read_bytes().splitlines()) > _MANY_MAPS:
+    if _resident() > _MANY_BYTES or many_maps():
         jax.clear_caches()
         gc.collect()
         _trim()
