@@ -27,10 +27,10 @@ same of the error divided by that of a model trained alike on public samples. It
 the first three views.
 
 "e_fkmvc" sends sums over a client's rows. Prototypes are here the means that a client's summaries
-and its sums of all rounds give, and EXPOSED is the share of rows that one of them has up to 1 % of
-the variance; a run on public samples, which takes no message, has some so, too. It is run once more
-with `min_cluster_size`, by which sums over few rows are not sent; "summed" is what summaries alone
-tell, as where the sums are aggregated securely.
+give, its sums of all rounds and what these differ by from round to round, and EXPOSED is the share
+of rows that one of them has up to 1 % of the variance; a run on public samples, which takes no
+message, has some so, too. It is run once more with `min_cluster_size`, by which sums over few rows
+are not sent; "summed" is what summaries alone tell, as where the sums are aggregated securely.
 
 Attacks are lower bounds: an R^2 near zero says that this attacker failed, not that none can do it.
 The shadow attacker aligns messages by the order of singular values and by signs alone.

@@ -3,8 +3,9 @@
 The quotient of a client's sum and its weight is a mean of few rows, and of one where a cluster
 holds no more. A fuzzy sum for a cluster that holds none is the worst: its weight goes to whichever
 row is nearest, by a high power of distances, and the quotient is that row. Read are each client's
-summaries at the start and its sums of all rounds; where sums are added up before anybody reads
-them, the summaries alone.
+summaries at the start, its sums of all rounds, and by how much each differs from the round before,
+which is a sum over the rows that came or went. Where sums are added up before anybody reads them,
+it is the summaries alone.
 
 Of so many means some are near a row by chance. So beside them stand those of a run on public
 samples that are dealt out alike, which anyone can make without any message.
@@ -110,11 +111,18 @@ def told(result: engine.RunResult, summed: bool) -> list[dict[int, np.ndarray]]:
             unscaled = part[c] * np.sqrt(np.asarray(scale.variance))
             heard = [means_of(unscaled * count[:, None], count, origin)]
             if not summed:
-                width = len(origin)
-                of_rounds = sums.numerators[v][:n_rounds, c].reshape(-1, width)
-                heard.append(means_of(of_rounds, sums.weights[v][:n_rounds, c].ravel(), origin))
+                numerators, weights = (
+                    _with_changes(x[v][:n_rounds, c]) for x in (sums.numerators, sums.weights)
+                )
+                of_rounds = numerators.reshape(-1, len(origin))
+                heard.append(means_of(of_rounds, weights.ravel(), origin))
             found[c][v] = np.concatenate(heard)
     return found
+
+
+def _with_changes(x: np.ndarray) -> np.ndarray:
+    """Returns what is sent in all rounds, [rounds, ...], and its changes from round to round."""
+    return np.concatenate([x, np.diff(np.float64(x), axis=0)])
 
 
 def means_of(sums: np.ndarray, weights: np.ndarray, origin: np.ndarray) -> np.ndarray:
@@ -128,7 +136,7 @@ def means_of(sums: np.ndarray, weights: np.ndarray, origin: np.ndarray) -> np.nd
     Returns:
       Means of what is sent, and the origin; [1 to c + 1, d].
     """
-    sent = weights > 0
+    sent = weights != 0
     return np.concatenate([sums[sent] / weights[sent, None] + origin, origin[None]])
 
 

@@ -150,7 +150,7 @@ def test_a_row_alone_in_a_sum_is_found_and_nothing_where_nothing_is_sent():
 
 
 def test_means_of_summaries_and_of_all_rounds_are_read():
-    """Of two clients and a view of two features, about (1, 1) and in units of two."""
+    """Two clients and a view of two features, about (1, 1) and in units of two."""
     scales = {0: Scale(jnp.ones(2), jnp.float32(4.0), jnp.zeros(0), jnp.zeros(0))}
     state = types.SimpleNamespace(server=types.SimpleNamespace(scales=scales))
     means = np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
@@ -168,8 +168,10 @@ def test_means_of_summaries_and_of_all_rounds_are_read():
     info = {"setup": [{}, {}, heard(summaries)], "rounds": [heard(sums)]}
     result = engine.RunResult(state, (), info, None, None, jnp.int32(2))
     one, other = told(result, summed=False)
-    np.testing.assert_allclose(one[0], [[3, 1], [1, 1], [5, 5], [3, 1], [1, 1]])
-    np.testing.assert_allclose(other[0], [[1, 1], [1, 1]])
+    # Of the summary, of either round, and of what came in the second: (2, -2) with 1.5.
+    means = [[3, 1], [1, 1], [5, 5], [3, 1], [7 / 3, -1 / 3], [1, 1]]
+    np.testing.assert_allclose(one[0], means)
+    np.testing.assert_allclose(other[0], [[1, 1]] * 2)
     one, other = told(result, summed=True)
     np.testing.assert_allclose(one[0], [[3, 1], [1, 1]])
     np.testing.assert_allclose(other[0], [[1, 1]])
