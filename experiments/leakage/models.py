@@ -65,7 +65,7 @@ class ModelAttacks:
 
     def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
         """Scores the federation, what its prototypes tell, and the attack on membership."""
-        key, run_key, public_key = jax.random.split(jax.random.key(seed), 3)
+        key, run_key, _ = jax.random.split(jax.random.key(seed), 3)
         scenario, federation = self.deal(scenario, seed)
         result = self.run(federation.without_labels(), run_key)
         decoded = self.prototypes(key, result.state.server)
@@ -75,9 +75,11 @@ class ModelAttacks:
         ]
         known, outside = halved(scenario.public_views)
         _, public = self.deal(scenario._replace(views=known), seed)
+        # The same key: it is the server that sends the models which training begins from.
+        reference = self.run(public.without_labels(), run_key)
         messages, references = (
             [info["message"] for info in found.info["rounds"][0]["clients"]]
-            for found in (result, self.run(public.without_labels(), public_key))
+            for found in (result, reference)
         )
         found = host.table_scores(host.tables(federation, result.labels).sum(axis=0))
         return {
