@@ -76,7 +76,10 @@ class SumAttacks:
         for v, x in cohort.by_view().items():
             rows = [np.asarray(x[c])[np.asarray(cohort.mask[c])] for c in range(self.n_clients)]
             found.append(
-                [*_told(rows, [of[v] for of in own]), *_told(rows, [of[v] for of in others])]
+                [
+                    *_compared(rows, [of[v] for of in own]),
+                    *_compared(rows, [of[v] for of in others]),
+                ]
             )
         names = ("prototypes", "exposed", "public_prototypes", "public_exposed")
         labelled = Federation.from_arrays(scenario.views, scenario.labels, partition=parts)
@@ -145,7 +148,7 @@ def nearest_errors(x: np.ndarray, guesses: np.ndarray) -> np.ndarray:
     return np.min(np.sum((x[:, None] - guesses[None]) ** 2, axis=-1), axis=1)
 
 
-def _told(rows: list[np.ndarray], guesses: list[np.ndarray]) -> tuple[float, float]:
+def _compared(rows: list[np.ndarray], guesses: list[np.ndarray]) -> tuple[float, float]:
     """Returns R^2 of clients' guesses for their rows, and the share of rows they are close to."""
     errors = np.concatenate(list(map(nearest_errors, rows, guesses)))
     x = np.concatenate(rows)
