@@ -24,6 +24,7 @@ import pandas as pd
 
 from experiments.fmcsc import rows as fmcsc_rows
 from experiments.fmcsc import tables as fmcsc
+from experiments.leakage.uploads import forms_of_graphs
 from experiments.lib import peers
 from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd
@@ -41,6 +42,7 @@ FEDHK, FMCSC, MGCD, VERTCOHIRF = (
 # As `experiments.compare` writes it, and the partitions of its sets.
 SIDE_BY_SIDE = ROOT / "experiments" / "measured" / "side_by_side.csv"
 SMALL_CLIENTS = SIDE_BY_SIDE.with_name("small_clients.csv")
+LEAKAGE = SIDE_BY_SIDE.with_name("leakage.csv")
 _CELLS = {"bdgp": "1:1", "mfeat": "complete"}
 # Columns of the tables of small clients: method and partition.
 _SMALL = (("e_fkmvc", "complete"), ("e_fkmvc", "1:1"), ("fmcsc", "1:1"))
@@ -71,6 +73,28 @@ _FEDHK = {
     "PARAFAC2 of views": "FedHK-PARAFAC2, views",
     "average (60) E=1": "averages, (60)",
     "k-means of each client": "k-means of each client",
+}
+# Forms of messages that were read, as the pages call them, and what an agent sends in them.
+_SENT = {
+    "factors": ("[MGCD](mgcd.md), factors", "a graph of the rows"),
+    "nearest 10": (
+        'MGCD, form "nearest 10"',
+        "of each row of the graph, the ten largest positive entries",
+    ),
+    "response 4": (
+        'MGCD, form "response 4"',
+        "for each two rows, whether they are so joined: a lie with probability .018",
+    ),
+    "latents": ("latent vectors, as of MGCD", "a code for each row"),
+    "feddmvc": ("FedDMVC", "a code and soft labels for each row"),
+    "fcuif": ("FCUIF", "a code and soft labels for each row"),
+    "fedmvl": ("FedMVL, exact step, mu 1e-3", "a factor for each row, behind a multiplier"),
+    "vertcohirf": ("VertCoHiRF", "a label for each row, and a ranking"),
+    "vertcohirf, relaxed": ("VertCoHiRF, relaxed consensus", "the same"),
+    "vertcohirf, refined": (
+        "the same, refined three times",
+        "also the four nearest clusters of each row, three times",
+    ),
 }
 _MADE_BY = ("command", "commit", "device", "jax", "seconds")
 # What a cell's runs may differ in.
@@ -468,6 +492,59 @@ def side_by_side() -> list[str]:
     ]
 
 
+def leakage() -> list[str]:
+    """Returns what a server reads in the uploads of methods that send something of each row."""
+    forms = _leakage_by_form()
+    return [
+        f"| {title} | {sends} | {_told(forms[form], *_READ)} |"
+        for form, (title, sends) in _SENT.items()
+    ]
+
+
+def leakage_of_graphs() -> list[str]:
+    """Returns what is read in MGCD's messages in each form, the latent space included."""
+    forms = _leakage_by_form()
+    return [
+        f"| {form} | {_told(forms[form], 'subspace', *_READ)} |"
+        for form in (*forms_of_graphs(10), "latents")
+    ]
+
+
+def leakage_of_models() -> list[str]:
+    """Returns what is read in FMCSC's models."""
+    asked = ("prototypes", "public_prototypes", "membership", "calibrated")
+    return [f"| FMCSC | {_told(_leakage_by_form()['fmcsc'], *asked)} |"]
+
+
+def leakage_of_sums() -> list[str]:
+    """Returns what is read in E-FKMVC's sums, by number of clients."""
+    asked = ("prototypes", "public_prototypes", "exposed", "public_exposed")
+    lines = []
+    for form, mine in _leakage_by_form().items():
+        method, *details = form.split(", ")
+        if method == "e_fkmvc":
+            read = "summaries" if "summed" in details else "summaries, sums"
+            guard = "5" if "5 rows" in details else "off"
+            clients = details[0].removesuffix(" clients")
+            lines.append(f"| {clients} | {guard} | {read} | {_told(mine, *asked)} |")
+    return lines
+
+
+# Scores of messages that have something of each row.
+_READ = ("insiders", "spread", "shadow", "upload_nmi")
+
+
+def _leakage_by_form() -> dict[str, pd.DataFrame]:
+    return {str(form): mine for form, mine in pd.read_csv(LEAKAGE).groupby("form", sort=False)}
+
+
+def _told(mine: pd.DataFrame, *scores: str) -> str:
+    """Returns cells: kilobytes, scores, and NMI and ACC of the federation."""
+    shown = [of_samples(mine[score]) if mine[score].notna().all() else "-" for score in scores]
+    reached = " / ".join(of_samples(mine[score]) for score in ("nmi", "acc"))
+    return " | ".join([f"{mine['bytes'].mean() / 1000:.0f}", *shown, reached])
+
+
 def published_fmcsc() -> pd.DataFrame:
     """Returns the paper's table 1 by set, ratio and method."""
     return fmcsc.published("table1.csv", ["ratio_multi_single", "method"])
@@ -512,6 +589,10 @@ SHOWN = (
         lambda: compared(MGCD / "peers_short.csv", mgcd.published_peers(), mgcd_titles()),
     ),
     Shown("methods/comparison.md", "side by side", side_by_side),
+    Shown("methods/comparison.md", "uploads", leakage),
+    Shown("methods/comparison.md", "uploads, sums", leakage_of_sums),
+    Shown("notebook/leakage.md", "uploads, graphs", leakage_of_graphs),
+    Shown("notebook/leakage.md", "uploads, models", leakage_of_models),
     Shown("how-to/choose-a-method.md", "small clients", small_clients),
     Shown("how-to/choose-a-method.md", "small generated sets", small_generated),
     Shown("methods/fedhk.md", "FedHK's methods", fedhk_methods),
@@ -559,6 +640,7 @@ ROWS = (
     Rows(VERTCOHIRF / "tables5_16_trials.csv", ("dataset", "method", "chosen_by")),
     Rows(FMCSC / "temperatures.csv", ("tau_m", "tau_p")),
     Rows(SMALL_CLIENTS, ("data", "rows", "kinds", "method")),
+    Rows(LEAKAGE, ("data", "form")),
 )
 
 

@@ -7,6 +7,8 @@ decodes them; beside what they tell stands what the federation reaches with them
 
     subspace: R^2 of the client's latent vectors on the message's leading singular vectors
     insiders: R^2 of features, learned from a share of participants whose features are known
+    spread: the same of a graph, without training: known features spread over its edges, or over
+        those between samples whose rows in it are alike
     shadow: the same without any participant, from the client's public code on the public samples
     clusters: NMI and ACC of clustering ONE upload. That a server learns who belongs together is
         the protocol's purpose; labels score it and nothing else
@@ -20,13 +22,15 @@ attack: rows travel, R^2 is 1 by construction.
 how much of samples the server's PROTOTYPES tell, decoded from the cluster centres it passes on,
 with an oracle's assignment (beside it the k-means centres of public samples, which tell as much
 without any message), and how well the reconstruction error of a client's uploaded autoencoder tells
-its own samples from public ones: MEMBERSHIP, an AUC of which 0.5 is chance. It is a small run, on
+its own samples from public ones: MEMBERSHIP, an AUC of which 0.5 is chance, and CALIBRATED, the
+same of the error divided by that of a model trained alike on public samples. It is a small run, on
 the first three views.
 
-"e_fkmvc" sends sums over a client's rows. Prototypes are here the means that a client's last sums
-give, and EXPOSED is the share of rows that one of them has up to 1 % of the variance; centres of
-public samples have some so, too, where a view has few features. It is run once more with
-`min_cluster_size`, by which sums over few rows are not sent.
+"e_fkmvc" sends sums over a client's rows. Prototypes are here the means that a client's summaries
+give, its sums of all rounds and what these differ by from round to round, and EXPOSED is the share
+of rows that one of them has up to 1 % of the variance; a run on public samples, which takes no
+message, has some so, too. It is run once more with `min_cluster_size`, by which sums over few rows
+are not sent; "summed" is what summaries alone tell, as where the sums are aggregated securely.
 
 Attacks are lower bounds: an R^2 near zero says that this attacker failed, not that none can do it.
 The shadow attacker aligns messages by the order of singular values and by signs alone.
@@ -37,6 +41,7 @@ measured here where a row above is named after it, else what the messages are by
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -53,13 +58,13 @@ from experiments.leakage.samples import SampleAttacks
 from experiments.leakage.scenario import LeakageSettings, Scenario, check_names, deal
 from experiments.leakage.sums import SumAttacks
 from experiments.leakage.uploads import forms_of_graphs
-from experiments.lib import charts
+from experiments.lib import charts, folder
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
 from experiments.lib.devices import each
-from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
-from experiments.lib.study import parse_or_exit, write_summary
+from experiments.lib.settings import flag_lines, settings_of
+from experiments.lib.study import Study, parse_or_exit, write_summary
 from experiments.lib.text import counted
 from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import checks, data
@@ -69,7 +74,17 @@ from jaxfedmvc.algorithms.vertcohirf import choice
 from jaxfedmvc.files import write_text
 
 # Columns of the first table; the others are controls, and what is asked of models.
-_MAIN = ("bytes", "subspace", "insiders", "shadow", "upload_nmi", "upload_acc", "nmi", "acc")
+_MAIN = (
+    "bytes",
+    "subspace",
+    "insiders",
+    "spread",
+    "shadow",
+    "upload_nmi",
+    "upload_acc",
+    "nmi",
+    "acc",
+)
 SCORES = (
     *_MAIN,
     "chance",
@@ -77,6 +92,7 @@ SCORES = (
     "prototypes",
     "public_prototypes",
     "membership",
+    "calibrated",
     "exposed",
     "public_exposed",
 )
@@ -98,12 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     attacks = checked(partial(attacks_of, settings, scenarios[job.seed]))
     path = checked(lambda: study.open(f"leakage-{dataset.name}"))
+    made_by = folder.made_by(_given(study))
     with Progress(study.folder.progress) as progress:
         progress.expect(dict.fromkeys(attacks, len(scenarios)))
         for form, attack in attacks.items():
             one = partial(_scores, attack, scenarios)
             for seed, found in zip(scenarios, each(one, list(scenarios), study.mesh), strict=True):
-                append_rows(path / "runs.csv", [{"form": form, "seed": seed} | found])
+                row = {"data": dataset.name, "form": form, "seed": seed} | found | made_by
+                folder.append_rows(path / "runs.csv", [row])
                 progress.done(form)
     runs = pd.read_csv(path / "runs.csv")
     draw(path / "leakage.png", runs, f"{dataset.name}, {counted(job.seeds, 'seed')}")
@@ -122,8 +140,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")
 
 
+def _given(study: Study) -> list[str]:
+    """Returns the flags of the study that the command line gave."""
+    known = {setting.flag for group in _FLAGS for setting in settings_of(group)}
+    given = {name for name in known & set(study.flags) if study.flags[name].present}
+    return ["experiments.leakage", *flag_lines(study.flags, set(study.flags) - given)]
+
+
 def _scores(attack: Attack, scenarios: Mapping[int, Scenario], seed: int) -> dict[str, float]:
-    return dict.fromkeys(SCORES, np.nan) | attack(scenarios[seed], seed)
+    """Returns the scores of a seed, NaN where nothing is to be asked, and what they took."""
+    began = time.perf_counter()
+    found = dict.fromkeys(SCORES, np.nan) | attack(scenarios[seed], seed)
+    return found | {"seconds": round(time.perf_counter() - began, 1)}
 
 
 def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attack]:
@@ -153,8 +181,11 @@ def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attac
             found[name] = EncodingAttacks(name, scenario.n_clusters, settings).scores
     if "e_fkmvc" in settings.algorithm:
         _check_clients(settings, len(scenario.labels))
-        for name, least in (("e_fkmvc", None), (f"e_fkmvc, {_LEAST} rows", _LEAST)):
-            found[name] = SumAttacks(scenario.n_clusters, settings, least).scores
+        name = f"e_fkmvc, {settings.leak_clients} clients"
+        for guarded, least in ((name, None), (f"{name}, {_LEAST} rows", _LEAST)):
+            sums = SumAttacks(scenario.n_clusters, settings, least)
+            found[guarded] = partial(sums.scores, summed=False)
+            found[f"{guarded}, summed"] = partial(sums.scores, summed=True)
     if "vertcohirf" in settings.algorithm:
         strict, relaxed = choice.RELAXED_AGENTS
         for name, *consensus in (
@@ -178,6 +209,7 @@ def _check_clients(settings: LeakageSettings, n: int) -> None:
 _BARS = {
     "latent subspace, R^2": "subspace",
     "features by insiders, R^2": "insiders",
+    "the same by spreading, R^2": "spread",
     "features by shadow, R^2": "shadow",
     "clusters of one upload, NMI": "upload_nmi",
     "federation, NMI": "nmi",
@@ -192,14 +224,14 @@ def report(runs: pd.DataFrame) -> Iterator[str]:
     }
     table = pd.DataFrame(cells).T
     yield table[list(_MAIN)].to_string()
-    yield "subspace, insiders, shadow: R^2; bytes: of one message; nmi, acc: the federation's\n"
+    yield "subspace to shadow: R^2; bytes: of one message; nmi, acc: the federation's\n"
     others = table.drop(columns=list(_MAIN))
     yield others[(others != "-").any(axis=1)].to_string()
     yield (
         "chance: subspace of as many random vectors; permuted: insiders with rows in disorder;"
-        " prototypes: R^2 of decoded\ncentroids, and public_prototypes of k-means centres of public"
-        " samples; membership: AUC; exposed: share of\nrows near a mean that is sent, and"
-        " public_exposed near a public centre"
+        " prototypes: R^2 of decoded\ncentroids or of means that are sent, and public_prototypes of"
+        " k-means centres of public samples or of a public run;\nmembership, calibrated: AUC;"
+        " exposed: share of rows near a mean that is sent, public_exposed: near one of a public run"
     )
 
 
@@ -244,14 +276,16 @@ def _statistics(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def draw(path: Path, runs: pd.DataFrame, title: str) -> None:
-    """Draws bars of each form; a mean below zero is drawn as zero, without a deviation."""
-    groups: dict[str, dict[str, tuple[float, float]]] = {}
-    for form, rows in runs.groupby("form", sort=False):
-        known = {bar: rows[score] for bar, score in _BARS.items() if rows[score].notna().all()}
-        groups[str(form)] = {
-            bar: (values.mean(), _deviation(values)) if values.mean() > 0 else (0.0, 0.0)
-            for bar, values in known.items()
+    """Draws bars of each form, down to -1; what was not asked of it is marked."""
+    groups = {
+        str(form): {
+            bar: (max(rows[score].mean(), -1.0), _deviation(rows[score]))
+            if rows[score].notna().all()
+            else (np.nan, 0.0)
+            for bar, score in _BARS.items()
         }
+        for form, rows in runs.groupby("form", sort=False)
+    }
     charts.bars(path, {"": groups}, "R^2 or NMI", f"What a server learns from a message, {title}")
 
 

@@ -73,7 +73,14 @@ class ModelAttacks:
             float(reconstruction.best_prototype_r2(x, decoded[v]))
             for v, x in enumerate(scenario.views)
         ]
-        updates = [info["message"] for info in result.info["rounds"][0]["clients"]]
+        known, outside = halved(scenario.public_views)
+        _, public = self.deal(scenario._replace(views=known), seed)
+        # The same key: it is the server that sends the models which training begins from.
+        reference = self.run(public.without_labels(), run_key)
+        messages, references = (
+            [info["message"] for info in found.info["rounds"][0]["clients"]]
+            for found in (result, reference)
+        )
         found = host.table_scores(host.tables(federation, result.labels).sum(axis=0))
         return {
             "bytes": engine.traffic(self.algorithm, federation)["round"].up / N_CLIENTS,
@@ -81,44 +88,67 @@ class ModelAttacks:
             "acc": found["acc"],
             "prototypes": float(np.mean(decoded_r2)),
             "public_prototypes": public_prototypes_r2(scenario, seed),
-            "membership": self.membership(scenario, federation, updates),
+            **self.memberships(federation, outside, messages, references),
         }
 
-    def membership(
-        self, scenario: Scenario, federation: Federation, updates: Sequence[Any]
-    ) -> float:
-        """Computes how well reconstruction errors tell a client's samples from public ones.
+    def memberships(
+        self,
+        federation: Federation,
+        outside: Sequence[np.ndarray],
+        messages: Sequence[Any],
+        references: Sequence[Any],
+    ) -> dict[str, float]:
+        """Computes how well reconstruction errors tell a client's samples from others.
+
+        Small errors are called the client's: plain ones, and CALIBRATED ones, divided by those of
+        the same client's model in a run on public samples, since some samples are easier than
+        others for any model: Watson, Guo, Cormode & Sablayrolles, "On the importance of difficulty
+        calibration in membership inference attacks", 2022.
 
         Args:
-          scenario: The data.
-          federation: Its participants, dealt out.
-          updates: For each cohort the clients' messages, leaves [rounds, clients, ...]; the last
+          federation: The participants, dealt out.
+          outside: Samples that no run has seen, [n, D_v] of each view.
+          messages: For each cohort the clients' messages, leaves [rounds, clients, ...]; the last
             round's are read.
+          references: The same of the run on public samples.
 
         Returns:
-          The mean AUC over clients and their views; a sample of small error is called the client's.
+          The mean AUC over clients and their views.
         """
-        public, aucs = dict(enumerate(scenario.public_views)), []
-        for cohort, sent in zip(federation.cohorts, updates, strict=True):
+        aucs: dict[str, list[float]] = {"membership": [], "calibrated": []}
+        for cohort, *sent in zip(federation.cohorts, messages, references, strict=True):
             kind = cohort.view_ids
             for c in range(cohort.n_clients):
-                update = jax.tree.map(lambda x, c=c: x[-1, c], sent)
-                # A message is the parameters times a weight, and the weight.
-                weight = update.weights[kind]
-                model = jax.tree.map(lambda x, w=weight: x / w, update.models[kind])
+                model, reference = (last_model(message, c, kind) for message in sent)
                 real = np.asarray(cohort.mask[c])
                 own = {v: np.asarray(x[c])[real] for v, x in cohort.by_view().items()}
-                own_errors = self._errors(model, own)
-                public_errors = self._errors(model, {v: public[v] for v in kind})
-                for v in kind:
-                    errors = np.concatenate([own_errors[v], public_errors[v]])
-                    is_own = np.arange(len(errors)) < len(own_errors[v])
-                    aucs.append(roc_auc_score(is_own, -errors))
-        return float(np.mean(aucs))
+                asked = {v: np.concatenate([x, outside[v]]) for v, x in own.items()}
+                errors, usual = self._errors(model, asked), self._errors(reference, asked)
+                for v, x in own.items():
+                    is_own = np.arange(len(asked[v])) < len(x)
+                    aucs["membership"].append(roc_auc_score(is_own, -errors[v]))
+                    aucs["calibrated"].append(roc_auc_score(is_own, -errors[v] / usual[v]))
+        return {name: float(np.mean(values)) for name, values in aucs.items()}
 
     def _errors(self, model: Any, views: Mapping[int, Any]) -> dict[int, np.ndarray]:
         decoded = self.reconstruct(model, views)
         return {v: np.sum((np.asarray(decoded[v]) - x) ** 2, axis=1) for v, x in views.items()}
+
+
+def last_model(sent: Any, client: int, kind: tuple[int, ...]) -> Any:
+    """Returns the parameters in a client's last message: these times a weight, and the weight."""
+    update = jax.tree.map(lambda x: x[-1, client], sent)
+    return jax.tree.map(lambda x: x / update.weights[kind], update.models[kind])
+
+
+def halved(views: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the first half of public samples to train on, each twice, and the other half.
+
+    Twice, so that what is trained takes as many steps as on all of them.
+    """
+    half = len(views[0]) // 2
+    twice = np.resize(np.arange(half), len(views[0]))
+    return [view[twice] for view in views], [view[half:] for view in views]
 
 
 def prototypes(key: jax.Array, config: FMCSCConfig, server: ServerState) -> dict[int, jax.Array]:

@@ -14,6 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics.cluster import contingency_matrix
 
 from experiments.leakage.scenario import LeakageSettings, Scenario
+from experiments.leakage.spreading import spread
 from experiments.leakage.uploads import forms_of_graphs, in_form, record, recording
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, mgcd
@@ -144,8 +145,17 @@ class SampleAttacks:
         found = attacked(
             attack_key, scenario, uploads, find_clusters, self.settings, permuted=permuted
         )
+        guessed = [self.spread_r2(scenario, v, graph) for v, graph in enumerate(run.messages)]
         up = engine.traffic(federated, scenario.participants)["round"].up
-        return found | {"bytes": up / len(uploads)} | rated(scenario.labels, run.labels)
+        sent = {"spread": float(np.mean(guessed)), "bytes": up / len(uploads)}
+        return found | sent | rated(scenario.labels, run.labels)
+
+    def spread_r2(self, scenario: Scenario, view: int, graph: Any) -> float:
+        """Computes R^2 of a view's features, spread from the known participants over its graph."""
+        x, known, others = scenario.views[view], scenario.insiders, scenario.others
+        dense = np.asarray(graphs_lib.dense(graph))
+        found = spread(dense, known, x[known], self.settings.leak_neighbours)
+        return float(reconstruction.r2(x[others], found.features[others]))
 
     def of_latents(self, scenario: Scenario, seed: int) -> dict[str, float]:
         """Scores the attacks on uploads of Z; a server's k-means on all Z is the federation."""

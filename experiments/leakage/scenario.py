@@ -126,17 +126,12 @@ def deal(
     )
 
 
-def public_centres(scenario: Scenario, seed: int) -> list[np.ndarray]:
-    """Computes the k-means centres of each view's public samples, [n_clusters, D_v]."""
-    k_means = KMeans(scenario.n_clusters, n_init=20, random_state=seed)
-    return [k_means.fit(public).cluster_centers_ for public in scenario.public_views]
-
-
 def public_prototypes_r2(scenario: Scenario, seed: int) -> float:
     """Computes what the k-means centres of public samples tell: R^2, the mean over the views.
 
     An oracle assigns participants to them, as it does for prototypes that messages give away.
     """
-    centres = public_centres(scenario, seed)
+    k_means = KMeans(scenario.n_clusters, n_init=20, random_state=seed)
+    centres = [k_means.fit(public).cluster_centers_ for public in scenario.public_views]
     found = map(reconstruction.best_prototype_r2, scenario.views, centres)
     return float(np.mean([float(r2) for r2 in found]))

@@ -2,8 +2,13 @@
 
 The quotient of a client's sum and its weight is a mean of few rows, and of one where a cluster
 holds no more. A fuzzy sum for a cluster that holds none is the worst: its weight goes to whichever
-row is nearest, by a high power of distances, and the quotient is that row. Read are the last
-round's sums of each client, as without secure aggregation.
+row is nearest, by a high power of distances, and the quotient is that row. Read are each client's
+summaries at the start, its sums of all rounds, and by how much each differs from the round before,
+which is a sum over the rows that came or went. Where sums are added up before anybody reads them,
+it is the summaries alone.
+
+Of so many means some are near a row by chance. So beside them stand those of a run on public
+samples that are dealt out alike, which anyone can make without any message.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from experiments.leakage.scenario import LeakageSettings, Scenario, public_centres
+from experiments.leakage.scenario import LeakageSettings, Scenario
 from experiments.leakage.uploads import overheard
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, e_fkmvc
@@ -21,8 +26,10 @@ from jaxfedmvc.metrics import host
 
 # Rounds at most; the method mostly ends before.
 _ROUNDS = 30
+# Place of the exchange of summaries in the setup.
+_SUMMARIES = 2
 # A row counts as exposed where a mean has it up to this share of the features' variance. In a view
-# of few features any mean is so close to some rows: hence the control, public samples' centres.
+# of few features any mean is so close to some rows: hence the control.
 _CLOSE = 0.01
 
 
@@ -42,43 +49,83 @@ class SumAttacks:
         """
         self.n_clients = settings.leak_clients
         self.algorithm = e_fkmvc(FedHKConfig(n_clusters, min_cluster_size=least))
-        recording = self.algorithm._replace(round=tuple(map(overheard, self.algorithm.round)))
+        recording = self.algorithm._replace(
+            setup=tuple(map(overheard, self.algorithm.setup)),
+            round=tuple(map(overheard, self.algorithm.round)),
+        )
         self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, _ROUNDS))
 
-    def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
-        """Scores the federation, and how near the sums of clients come to their rows."""
-        n = len(scenario.labels)
+    def scores(self, scenario: Scenario, seed: int, summed: bool) -> dict[str, float]:
+        """Scores the federation, and how near the means of clients come to their rows.
+
+        Args:
+          scenario: The data.
+          seed: Of everything random.
+          summed: Whether only summaries are read, as with secure aggregation.
+        """
+        n, key = len(scenario.labels), jax.random.key(seed)
         parts = hybrid_partition(seed, n, len(scenario.views), self.n_clients, ratio=(1, 0))
-        federation = Federation.from_arrays(scenario.views, scenario.labels, partition=parts)
-        result = self.run(federation.without_labels(), jax.random.key(seed))
-        (cohort,), (heard,) = federation.cohorts, result.info["rounds"][0]["clients"]
-        last = int(result.n_rounds) - 1
-        sent = jax.tree.map(lambda x: np.asarray(x[last, :, 0]), heard["message"])
-        told = []
+        federation, public = (
+            Federation.from_arrays(views, None, partition=parts)
+            for views in (scenario.views, scenario.public_views)
+        )
+        result = self.run(federation, key)
+        (cohort,) = federation.cohorts
+        own, others = (told(x, summed) for x in (result, self.run(public, key)))
+        found = []
         for v, x in cohort.by_view().items():
-            origin = np.asarray(result.state.server.scales[v].origin)
-            clients = zip(x, cohort.mask, sent.numerators[v], sent.weights[v], strict=True)
-            errors = [
-                nearest_errors(np.asarray(rows)[np.asarray(real)], means_of(sums, weights, origin))
-                for rows, real, sums, weights in clients
-            ]
-            told.append(_told(scenario.views[v], np.concatenate(errors)))
-        known = [
-            _told(x, nearest_errors(x, centres))
-            for x, centres in zip(scenario.views, public_centres(scenario, seed), strict=True)
-        ]
-        prototypes, exposed = np.mean(told, axis=0)
-        public_prototypes, public_exposed = np.mean(known, axis=0)
-        found = host.table_scores(host.tables(federation, result.labels).sum(axis=0))
+            rows = [np.asarray(x[c])[np.asarray(cohort.mask[c])] for c in range(self.n_clients)]
+            found.append(
+                [
+                    *_compared(rows, [of[v] for of in own]),
+                    *_compared(rows, [of[v] for of in others]),
+                ]
+            )
+        names = ("prototypes", "exposed", "public_prototypes", "public_exposed")
+        labelled = Federation.from_arrays(scenario.views, scenario.labels, partition=parts)
+        rated = host.table_scores(host.tables(labelled, result.labels).sum(axis=0))
         return {
             "bytes": engine.traffic(self.algorithm, federation)["round"].up / self.n_clients,
-            "nmi": found["nmi"],
-            "acc": found["acc"],
-            "prototypes": float(prototypes),
-            "public_prototypes": float(public_prototypes),
-            "exposed": float(exposed),
-            "public_exposed": float(public_exposed),
+            "nmi": rated["nmi"],
+            "acc": rated["acc"],
+            **dict(zip(names, map(float, np.mean(found, axis=0)), strict=True)),
         }
+
+
+def told(result: engine.RunResult, summed: bool) -> list[dict[int, np.ndarray]]:
+    """Computes the means that a run's clients give away, of each client by view, [k, d].
+
+    Args:
+      result: Of a run in which all clients hold all views.
+      summed: Whether only summaries are read.
+    """
+    scales, n_rounds = result.state.server.scales, int(result.n_rounds)
+    summaries, sums = (
+        jax.tree.map(np.asarray, phase["clients"][0]["message"])
+        for phase in (result.info["setup"][_SUMMARIES], result.info["rounds"][0])
+    )
+    means, counts = summaries
+    by_view = np.split(means, np.cumsum([len(s.origin) for s in scales.values()])[:-1], axis=2)
+    found: list[dict[int, np.ndarray]] = []
+    for c, count in enumerate(counts):
+        found.append({})
+        for (v, scale), part in zip(scales.items(), by_view, strict=True):
+            origin = np.asarray(scale.origin)
+            unscaled = part[c] * np.sqrt(np.asarray(scale.variance))
+            heard = [means_of(unscaled * count[:, None], count, origin)]
+            if not summed:
+                numerators, weights = (
+                    _with_changes(x[v][:n_rounds, c]) for x in (sums.numerators, sums.weights)
+                )
+                of_rounds = numerators.reshape(-1, len(origin))
+                heard.append(means_of(of_rounds, weights.ravel(), origin))
+            found[c][v] = np.concatenate(heard)
+    return found
+
+
+def _with_changes(x: np.ndarray) -> np.ndarray:
+    """Returns what is sent in all rounds, [rounds, ...], and its changes from round to round."""
+    return np.concatenate([x, np.diff(np.float64(x), axis=0)])
 
 
 def means_of(sums: np.ndarray, weights: np.ndarray, origin: np.ndarray) -> np.ndarray:
@@ -92,7 +139,7 @@ def means_of(sums: np.ndarray, weights: np.ndarray, origin: np.ndarray) -> np.nd
     Returns:
       Means of what is sent, and the origin; [1 to c + 1, d].
     """
-    sent = weights > 0
+    sent = weights != 0
     return np.concatenate([sums[sent] / weights[sent, None] + origin, origin[None]])
 
 
@@ -101,7 +148,9 @@ def nearest_errors(x: np.ndarray, guesses: np.ndarray) -> np.ndarray:
     return np.min(np.sum((x[:, None] - guesses[None]) ** 2, axis=-1), axis=1)
 
 
-def _told(x: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
-    """Returns R^2 of a view's guesses, and the share of rows that they are close to."""
+def _compared(rows: list[np.ndarray], guesses: list[np.ndarray]) -> tuple[float, float]:
+    """Returns R^2 of clients' guesses for their rows, and the share of rows they are close to."""
+    errors = np.concatenate(list(map(nearest_errors, rows, guesses)))
+    x = np.concatenate(rows)
     variance = np.mean(np.sum((x - x.mean(axis=0)) ** 2, axis=1))
     return float(1 - errors.mean() / variance), float(np.mean(errors < _CLOSE * variance))

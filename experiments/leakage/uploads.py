@@ -87,7 +87,8 @@ def overheard(phase: Phase) -> Phase:
 
     def client(key: jax.Array, sent: Any, state: Any, client: Any) -> Any:
         state, message, info = phase.client(key, sent, state, client)
-        return state, message, {**info, "sent": sent, "message": message}
+        # Who has nothing to report says so by ().
+        return state, message, dict(info) | {"sent": sent, "message": message}
 
     return phase._replace(client=client)
 

@@ -38,7 +38,7 @@ def bars(
 
     Args:
       path: Where to write, .png.
-      panels: `{panel: {set: {method: (mean, std)}}}`.
+      panels: `{panel: {set: {method: (mean, std)}}}`; a NaN is marked with an x.
       ylabel: Of the values.
       title: Of the whole picture.
     """
@@ -55,8 +55,11 @@ def bars(
             values = [methods[name] for methods in sets.values() if name in methods]
             if values:
                 means, deviations = np.transpose(values)
+                at = np.asarray(places) + (i - (len(names) - 1) / 2) * width
+                for x in at[np.isnan(means)]:
+                    axis.text(x, 0, "x", color=colour, fontsize=8, ha="center", va="bottom")
                 axis.bar(
-                    np.asarray(places) + (i - (len(names) - 1) / 2) * width,
+                    at,
                     means,
                     width,
                     yerr=deviations,

@@ -58,7 +58,7 @@ REVEALS = {
         "sums",
         "Sums by cluster, centres of a few rows each at the start, and how many rows are in which"
         " clusters of two views; a cluster of one row is that row, which min_cluster_size keeps"
-        " back.",
+        " back; what two rounds' sums differ by may be one, too.",
     ),
     "fcuif": _CODES,
     "feddmvc": _CODES,
@@ -71,7 +71,8 @@ REVEALS = {
     "local_fmcsc": _NOTHING,
     "local_kmeans": _NOTHING,
     "mgcd": Reveals(
-        "codes", "A graph of all rows: as much as codes do, half of it with ten edges a row."
+        "codes",
+        "A graph of all rows: as much as codes do, seven tenths of it with ten edges a row.",
     ),
     "private_e_fkmvc": Reveals(
         "noise", "Differential privacy of a row, with the guarantee that the run states."

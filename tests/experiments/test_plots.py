@@ -214,6 +214,15 @@ def blocks_of(axis):
     return [[entry[1:] for entry in sorted(columns[x])] for x in sorted(columns)]
 
 
+def test_a_bar_that_is_not_known_is_marked_and_one_below_zero_drawn(tmp_path, figures):
+    sets = {"a": {"one": (0.5, 0.1), "other": (np.nan, 0.0)}, "b": {"one": (-0.5, 0.0)}}
+    charts.bars(tmp_path / "bars.png", {"": sets}, "R^2", "title")
+    (axis,) = figures[-1].axes
+    assert [bar.get_height() for bar in axis.containers[1]] == [0.5, -0.5]
+    (mark,) = axis.texts
+    assert mark.get_text() == "x" and 0 < mark.get_position()[0] < 0.5
+
+
 def test_hierarchy_draws_each_fusion(tmp_path, figures):
     # {0, 2} and {3, 5}, then {1, 2} and {4, 6}, then {3, 6}: clusters {3, 4, 5, 6} and {0, 1, 2}.
     parents = np.array([2, 1, 1, 3, 6, 3, 3, -1])

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from experiments.leakage.__main__ import main
-from experiments.leakage.models import ModelAttacks
+from experiments.leakage.models import ModelAttacks, halved, last_model
 from experiments.leakage.scenario import LeakageSettings, deal
 from experiments.leakage.uploads import forms_of_graphs
 from jaxfedmvc import data, engine
@@ -69,8 +69,13 @@ def test_a_job_tells_what_messages_give_away(toy, tmp_path):
     assert runs.loc["latents", "bytes"] == 60 * 4 * 4
     assert (runs["subspace"] > 0.999).all()
     assert runs.loc["factors", "insiders"] > 0.3 > runs.loc["factors", "permuted"]
+    assert 0.3 < runs.loc["factors", "spread"] < 1 and np.isnan(runs.loc["latents", "spread"])
     assert runs.loc["factors", "acc"] == runs.loc["factors", "upload_acc"] == 1
     assert runs.loc["latents", "acc"] == runs.loc["latents", "upload_acc"] == 1
+    command = runs.loc["latents", "command"]
+    assert command.startswith("experiments.leakage --algorithm=mgcd,latents --dataset=")
+    assert "--leak_forms=factors" in command and "--output_dir" not in command
+    assert runs[["commit", "device", "jax", "seconds"]].notna().all(axis=None)
     assert runs["membership"].isna().all() and np.isnan(runs.loc["latents", "permuted"])
     assert "rows in disorder" in out
     summary = json.loads((folder / "summary.json").read_text())
@@ -157,8 +162,38 @@ def test_models_give_prototypes_and_memberships_away(models):
     with mock.patch.object(attacks, "run", functools.partial(untrained, attacks.algorithm)):
         found = attacks.scores(scenario, 0)
     # Nobody trained on anything, and three centres of public samples are near to all samples.
-    assert abs(found["membership"] - 0.5) < 0.15
+    assert abs(found["membership"] - 0.5) < 0.15 and abs(found["calibrated"] - 0.5) < 0.15
     assert found["public_prototypes"] > 0.5 > found["prototypes"]
+
+
+def test_what_all_models_find_hard_is_no_sign_of_a_stranger(models):
+    """Own samples are the hard ones, and the client's model has learned a little of them."""
+    attacks, scenario = models
+    _, federation = attacks.deal(scenario, 0)
+    hard = {"client's": 9.0, "public": 10.0}
+
+    def errors(model, views):
+        own = {v: len(x) - len(scenario.views[v]) for v, x in views.items()}
+        return {v: np.where(np.arange(len(x)) < own[v], hard[model], 1.0) for v, x in views.items()}
+
+    with (
+        mock.patch.object(attacks, "_errors", errors),
+        mock.patch("experiments.leakage.models.last_model", lambda sent, *_: sent),
+    ):
+        n = len(federation.cohorts)
+        found = attacks.memberships(federation, scenario.views, ["client's"] * n, ["public"] * n)
+    assert found == {"membership": 0.0, "calibrated": 1.0}
+
+
+def test_a_model_is_read_out_of_the_last_round():
+    sent = Update({(0,): jnp.array([[2.0, 4.0], [6.0, 9.0]])}, {(0,): jnp.array([[1, 2], [2, 3]])})
+    assert last_model(sent, 0, (0,)) == 3 and last_model(sent, 1, (0,)) == 3
+
+
+def test_public_samples_train_in_halves():
+    known, outside = halved([np.arange(5), 10 * np.arange(5)])
+    np.testing.assert_array_equal(known, [[0, 1, 0, 1, 0], [0, 10, 0, 10, 0]])
+    np.testing.assert_array_equal(outside, [[2, 3, 4], [20, 30, 40]])
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """What is read in the messages of the methods beside MGCD and FMCSC, with known answers."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,10 @@ from experiments.leakage.encodings import EncodingAttacks, factors, followed
 from experiments.leakage.labels import LabelAttacks, first_messages, nearness, places
 from experiments.leakage.samples import Upload, attack
 from experiments.leakage.scenario import LeakageSettings, deal
-from experiments.leakage.sums import SumAttacks, means_of, nearest_errors
+from experiments.leakage.spreading import alike, harmonic, spread
+from experiments.leakage.sums import SumAttacks, means_of, nearest_errors, told
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fedhk.model import Scale, Sums
 from jaxfedmvc.data.dataset import Dataset
 
 SETTINGS = LeakageSettings(
@@ -72,6 +77,66 @@ def test_encodings_and_soft_labels_of_every_row_are_overheard(name, scenario):
     assert [z.shape for z in sent.latents] == [(80, 10)] * 2 and sent.labels.shape == (80,)
 
 
+# --- Graphs ---------------------------------------------------------------------------------------
+
+
+def test_features_spread_along_a_path_in_equal_steps():
+    path = np.diag(np.ones(4), 1)
+    path += path.T
+    known = np.array([0, 4])
+    found = harmonic(path, known, np.array([[0.0, 8.0], [4.0, 0.0]]))
+    np.testing.assert_allclose(
+        found.features, [[0, 8], [1, 6], [2, 4], [3, 2], [4, 0]], rtol=1e-4, atol=1e-4
+    )
+    # Left out, the other end is all there is: as far off the mean, on the wrong side.
+    np.testing.assert_allclose(found.validation, -3, rtol=1e-4)
+
+
+def test_leaving_out_a_known_sample_is_what_it_says():
+    rng = np.random.default_rng(0)
+    graph = rng.random((9, 9))
+    graph += graph.T
+    features = rng.normal(size=(5, 2))
+    features -= features.mean(axis=0)  # a mean that leaves nobody out, for the ties
+    found = harmonic(graph, np.arange(5), features)
+    missed = 0.0
+    for i in range(5):
+        rest = np.delete(np.arange(5), i)
+        missed += np.sum((harmonic(graph, rest, features[rest]).features[i] - features[i]) ** 2)
+    np.testing.assert_allclose(found.validation, 1 - missed / np.sum(features**2), rtol=1e-4)
+
+
+def test_a_sample_that_nobody_knows_of_is_guessed_at_the_mean():
+    graph = np.zeros((4, 4))
+    graph[0, 1] = graph[1, 0] = 1
+    found = harmonic(graph, np.array([0, 2]), np.array([[2.0], [4.0]]))
+    np.testing.assert_allclose(found.features[:, 0], [2, 2, 4, 3], atol=1e-4)
+    nothing = harmonic(np.zeros((4, 4)), np.array([0, 2]), np.array([[2.0], [4.0]]))
+    np.testing.assert_allclose(nothing.features[:, 0], [2, 3, 4, 3], atol=1e-4)
+
+
+def test_rows_that_are_alike_are_joined():
+    rows = np.array([[1.0, 0], [2, 0.1], [0, 1], [0.1, 3], [0, 0]])
+    edges = alike(rows, 1)
+    assert edges[0, 1] == edges[2, 3] == 2 and not np.diag(edges).any()
+    np.testing.assert_array_equal(edges, edges.T)
+    assert edges[4].sum() == 1 and edges.sum() == 10  # nothing is like no row
+
+
+@pytest.mark.parametrize("told_by", ["edges", "rows"])
+def test_known_samples_say_which_graph_to_spread_over(told_by):
+    place = np.repeat(np.arange(5), 10)  # five groups of ten, of features 0 to 4
+    if told_by == "edges":
+        joined = place[:, None] == place[None]
+    else:  # each group with the next: rows of a group are alike, and none of its edges is inside
+        joined = (place[:, None] + 1) % 5 == place[None]
+    message = joined - 1.0 * np.eye(50) * joined
+    known = np.arange(0, 50, 2)
+    found = spread(message, known, place[known, None].astype(float), 3)
+    np.testing.assert_allclose(found.features[:, 0], place, atol=1e-3)
+    assert found.validation > 0.99
+
+
 # --- Sums -----------------------------------------------------------------------------------------
 
 
@@ -84,11 +149,44 @@ def test_a_row_alone_in_a_sum_is_found_and_nothing_where_nothing_is_sent():
     np.testing.assert_allclose(nearest_errors(x, means_of(sums, 0 * weights, origin)), [8, 4, 8])
 
 
+def test_means_of_summaries_and_of_all_rounds_are_read():
+    """Two clients and a view of two features, about (1, 1) and in units of two."""
+    scales = {0: Scale(jnp.ones(2), jnp.float32(4.0), jnp.zeros(0), jnp.zeros(0))}
+    state = types.SimpleNamespace(server=types.SimpleNamespace(scales=scales))
+    means = np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    summaries = (means, np.array([[3.0, 0.0], [0.0, 0.0]]))
+    # Three rounds are recorded, of which two were made: [rounds, clients, starts, clusters, ...].
+    numerators = np.zeros((3, 2, 1, 1, 2))
+    numerators[:, 0, 0, 0] = [[2, 2], [4, 0], [9, 9]]
+    weights = np.zeros((3, 2, 1, 1))
+    weights[:, 0, 0, 0] = [0.5, 2.0, 1.0]
+    sums = Sums({0: numerators}, {0: weights}, {}, jnp.ones(()), jnp.ones(()))
+
+    def heard(message):
+        return {"clients": ({"message": message},)}
+
+    info = {"setup": [{}, {}, heard(summaries)], "rounds": [heard(sums)]}
+    result = engine.RunResult(state, (), info, None, None, jnp.int32(2))
+    one, other = told(result, summed=False)
+    # Of the summary, of either round, and of what came in the second: (2, -2) with 1.5.
+    means = [[3, 1], [1, 1], [5, 5], [3, 1], [7 / 3, -1 / 3], [1, 1]]
+    np.testing.assert_allclose(one[0], means)
+    np.testing.assert_allclose(other[0], [[1, 1]] * 2)
+    one, other = told(result, summed=True)
+    np.testing.assert_allclose(one[0], [[3, 1], [1, 1]])
+    np.testing.assert_allclose(other[0], [[1, 1]])
+
+
 @pytest.mark.slow
-def test_a_guard_exposes_fewer_rows_of_fewer_clients(scenario):
-    open_, guarded = (SumAttacks(3, SETTINGS, least).scores(scenario, 0) for least in (None, 5))
+def test_a_guard_and_secure_aggregation_expose_fewer_rows(scenario):
+    attacks = [SumAttacks(3, SETTINGS, least) for least in (None, 5)]
+    open_, guarded = (a.scores(scenario, 0, summed=False) for a in attacks)
+    summed = attacks[0].scores(scenario, 0, summed=True)
     assert guarded["exposed"] <= open_["exposed"] and guarded["prototypes"] > 0
-    assert open_["acc"] == guarded["acc"] == 1
+    assert summed["exposed"] <= open_["exposed"] and summed["prototypes"] < open_["prototypes"]
+    # What other samples' means tell is less.
+    assert open_["public_prototypes"] < open_["prototypes"]
+    assert open_["acc"] == guarded["acc"] == summed["acc"] == 1
     # A round of three clients: N, W and C of two views, n and J.
     assert open_["bytes"] == guarded["bytes"] == 4 * (2 * (3 * 6 + 3 + 1) + 2)
 
