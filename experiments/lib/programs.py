@@ -1,4 +1,4 @@
-"""Compiled programs of a long job: each keeps memory maps, of which Linux grants a process 65530."""
+"""Compiled programs of a long job keep memory maps, of which Linux grants a process 65530."""
 
 from __future__ import annotations
 
