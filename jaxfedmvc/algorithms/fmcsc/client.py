@@ -48,11 +48,13 @@ class ClientState(NamedTuple):
         from the global model: where the leader trained these, and where it was not there for
         pre-training.
       h: H of the client's rows [rows, d], for Lloyd's steps; () with a leader's centroids.
+      known: What the client teaches, `teaching.Known`; () where it teaches nothing.
     """
 
     model: PyTree
     started: PyTree
     h: PyTree
+    known: PyTree = ()
 
 
 class Update(NamedTuple):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fmcsc import centroids
+from jaxfedmvc.algorithms.fmcsc import centroids, teaching
 from jaxfedmvc.algorithms.fmcsc.client import ClientState, Part, lead, pretrain, train
 from jaxfedmvc.algorithms.fmcsc.networks import PyTree, features, init_models
 from jaxfedmvc.algorithms.fmcsc.server import (
@@ -45,11 +45,17 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
     check_hyperparams(hyper)
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
+    if config.teach_features and (hyper.upload_noise is not None or hyper.upload_clip is not None):
+        raise checks.wrong(
+            "teach_features",
+            config.teach_features,
+            "0 with upload_noise or upload_clip, which bound no sums of rows",
+        )
     return FederatedAlgorithm(
         init=partial(_init, config, hyper),
         setup=_setup(config, hyper),
         round=_round(config, hyper),
-        finish=centroids.phases(config, hyper),
+        finish=(*centroids.phases(config, hyper), *teaching.phases(config, hyper)),
         assign=partial(_assign, config, hyper),
         embed=partial(_embed, config),
     )
@@ -73,7 +79,8 @@ def _init(
             )
             started = jnp.zeros(cohort.n_clients, bool)
         h = jnp.zeros((*cohort.mask.shape, config.latent_dim))
-        return ClientState(model, started, h if config.centroids == "federated" else ())
+        known = teaching.unknown(config, models, cohort)
+        return ClientState(model, started, h if config.centroids == "federated" else (), known)
 
     centroids = jnp.zeros((config.n_clusters, config.latent_dim))
     starts = jnp.zeros((config.centroid_starts, *centroids.shape))
@@ -82,6 +89,7 @@ def _init(
         centroids,
         starts if config.centroid_starts > 1 else (),
         () if hyper.settle_rounds is None else jnp.zeros(()),
+        teaching.blank(config, models, federation.view_dims),
     )
     return server, tuple(clients(cohort) for cohort in federation.cohorts)
 
@@ -167,5 +175,8 @@ def _assign(
     state: PyTree,
     client: Cohort,
 ) -> jax.Array:
+    if config.teach_features and client.view_ids in server.taught:
+        taught, model = server.taught[client.view_ids], server.models[client.view_ids]
+        return teaching.assign_taught(config, taught, model, client.by_view(), client.mask)
     h = _embed(config, server, state, client)
     return centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)

@@ -22,12 +22,14 @@ class ServerState(NamedTuple):
       centroids: The common centroids [K, d]; zeros before the last exchanges.
       starts: Those of all starts of federated k-means, [starts, K, d]; () where there is one.
       rounds: Rounds that were averaged so far, a scalar; () where all are averaged alike.
+      taught: `teaching.Taught` of each kind of partial clients; () where nothing is taught.
     """
 
     models: dict[Kind, Model]
     centroids: jax.Array
     starts: jax.Array | tuple[()] = ()
     rounds: jax.Array | tuple[()] = ()
+    taught: PyTree = ()
 
 
 # --- What is sent ---------------------------------------------------------------------------------

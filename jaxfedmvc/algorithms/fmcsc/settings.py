@@ -69,6 +69,10 @@ class FMCSCConfig:
       min_cluster_size: Least number of a client's rows in a cluster for which federated k-means is
         sent their sum or centroid; of smaller clusters nothing is sent. None: off. A leader's
         centroids travel without numbers of rows and cannot have it.
+      teach_features: Number of random features, even, on which clients with all views teach clients
+        of some views which of their rows belong to which cluster, after the rounds; see
+        `fmcsc.teaching`. Partial clients then take a row's cluster from what they were taught, and
+        not from the nearest centroid. Not in the paper. 0: off.
       stack_views: Whether networks of views of equal width are trained as one stack, in half the
         kernels for two views. None: on accelerators, where launches of kernels take the time; on a
         CPU of two cores wide networks take a tenth longer so. It changes rounding.
@@ -96,6 +100,7 @@ class FMCSCConfig:
     centroid_rounds: int = 10
     centroid_starts: int = 1
     min_cluster_size: int | None = None
+    teach_features: int = 0
     stack_views: bool | None = None
 
     def __post_init__(self) -> None:
@@ -111,6 +116,8 @@ class FMCSCConfig:
             self, 0, "pretrain_epochs", "local_epochs", "distill_epochs", "leader_epochs"
         )
         checks.choices(self)
+        if self.teach_features < 0 or self.teach_features % 2:
+            raise checks.wrong("teach_features", self.teach_features, "an even number, 0 or more")
         if any(width < 1 for width in self.hidden):
             raise checks.wrong("hidden", self.hidden, "widths of 1 or more")
         if not set(self.components) <= set("ABCD"):
@@ -172,6 +179,8 @@ class FMCSCHyperparams:
       settle_rounds: Rounds in which the global models become the average of what clients sent, eq.
         (10). In a round r after them they go the share (settle_rounds / r)^2 of the way, so that a
         run of many rounds settles. Not in the paper. None: off.
+      teach_ridge: Ridge of the regression with `teach_features`; a row's features have a squared
+        norm of 2 on average.
       limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
         the number of clusters; messages keep their size for n_clusters; none: all.
     """
@@ -184,6 +193,7 @@ class FMCSCHyperparams:
     upload_noise: jax.Array | float | None = None
     upload_clip: jax.Array | float | None = None
     settle_rounds: jax.Array | float | None = None
+    teach_ridge: jax.Array | float = 0.3
     limit: jax.Array | int | None = None
 
 
@@ -193,7 +203,10 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
     Raises:
       ValueError: Names the number, its value and what is allowed.
     """
-    positive = "learning_rate", "tau_m", "tau_p", "weight_floor", "upload_noise", "upload_clip"
+    positive = (
+        *("learning_rate", "tau_m", "tau_p", "weight_floor"),
+        *("upload_noise", "upload_clip", "teach_ridge"),
+    )
     checks.numbers(
         hyper,
         dict.fromkeys(positive, checks.POSITIVE)

@@ -1,0 +1,196 @@
+"""Classifiers of single views: sums of clients against a regression on all of their rows."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge
+
+from jaxfedmvc import engine
+from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams, fmcsc
+from jaxfedmvc.algorithms.fmcsc.teaching import Block, random_features
+from tests.algorithms.fmcsc.by_numpy import np_features
+from tests.algorithms.fmcsc.tiny import (
+    BRANCHES,
+    CONFIG,
+    DIMS,
+    FULL,
+    HYPER,
+    KEY,
+    PAIR,
+    K,
+    at,
+    jit,
+    make_federation,
+    members,
+    real_views,
+)
+
+M = 64  # more than all rows
+TEACHES = dataclasses.replace(
+    CONFIG, teach_features=M, centroids="federated", centroid_rounds=1, **BRANCHES
+)
+SEVERAL = ((FULL, {3: 8, 0: 5}), (PAIR, {2: 8}))
+SINGLE = ((FULL, {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}), ((2,), {2: 8, 6: 5}))
+
+
+@functools.cache
+def taught(config=TEACHES, ridge=HYPER.teach_ridge, several=False):
+    """The federation, and the state after the exchanges of the end, of models as they start."""
+    hyper = HYPER.replace(teach_ridge=ridge)
+    federation, algorithm = make_federation(SEVERAL if several else SINGLE), fmcsc(config, hyper)
+
+    def run(federation):
+        state = engine.start(algorithm, federation, KEY)
+        state, _ = engine.finish(algorithm, federation, KEY, state, 0)
+        return state, engine.assign(algorithm, federation, state)
+
+    return federation, *jit(run)(federation)
+
+
+def described(one, *rows):
+    """Random features of rows, NumPy."""
+    return np.asarray(random_features(M, one.seed, one.blocks, tuple(map(jnp.asarray, rows))))
+
+
+def clusters(one, *rows):
+    scores = described(one, *rows) @ np.asarray(one.weights) + np.asarray(one.shares)
+    return scores.argmax(axis=1)
+
+
+def rows_of(federation, server, kind):
+    """Rows, Z and clusters of all clients with all views, NumPy."""
+    x, z, labels = [], [], []
+    for c, _, _, client in members(federation):
+        if federation.cohorts[c].view_ids == FULL:
+            views = real_views(client)
+            held = {v: views[v] for v in kind}
+            x.append(np.concatenate([held[v] for v in kind], axis=1))
+            found = np_features(server.models[kind], held)["z"]
+            z.append(np.concatenate([found[v] for v in kind], axis=1))
+            h = np_features(server.models[FULL], views)["h"]
+            away = ((h[:, None] - np.asarray(server.centroids)) ** 2).sum(-1)
+            labels.append(away.argmin(axis=1))
+    return np.concatenate(x), np.concatenate(z), np.concatenate(labels)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", [(0,), (1,), (2,)])
+def test_sums_of_clients_are_a_ridge_regression_of_all_rows(kind):
+    federation, state, _ = taught()
+    one = state.server.taught[kind]
+    x, z, labels = rows_of(federation, state.server, kind)
+    for block, rows in zip(one.blocks, (x, z), strict=True):
+        np.testing.assert_allclose(block.centre, rows.mean(axis=0), atol=1e-5)
+        np.testing.assert_allclose(block.scale, rows.var(axis=0).sum() ** -0.5, rtol=1e-4)
+    y = np.eye(K)[labels]
+    np.testing.assert_allclose(one.shares, y.mean(axis=0), atol=1e-6)
+    model = Ridge(HYPER.teach_ridge, fit_intercept=False)
+    model.fit(described(one, x, z), y - y.mean(axis=0))
+    np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-4)
+
+
+@pytest.mark.ci
+def test_partial_clients_are_put_where_the_regression_says_and_others_stay():
+    federation, state, labels = taught()
+    for c, i, _, client in members(federation):
+        kind, mine = federation.cohorts[c].view_ids, np.asarray(labels[c][i])
+        assert (mine[~np.asarray(client.mask)] == -1).all()
+        if kind != FULL:
+            one, views = state.server.taught[kind], real_views(client)
+            z = np_features(state.server.models[kind], views)["z"]
+            expected = clusters(one, views[kind[0]], z[kind[0]])
+            np.testing.assert_array_equal(mine[np.asarray(client.mask)], expected)
+    _, _, untaught = taught(dataclasses.replace(TEACHES, teach_features=0))
+    np.testing.assert_array_equal(labels[0], untaught[0])
+
+
+@pytest.mark.slow
+def test_what_is_taught_is_learned():
+    """With more features than rows and hardly a ridge, every view tells its teachers' clusters."""
+    federation, state, _ = taught(ridge=1e-4)
+    for kind in ((0,), (1,), (2,)):
+        x, z, labels = rows_of(federation, state.server, kind)
+        np.testing.assert_array_equal(clusters(state.server.taught[kind], x, z), labels)
+
+
+def test_random_features_multiply_to_kernels():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(6, 3)), rng.normal(size=(6, 2))
+    blocks = tuple(Block(jnp.full(x.shape[1], 0.3), jnp.float32(0.4)) for x in rows)
+    seed = jnp.array([1, 2], jnp.uint32)
+    phi = np.asarray(random_features(40_000, seed, blocks, tuple(map(jnp.asarray, rows))))
+    squares = [((0.4 * (x[:, None] - x[None])) ** 2).sum(-1) for x in rows]
+    np.testing.assert_allclose(phi @ phi.T, sum(np.exp(-s / 2) for s in squares), atol=0.05)
+
+
+@pytest.mark.slow
+def test_a_kind_of_several_views_is_taught_too():
+    config = dataclasses.replace(CONFIG, teach_features=4)
+    federation, state, labels = taught(config, several=True)
+    x, z, _ = rows_of(federation, state.server, PAIR)
+    own, of_z = state.server.taught[PAIR].blocks
+    assert own.centre.shape == (DIMS[0] + DIMS[2],) and of_z.centre.shape == (8,)
+    np.testing.assert_allclose(own.centre, x.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(of_z.centre, z.mean(axis=0), atol=1e-5)
+    assert set(np.unique(labels[1])) <= {0, 1}
+
+
+def test_sums_travel_and_what_is_needed_for_them():
+    federation, _, _ = taught()
+    algorithm = fmcsc(TEACHES, HYPER)
+    state = engine.start(algorithm, federation, KEY)
+    describe, sum_up, tell = algorithm.finish[-3:]
+    client, d = at(federation.cohorts[0], 0), sum(DIMS)
+    latent = CONFIG.latent_dim * len(DIMS)
+
+    def sizes(phase, view_ids, client, known):
+        sent = phase.broadcast(state.server, view_ids)
+        _, message, _ = jax.eval_shape(phase.client, KEY, sent, known, client)
+        return [sum(x.size for x in jax.tree.leaves(tree)) for tree in (sent, message)]
+
+    known = at(state.clients[0], 0)
+    model = sum(x.size for x in jax.tree.leaves(state.server.models[FULL]))
+    # f_g once, branches in it; sums of rows and Z, and two of squares for each view.
+    assert sizes(describe, FULL, client, known) == [
+        model + K * CONFIG.latent_dim,
+        d + latent + 2 * len(DIMS) + 1,
+    ]
+    blocks = d + latent + len(DIMS) * (2 + 2)  # seeds and scales
+    assert sizes(sum_up, FULL, client, known) == [
+        blocks,
+        len(DIMS) * (M * (M + 1) // 2 + M * K + M) + K,
+    ]
+    partial, own = at(federation.cohorts[1], 0), (1,)
+    nothing = at(state.clients[1], 0)
+    for phase in (describe, sum_up):
+        assert sizes(phase, own, partial, nothing) == [0, 0]
+    assert sizes(tell, own, partial, nothing) == [
+        DIMS[1] + CONFIG.latent_dim + 2 + 2 + M * K + K,
+        0,
+    ]
+
+
+@pytest.mark.slow
+def test_rows_of_small_clusters_are_not_taught():
+    federation, state, _ = taught(dataclasses.replace(TEACHES, min_cluster_size=4))
+    labels = np.asarray(state.clients[0].known.labels)
+    sizes = np.array([[(row == k).sum() for k in range(K)] for row in labels])
+    assert ((sizes == 0) | (sizes >= 4)).all()
+    real = np.asarray(federation.cohorts[0].mask)
+    assert sizes.sum() < real.sum()  # something was left out
+    assert (labels[~real] == -1).all()
+
+
+def test_what_cannot_be_taught_is_refused():
+    for wrong in (-2, 3):
+        with pytest.raises(ValueError, match=rf"teach_features: got {wrong}; .* even number"):
+            dataclasses.replace(CONFIG, teach_features=wrong)
+    with pytest.raises(ValueError, match="teach_ridge: got 0"):
+        fmcsc(TEACHES, FMCSCHyperparams(teach_ridge=0.0))
+    for off in ({"upload_noise": 0.1}, {"upload_clip": 1.0}):
+        with pytest.raises(ValueError, match=r"teach_features: got 64; .* bound no sums of rows"):
+            fmcsc(TEACHES, FMCSCHyperparams(**off))
