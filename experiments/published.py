@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from experiments.leakage.uploads import forms_of_graphs
 from experiments.lib import peers
 from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd
+from experiments.robustness import __main__ as robustness
 from experiments.vertcohirf import attack, trials, unsupervised
 from experiments.vertcohirf import tables as vertcohirf
 from jaxfedmvc.algorithms import METHODS
@@ -43,6 +45,7 @@ FEDHK, FMCSC, MGCD, VERTCOHIRF = (
 SIDE_BY_SIDE = ROOT / "experiments" / "measured" / "side_by_side.csv"
 SMALL_CLIENTS = SIDE_BY_SIDE.with_name("small_clients.csv")
 LEAKAGE = SIDE_BY_SIDE.with_name("leakage.csv")
+ROBUSTNESS = SIDE_BY_SIDE.with_name("robustness.csv")
 _CELLS = {"bdgp": "1:1", "mfeat": "complete"}
 # Columns of the tables of small clients: method and partition.
 _SMALL = (("e_fkmvc", "complete"), ("e_fkmvc", "1:1"), ("fmcsc", "1:1"))
@@ -455,6 +458,12 @@ def vertcohirf_attack() -> list[str]:
     return lines
 
 
+def hostile(method: str) -> list[str]:
+    """Returns ACC of a method under each attack, by the share of hostile clients and the rule."""
+    table = robustness.markdown(robustness.summarised(pd.read_csv(ROBUSTNESS)), method)
+    return table.partition("\n\n")[0].splitlines()[2:]
+
+
 def _or_dash(mean: float, deviation: float) -> str:
     return "-" if pd.isna(mean) else spread(mean, deviation)
 
@@ -613,6 +622,10 @@ SHOWN = (
     Shown("methods/vertcohirf.md", "VertCoHiRF, table 1", vertcohirf_table_1),
     Shown("methods/vertcohirf.md", "VertCoHiRF, tables 5 to 16", vertcohirf_real_sets),
     Shown("notebook/vertcohirf.md", "VertCoHiRF, attack", vertcohirf_attack),
+    *(
+        Shown("notebook/robustness.md", f"hostile clients, {method}", partial(hostile, method))
+        for method in ("e_fkmvc", "private_e_fkmvc", "fmcsc", "mgcd", "vertcohirf")
+    ),
 )
 ROWS = (
     Rows(FMCSC / "table1_runs.csv", ("set", "x", "row")),
@@ -641,6 +654,7 @@ ROWS = (
     Rows(FMCSC / "temperatures.csv", ("tau_m", "tau_p")),
     Rows(SMALL_CLIENTS, ("data", "rows", "kinds", "method")),
     Rows(LEAKAGE, ("data", "form")),
+    Rows(ROBUSTNESS, ("method", "clients", "attack", "share", "rule")),
 )
 
 
