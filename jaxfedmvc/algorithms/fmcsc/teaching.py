@@ -154,17 +154,13 @@ def _describe(
         labels = jnp.where(sizes[labels] >= config.min_cluster_size, labels, -1)
     if config.takes_branches:
         models = {(v,): branch(models[full], v) for v in full}
-    z = {
-        kind: _z(config, model, {v: views[v] for v in kind})
-        for kind, model in models.items()
-        if kind != full
-    }
-
-    def sums(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x = jnp.where(mask[:, None], x, 0.0)
-        return jnp.sum(x, axis=0), jnp.sum(jnp.square(x))
-
-    message = {kind: (sums(side_by_side({v: views[v] for v in kind})), sums(z[kind])) for kind in z}
+    z, message = {}, {}
+    for kind in sorted(models.keys() - {full}):
+        held = {v: views[v] for v in kind}
+        rows = side_by_side(held), _z(config, models[kind], held)
+        rows = jax.tree.map(lambda x: jnp.where(mask[:, None], x, 0.0), rows)
+        z[kind] = rows[1]
+        message[kind] = tuple((jnp.sum(x, axis=0), jnp.sum(jnp.square(x))) for x in rows)
     n = jnp.sum(mask).astype(jnp.float32)
     return state._replace(known=Known(z, labels)), (message, n), {}
 
