@@ -66,7 +66,9 @@ REVEALS = {
     "fedhk_tucker": Reveals("sums", "As e_fkmvc, in a shared basis of the features."),
     "fedmvl": Reveals("codes", "A factor for each row, which the server works out."),
     "fmcsc": Reveals(
-        "models", "Networks and centres; whether a row was among a client's, a little."
+        "models",
+        "Networks and centres; whether a row was among a client's, a little. With teach_features"
+        " sums over rows, too.",
     ),
     "local_fmcsc": _NOTHING,
     "local_kmeans": _NOTHING,
