@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import io
+import itertools
 import os
 import platform
 import re
@@ -162,11 +163,9 @@ def _hold(folder: Path) -> None:
 
 def unused(name: str) -> Path:
     """Returns a folder that does not exist yet, results/NAME-TIME."""
-    folder = Path(f"results/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    tries = (folder.with_name(f"{folder.name}-{i}") for i in range(2, 1000))
-    while folder.exists():
-        folder = next(tries)
-    return folder
+    first = Path(f"results/{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    tries = itertools.chain([first], (first.with_name(f"{first.name}-{i}") for i in range(2, 1000)))
+    return next(folder for folder in tries if not folder.exists())
 
 
 def _reopened(command: Parsed) -> Path:

@@ -246,7 +246,7 @@ def figures(
 
 def _ordered(column: pd.Series) -> list[Any]:
     """Returns the values of an axis once each: numbers by size, words as they come."""
-    values = column.drop_duplicates()
+    values = column.dropna().drop_duplicates()
     numbers = pd.to_numeric(values, errors="coerce")
     return list(values if numbers.isna().any() else values[numbers.sort_values().index])
 

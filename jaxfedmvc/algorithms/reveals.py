@@ -68,7 +68,7 @@ REVEALS = {
     "fmcsc": Reveals(
         "models",
         "Networks and centres; whether a row was among a client's, a little. With teach_features"
-        " sums over rows, too.",
+        " rows, unless sums are secure.",
     ),
     "local_fmcsc": _NOTHING,
     "local_kmeans": _NOTHING,

@@ -123,7 +123,8 @@ def parafac2(
         if size < 1:
             raise checks.wrong(name, size, "1 or more")
     n_slices, n_rows, n_columns = slices.shape
-    unit = jnp.ldexp(jnp.float32(1), jnp.frexp(jnp.max(jnp.abs(slices)))[1])
+    exponent = jnp.frexp(jnp.max(jnp.abs(slices)))[1]
+    unit = jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -126, 126))
     slices = slices / unit
     gram = _einsum("knj,kni->ji", slices, slices)
     starts = jnp.linalg.eigh(gram)[1][None, :, : -rank - 1 : -1]

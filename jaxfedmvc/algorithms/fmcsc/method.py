@@ -108,6 +108,8 @@ def _check_federation(config: FMCSCConfig, federation: Federation) -> None:
             " a branch for each view and for all; allowed is 'distilled'"
         )
     federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
+    if config.teach_features:
+        teaching.check_federation(config, federation)
 
 
 def _setup(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
@@ -175,8 +177,10 @@ def _assign(
     state: PyTree,
     client: Cohort,
 ) -> jax.Array:
-    if config.teach_features and client.view_ids in server.taught:
-        taught, model = server.taught[client.view_ids], server.models[client.view_ids]
-        return teaching.assign_taught(config, taught, model, client.by_view(), client.mask)
     h = _embed(config, server, state, client)
-    return centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)
+    nearest = centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)
+    if not (config.teach_features and client.view_ids in server.taught):
+        return nearest
+    taught, model = server.taught[client.view_ids], server.models[client.view_ids]
+    views, mask = client.by_view(), client.mask
+    return teaching.assign_taught(config, taught, model, views, mask, nearest)

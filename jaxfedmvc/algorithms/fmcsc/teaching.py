@@ -10,10 +10,17 @@ large-scale kernel machines", NeurIPS 2007) is fitted to it, by ridge regression
 
 The sums are over the rows of all these clients, who send theirs, so that W is what one client with
 all rows would find. Half of the features are of a view's own features, the other half of its Z.
+
+WHAT THE SUMS GIVE AWAY. phi is a function that everybody knows. Where a client has fewer rows than
+there are features, sum phi phi^T has their number as its rank: a row lies in its span exactly if it
+is one of the client's, and rows can be found from it. Smallest clusters or not, a server that reads
+such sums one by one reads rows. Secure aggregation shows it the sum of all clients alone, which is
+of more rows than features where it should be.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import NamedTuple
 
@@ -21,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fmcsc.centroids import assign_rows
 from jaxfedmvc.algorithms.fmcsc.client import ClientState
@@ -28,7 +36,7 @@ from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, Views, bran
 from jaxfedmvc.algorithms.fmcsc.server import ServerState
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
-from jaxfedmvc.federation import Cohort
+from jaxfedmvc.federation import Cohort, Federation
 
 _EXACT = jax.lax.Precision.HIGHEST
 
@@ -87,6 +95,27 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     )
 
 
+def check_federation(config: FMCSCConfig, federation: Federation) -> None:
+    """Warns where sums are of so few rows that they give these away; not while tracing.
+
+    Raises:
+      ValueError: There is one view, so that there is nothing to teach.
+    """
+    if federation.n_views == 1:
+        raise checks.wrong("teach_features", config.teach_features, "0 with a single view")
+    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
+    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+        return
+    least = min(int(np.asarray(mask).sum(axis=1).min()) for mask in masks)
+    if least <= config.teach_features:
+        warnings.warn(
+            f"teach_features: got {config.teach_features}, and a client with all views has"
+            f" {least} rows: who reads its sums can find them. Use secure aggregation, or fewer"
+            " features",
+            stacklevel=2,
+        )
+
+
 def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, ...]) -> PyTree:
     """Returns the classifiers that the server has at first; () where nothing is taught."""
     if not config.teach_features:
@@ -109,17 +138,26 @@ def unknown(config: FMCSCConfig, models: dict[Kind, Model], cohort: Cohort) -> P
         return ()
     shape, kinds = cohort.mask.shape, [k for k, model in models.items() if not model.view_heads]
     z = {kind: jnp.zeros((*shape, config.latent_dim * len(kind))) for kind in kinds}
-    return Known(z, jnp.zeros(shape, jnp.int32))
+    return Known(z, jnp.full(shape, -1, jnp.int32))
 
 
 def assign_taught(
-    config: FMCSCConfig, taught: Taught, model: Model, views: Views, mask: jax.Array
+    config: FMCSCConfig,
+    taught: Taught,
+    model: Model,
+    views: Views,
+    mask: jax.Array,
+    otherwise: jax.Array,
 ) -> jax.Array:
-    """Returns the clusters of rows in some of the views, [rows]; -1 for padding."""
+    """Returns the clusters of rows in some of the views, [rows]; -1 for padding.
+
+    `otherwise` [rows] are those of the nearest centroids, for where nobody taught anything.
+    """
     rows = side_by_side(views), _z(config, model, views)
     phi = random_features(config.teach_features, taught.seed, taught.blocks, rows)
     scores = jnp.matmul(phi, taught.weights, precision=_EXACT) + taught.shares[None]
-    return jnp.where(mask, jnp.argmax(scores, axis=1).astype(jnp.int32), -1)
+    found = jnp.where(jnp.sum(taught.shares) > 0, jnp.argmax(scores, axis=1), otherwise)
+    return jnp.where(mask, found, -1)
 
 
 # --- The first exchange: scales -------------------------------------------------------------------
@@ -142,7 +180,7 @@ def _describe(
     state: ClientState,
     client: Cohort,
 ) -> tuple[ClientState, PyTree, Info]:
-    """Sends the sum of the client's rows, of their squared norms, and their number."""
+    """Sends the sum of the rows that are taught, their mean squared entries, and their number."""
     if not sent:
         return state, (), {}
     models, centroids = sent
@@ -154,14 +192,18 @@ def _describe(
         labels = jnp.where(sizes[labels] >= config.min_cluster_size, labels, -1)
     if config.takes_branches:
         models = {(v,): branch(models[full], v) for v in full}
+    is_taught = labels >= 0
     z, message = {}, {}
     for kind in sorted(models.keys() - {full}):
         held = {v: views[v] for v in kind}
         rows = side_by_side(held), _z(config, models[kind], held)
-        rows = jax.tree.map(lambda x: jnp.where(mask[:, None], x, 0.0), rows)
+        rows = jax.tree.map(lambda x: jnp.where(is_taught[:, None], x, 0.0), rows)
         z[kind] = rows[1]
-        message[kind] = tuple((jnp.sum(x, axis=0), jnp.sum(jnp.square(x))) for x in rows)
-    n = jnp.sum(mask).astype(jnp.float32)
+        # Divided by the width: masked sums have a largest number.
+        message[kind] = tuple(
+            (jnp.sum(x, axis=0), jnp.sum(jnp.square(x)) / x.shape[1]) for x in rows
+        )
+    n = jnp.sum(is_taught).astype(jnp.float32)
     return state._replace(known=Known(z, labels)), (message, n), {}
 
 
@@ -174,7 +216,7 @@ def _scale(
 
     def block(total: jax.Array, squares: jax.Array) -> Block:
         centre = total / n
-        variance = squares / n - jnp.sum(jnp.square(centre))
+        variance = len(total) * squares / n - jnp.sum(jnp.square(centre))
         return Block(centre, jnp.where(variance > 0, jax.lax.rsqrt(variance), 1.0))
 
     taught = {
@@ -235,9 +277,12 @@ def _solve(
 
     def weights(triangle: jax.Array, cross: jax.Array, total: jax.Array) -> jax.Array:
         gram = jnp.zeros((m, m)).at[above].set(triangle)
-        gram = gram + jnp.triu(gram, 1).T + hyper.teach_ridge * jnp.eye(m)
+        # Not below zero: rounding, and robust rules by entries, make matrices that are no sums.
+        values, vectors = jnp.linalg.eigh(gram + jnp.triu(gram, 1).T)
+        inverses = 1 / (jnp.maximum(values, 0.0) + hyper.teach_ridge)
         right = cross - total[:, None] * shares[None]
-        return jax.scipy.linalg.solve(gram, right, assume_a="pos")
+        along = jnp.matmul(vectors.T, right, precision=_EXACT)
+        return jnp.matmul(vectors, inverses[:, None] * along, precision=_EXACT)
 
     taught = {
         kind: one._replace(weights=weights(*message[kind]), shares=shares)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,11 @@ from sklearn.linear_model import Ridge
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams, fmcsc
-from jaxfedmvc.algorithms.fmcsc.teaching import Block, random_features
+from jaxfedmvc.algorithms.fmcsc.teaching import (
+    Block,
+    check_federation,
+    random_features,
+)
 from tests.algorithms.fmcsc.by_numpy import np_features
 from tests.algorithms.fmcsc.tiny import (
     BRANCHES,
@@ -181,8 +186,49 @@ def test_rows_of_small_clusters_are_not_taught():
     sizes = np.array([[(row == k).sum() for k in range(K)] for row in labels])
     assert ((sizes == 0) | (sizes >= 4)).all()
     real = np.asarray(federation.cohorts[0].mask)
-    assert sizes.sum() < real.sum()  # something was left out
+    assert 0 < sizes.sum() < real.sum()  # something was left out
     assert (labels[~real] == -1).all()
+    # Nothing that is sent is of the other rows.
+    x = np.asarray(federation.cohorts[0].views[0])[labels >= 0]
+    block, _ = state.server.taught[0,].blocks
+    np.testing.assert_allclose(block.centre, x.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(state.server.taught[0,].shares, sizes.sum(axis=0) / len(x))
+
+
+@pytest.mark.slow
+def test_where_nothing_is_taught_the_nearest_centroids_count():
+    nothing = taught(dataclasses.replace(TEACHES, min_cluster_size=8))[2]
+    untaught = taught(dataclasses.replace(TEACHES, min_cluster_size=8, teach_features=0))[2]
+    chex.assert_trees_all_equal(nothing, untaught)
+
+
+@pytest.mark.ci
+def test_matrices_that_are_no_sums_leave_numbers():
+    """As of a rule by entries: with a negative eigenvalue as large as the ridge."""
+    config = dataclasses.replace(TEACHES, teach_features=2)
+    state = engine.start(fmcsc(config, HYPER), make_federation(SINGLE), KEY)
+    gram = jnp.array([1.0, 2.0, 1.0])  # eigenvalues 3 and -1
+    sums = {(v,): (gram, jnp.ones((2, K)), jnp.zeros(2)) for v in range(3)}
+    solve = fmcsc(config, HYPER.replace(teach_ridge=1.0)).finish[-2].server
+    server, _ = solve(KEY, state.server, ((sums, jnp.ones(K)), (), ()), (3.0, 2.0, 2.0))
+    np.testing.assert_allclose(server.taught[1,].weights, np.full((2, K), 1 / 4), rtol=1e-6)
+
+
+def test_who_was_not_there_for_the_scales_sends_no_rows():
+    federation = make_federation(SINGLE)
+    algorithm = fmcsc(TEACHES, HYPER)
+    state = engine.start(algorithm, federation, KEY)
+    phase = algorithm.finish[-2]
+    sent = phase.broadcast(state.server, FULL)
+    client, mine = at(federation.cohorts[0], 0), at(state.clients[0], 0)
+    _, (sums, sizes), _ = jit(phase.client)(KEY, sent, mine, client)
+    assert not any(np.asarray(x).any() for x in jax.tree.leaves((sums, sizes)))
+
+
+def test_few_rows_are_warned_of():
+    algorithm, federation = fmcsc(TEACHES, HYPER), make_federation(SINGLE)
+    with pytest.warns(UserWarning, match="teach_features: got 64, and a client .* has 5 rows"):
+        engine.start(algorithm, federation, KEY)
 
 
 def test_what_cannot_be_taught_is_refused():
@@ -191,6 +237,12 @@ def test_what_cannot_be_taught_is_refused():
             dataclasses.replace(CONFIG, teach_features=wrong)
     with pytest.raises(ValueError, match="teach_ridge: got 0"):
         fmcsc(TEACHES, FMCSCHyperparams(teach_ridge=0.0))
+    federation = make_federation(SINGLE)
+    one = federation.replace(
+        cohorts=tuple(c for c in federation.cohorts if c.view_ids == (1,)), view_dims=DIMS[1:2]
+    )
+    with pytest.raises(ValueError, match=r"teach_features: got 64; allowed is 0 with a single"):
+        check_federation(TEACHES, one)
     for off in ({"upload_noise": 0.1}, {"upload_clip": 1.0}):
         with pytest.raises(ValueError, match=r"teach_features: got 64; .* bound no sums of rows"):
             fmcsc(TEACHES, FMCSCHyperparams(**off))
