@@ -180,7 +180,7 @@ class FMCSCHyperparams:
         (10). In a round r after them they go the share (settle_rounds / r)^2 of the way, so that a
         run of many rounds settles. Not in the paper. None: off.
       teach_ridge: Ridge of the regression with `teach_features`; a row's features have a squared
-        norm of 2 on average.
+        norm of 2 on average. None: 0.3.
       limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
         the number of clusters; messages keep their size for n_clusters; none: all.
     """
@@ -193,7 +193,7 @@ class FMCSCHyperparams:
     upload_noise: jax.Array | float | None = None
     upload_clip: jax.Array | float | None = None
     settle_rounds: jax.Array | float | None = None
-    teach_ridge: jax.Array | float = 0.3
+    teach_ridge: jax.Array | float | None = None
     limit: jax.Array | int | None = None
 
 

@@ -38,6 +38,8 @@ from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.federation import Cohort, Federation
 
+# Of the regression, unless hyper-parameters have one.
+RIDGE = 0.3
 _EXACT = jax.lax.Precision.HIGHEST
 
 
@@ -272,6 +274,7 @@ def _solve(
     """Solves the ridge regression of each kind."""
     message, sizes = _total(messages)
     shares = sizes / jnp.maximum(jnp.sum(sizes), 1.0)
+    ridge = RIDGE if hyper.teach_ridge is None else hyper.teach_ridge
     m = config.teach_features
     above = np.triu_indices(m)
 
@@ -279,7 +282,7 @@ def _solve(
         gram = jnp.zeros((m, m)).at[above].set(triangle)
         # Not below zero: rounding, and robust rules by entries, make matrices that are no sums.
         values, vectors = jnp.linalg.eigh(gram + jnp.triu(gram, 1).T)
-        inverses = 1 / (jnp.maximum(values, 0.0) + hyper.teach_ridge)
+        inverses = 1 / (jnp.maximum(values, 0.0) + ridge)
         right = cross - total[:, None] * shares[None]
         along = jnp.matmul(vectors.T, right, precision=_EXACT)
         return jnp.matmul(vectors, inverses[:, None] * along, precision=_EXACT)

@@ -13,6 +13,7 @@ from sklearn.linear_model import Ridge
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.teaching import (
+    RIDGE,
     Block,
     check_federation,
     random_features,
@@ -43,7 +44,7 @@ SINGLE = ((FULL, {3: 8, 0: 5, 5: 6}), ((1,), {1: 7, 4: 6}), ((2,), {2: 8, 6: 5})
 
 
 @functools.cache
-def taught(config=TEACHES, ridge=HYPER.teach_ridge, several=False):
+def taught(config=TEACHES, ridge=RIDGE, several=False):
     """The federation, and the state after the exchanges of the end, of models as they start."""
     hyper = HYPER.replace(teach_ridge=ridge)
     federation, algorithm = make_federation(SEVERAL if several else SINGLE), fmcsc(config, hyper)
@@ -93,7 +94,7 @@ def test_sums_of_clients_are_a_ridge_regression_of_all_rows(kind):
         np.testing.assert_allclose(block.scale, rows.var(axis=0).sum() ** -0.5, rtol=1e-4)
     y = np.eye(K)[labels]
     np.testing.assert_allclose(one.shares, y.mean(axis=0), atol=1e-6)
-    model = Ridge(HYPER.teach_ridge, fit_intercept=False)
+    model = Ridge(RIDGE, fit_intercept=False)
     model.fit(described(one, x, z), y - y.mean(axis=0))
     np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-4)
 
