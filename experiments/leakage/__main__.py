@@ -63,8 +63,7 @@ from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
 from experiments.lib.devices import each
 from experiments.lib.progress import Progress
-from experiments.lib.settings import flag_lines, settings_of
-from experiments.lib.study import Study, parse_or_exit, write_summary
+from experiments.lib.study import parse_or_exit, write_summary
 from experiments.lib.text import counted
 from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import checks, data
@@ -114,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     attacks = checked(partial(attacks_of, settings, scenarios[job.seed]))
     path = checked(lambda: study.open(f"leakage-{dataset.name}"))
-    made_by = folder.made_by(_given(study))
+    made_by = folder.made_by(["experiments.leakage", *study.given(*_FLAGS)])
     with Progress(study.folder.progress) as progress:
         progress.expect(dict.fromkeys(attacks, len(scenarios)))
         for form, attack in attacks.items():
@@ -138,13 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in told.itertuples(index=False):
         print(f"{line.method} ({line.sends}; {line.known}): {line.reveals}")
     print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")
-
-
-def _given(study: Study) -> list[str]:
-    """Returns the flags of the study that the command line gave."""
-    known = {setting.flag for group in _FLAGS for setting in settings_of(group)}
-    given = {name for name in known & set(study.flags) if study.flags[name].present}
-    return ["experiments.leakage", *flag_lines(study.flags, set(study.flags) - given)]
 
 
 def _scores(attack: Attack, scenarios: Mapping[int, Scenario], seed: int) -> dict[str, float]:

@@ -298,9 +298,9 @@ def robust(
 
     Raises:
       ValueError: A name is that of no phase, or of one that it does not fit; a ratio's concrete
-        numbers are out of range. At trace time: a phase
-        that is no sum, and named nowhere, sends a message that is not empty; messages are no
-        floating-point arrays, or masked by secure aggregation.
+        numbers are out of range. At trace time: a phase that is no sum, and named nowhere, sends a
+        message that is not empty; messages are no floating-point arrays, or masked by secure
+        aggregation.
     """
     ratios = {} if ratios is None else ratios
     phases = {

@@ -36,7 +36,7 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
             Phase(
                 send_model, partial(_seed_centroids, config, limit), _pass_centroids, who="leader"
             ),
-            Phase(_send_result, _receive, _keep, reduce="sum"),
+            Phase(_send_result, receive, keep, reduce="sum"),
         )
     lloyd = Phase(_send_starts, partial(_tally, config, limit), _move_centroids, reduce="sum")
     own = Phase(
@@ -51,7 +51,7 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     return (
         own,
         *(lloyd,) * config.centroid_rounds,
-        Phase(_send_centroids, _receive, _keep, reduce="sum"),
+        Phase(_send_centroids, receive, keep, reduce="sum"),
     )
 
 
@@ -106,15 +106,17 @@ def _send_result(server: ServerState, view_ids: Kind) -> tuple[Model, jax.Array]
     return server.models[view_ids], server.centroids
 
 
-def _receive(
+def receive(
     key: jax.Array, sent: PyTree, state: ClientState, client: Cohort
 ) -> tuple[ClientState, tuple[()], Info]:
+    """Takes what is sent, which `assign` uses, and sends nothing."""
     return state, (), {}
 
 
-def _keep(
+def keep(
     key: jax.Array, server: ServerState, messages: tuple, counts: tuple
 ) -> tuple[ServerState, dict]:
+    """Stays as it is: nobody sent anything."""
     return server, {}
 
 

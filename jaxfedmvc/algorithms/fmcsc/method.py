@@ -179,7 +179,7 @@ def _assign(
 ) -> jax.Array:
     h = _embed(config, server, state, client)
     nearest = centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)
-    if not (config.teach_features and client.view_ids in server.taught):
+    if client.view_ids not in server.taught:
         return nearest
     taught, model = server.taught[client.view_ids], server.models[client.view_ids]
     views, mask = client.by_view(), client.mask

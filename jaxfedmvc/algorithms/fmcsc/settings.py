@@ -67,8 +67,8 @@ class FMCSCConfig:
         the sum of squared distances to each start's centroids; the start of the least total counts.
         1: the best k-means of the clients' centroids, by these alone.
       min_cluster_size: Least number of a client's rows in a cluster for which federated k-means is
-        sent their sum or centroid; of smaller clusters nothing is sent. None: off. A leader's
-        centroids travel without numbers of rows and cannot have it.
+        sent their sum or centroid; of smaller clusters nothing is sent, and their rows are not
+        taught. None: off. A leader's centroids travel without numbers of rows and cannot have it.
       teach_features: Number of random features, even, on which clients with all views teach clients
         of some views which of their rows belong to which cluster, after the rounds; see
         `fmcsc.teaching`. Partial clients then take a row's cluster from what they were taught, and
@@ -203,13 +203,11 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
     Raises:
       ValueError: Names the number, its value and what is allowed.
     """
-    positive = (
-        *("learning_rate", "tau_m", "tau_p", "weight_floor"),
-        *("upload_noise", "upload_clip", "teach_ridge"),
-    )
+    positive = "learning_rate", "tau_m", "tau_p", "weight_floor", "upload_noise", "upload_clip"
     checks.numbers(
         hyper,
         dict.fromkeys(positive, checks.POSITIVE)
+        | {"teach_ridge": checks.POSITIVE}
         | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")}
         | {"settle_rounds": (lambda r: r >= 1, "1 or more")},
     )

@@ -30,7 +30,7 @@ import numpy as np
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import Phase
-from jaxfedmvc.algorithms.fmcsc.centroids import assign_rows
+from jaxfedmvc.algorithms.fmcsc.centroids import assign_rows, keep, receive
 from jaxfedmvc.algorithms.fmcsc.client import ClientState
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, Views, branch, features
 from jaxfedmvc.algorithms.fmcsc.server import ServerState
@@ -93,7 +93,7 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     return (
         Phase(partial(_send_models, config), partial(_describe, config, hyper), _scale, "sum"),
         Phase(_send_blocks, partial(_sum_up, config), partial(_solve, config, hyper), "sum"),
-        Phase(_send_taught, _receive, _keep, "sum"),
+        Phase(_send_taught, receive, keep, "sum"),
     )
 
 
@@ -297,18 +297,6 @@ def _solve(
 def _send_taught(server: ServerState, view_ids: Kind) -> PyTree:
     """Sends a partial client its classifier."""
     return server.taught.get(view_ids, ())
-
-
-def _receive(
-    key: jax.Array, sent: PyTree, state: ClientState, client: Cohort
-) -> tuple[ClientState, tuple[()], Info]:
-    return state, (), {}
-
-
-def _keep(
-    key: jax.Array, server: ServerState, messages: tuple, counts: tuple
-) -> tuple[ServerState, dict]:
-    return server, {}
 
 
 def _total(messages: tuple) -> PyTree:
