@@ -104,13 +104,24 @@ class Compiled:
     """
 
     def __init__(
-        self, function: Callable[..., Any], *arguments: Any, precision: str = "float32"
+        self,
+        function: Callable[..., Any],
+        *arguments: Any,
+        precision: str = "float32",
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Compiles a function for these arguments, with products of this precision."""
+        """Compiles a function for these arguments, with products of this precision.
+
+        Args:
+          function: To be compiled.
+          *arguments: Of it.
+          precision: A key of `PRECISIONS`.
+          options: Of the compiler, beside those that the library gives it.
+        """
         began = time.perf_counter()
         with jax.default_matmul_precision(named(precision)):
             traced = jax.jit(function, keep_unused=True).trace(*arguments)
-            self._call = traced.lower().compile(compiler_options())
+            self._call = traced.lower().compile({**(compiler_options() or {}), **(options or {})})
         took = time.perf_counter() - began
         stats = self._call.memory_analysis()
         sizes = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
@@ -228,13 +239,21 @@ class Batch:
       compiled: The program.
     """
 
-    def __init__(self, setting: Setting, size: int, precision: str = "float32") -> None:
-        """Compiles the program."""
+    def __init__(
+        self,
+        setting: Setting,
+        size: int,
+        precision: str = "float32",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Compiles the program; see `Compiled`."""
         self.setting, self.size = setting, size
         self._placed = batching.place(setting.source)
         program = batching.batched(self._one_run, setting.source.build)
         arguments = self._arguments([(0.5, 0.5, 0)] * size)
-        self.compiled = Compiled(program, *self._placed, *arguments, precision=precision)
+        self.compiled = Compiled(
+            program, *self._placed, *arguments, precision=precision, options=options
+        )
 
     def run(self, runs: Sequence[Run]) -> Any:
         """Makes runs; the last is made again where they are fewer than the program's."""
@@ -335,6 +354,35 @@ def fmcsc(job: Job) -> None:
     goal = "5 s on an H100 or H200" if job.size == "full" else None
     unit = f"run of {setting.rounds} rounds"
     emit("run", unit=unit, acc=acc, goal=goal, **batch.row(1, took))
+
+
+# What XLA may do otherwise where it compiles for NVIDIA's devices.
+FASTER_TO_COMPILE: dict[str, dict[str, Any]] = {
+    "LLVM in parallel": {"xla_gpu_enable_llvm_module_compilation_parallelism": True},
+    "no autotuning": {"xla_gpu_autotune_level": 0},
+    "no expensive passes": {"xla_llvm_disable_expensive_passes": True},
+}
+
+
+def compiling(job: Job) -> None:
+    """Measures FMCSC's run again, compiled with options that may take less time."""
+    until, took = time.monotonic() + job.seconds, 0.0
+    setting = setting_of(job.size, job.data_dir)
+    runs = [(setting.hyper.tau_m, setting.hyper.tau_p, 0)]
+    for name, options in FASTER_TO_COMPILE.items():
+        if name in job.have:
+            continue
+        if on_cpu():
+            emit(name, "left out", note="a CPU has options of its own; see benchmarks.compile")
+            continue
+        if time.monotonic() + took > until:
+            emit(name, "skipped", note=f"the last took {took:.0f} s")
+            continue
+        began = time.monotonic()
+        batch = Batch(setting, 1, options=options)
+        each, acc = median_seconds(partial(batch.run, runs), 3), batch.acc(batch.run(runs), 1)
+        took = time.monotonic() - began
+        emit(name, unit=f"run of {setting.rounds} rounds", acc=acc, **batch.row(1, each))
 
 
 def batch_size(job: Job, n_runs: int, setting: Setting) -> int:
@@ -529,6 +577,7 @@ MEASURES: dict[str, Callable[[Job], None]] = {
     "device": device,
     "ceilings": ceilings,
     "fmcsc": fmcsc,
+    "compile": compiling,
     "sweep": sweep,
     "batch": batches,
     "precision": precision,

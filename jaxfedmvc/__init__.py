@@ -23,3 +23,5 @@ __all__ = [
     "score",
     "single_client",
 ]
+
+__version__ = "0.1.0"

@@ -21,6 +21,7 @@ import jax
 import pandas as pd
 from absl import flags
 
+import jaxfedmvc
 from experiments.lib.command import FREE_FLAGS, FolderSettings
 from jaxfedmvc.files import locked, write_text
 
@@ -46,8 +47,9 @@ class Parsed(Protocol):
 
 def versions() -> dict[str, str]:
     """Returns the versions of packages that affect results."""
-    packages = ("jaxfedmvc", "jax", "flax", "optax", "scikit-learn")
-    return {"python": platform.python_version()} | {p: metadata.version(p) for p in packages}
+    packages = ("jax", "flax", "optax", "scikit-learn")
+    ours = {"python": platform.python_version(), "jaxfedmvc": jaxfedmvc.__version__}
+    return ours | {p: metadata.version(p) for p in packages}
 
 
 def device() -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
+import jaxfedmvc
 from jaxfedmvc import files
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import wire
@@ -63,7 +63,7 @@ _LOG = logging.getLogger(__name__)
 def versions() -> dict[str, str]:
     """Returns what must be alike on all sides of a job."""
     return {
-        "jaxfedmvc": importlib.metadata.version("jaxfedmvc"),
+        "jaxfedmvc": jaxfedmvc.__version__,
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
     }

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from benchmarks import accelerator
 from benchmarks.accelerator import COLUMNS, PIECES, Book, BrokenError, Job, Piece, go, spawned
+from benchmarks.accelerator_pieces import FASTER_TO_COMPILE
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +100,13 @@ def test_bad_input_is_one_clear_line(tmp_path, flag, text):
     assert done.returncode != 0
     assert (text or "chips: got 'x'; allowed is name:float32") in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("options", FASTER_TO_COMPILE.values())
+def test_options_of_the_compiler_have_names_that_it_knows(options):
+    assert jax.jit(lambda: 1).lower().compile(options)() == 1
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        jax.jit(lambda: 2).lower().compile({f"{next(iter(options))}_": True})
 
 
 # --- The plan -------------------------------------------------------------------------------------
