@@ -358,7 +358,6 @@ def fmcsc(job: Job) -> None:
 
 # What XLA may do otherwise where it compiles for NVIDIA's devices.
 FASTER_TO_COMPILE: dict[str, dict[str, Any]] = {
-    "LLVM in parallel": {"xla_gpu_enable_llvm_module_compilation_parallelism": True},
     "no autotuning": {"xla_gpu_autotune_level": 0},
     "no expensive passes": {"xla_llvm_disable_expensive_passes": True},
 }
