@@ -131,7 +131,38 @@ class Federation:
                         f" {at_least} or more ({reason})"
                     )
 
-    def check_vertical(self, *, complete: bool = True) -> None:
+    def check_linked(self, method: str) -> None:
+        """Checks that samples link the views: without any, clusters of two views cannot be matched.
+
+        Two views are linked by a sample that has both, or by a third that is linked to both.
+        Nothing is checked while tracing.
+
+        Args:
+          method: Begins the message.
+
+        Raises:
+          ValueError: Names two sets of views that no sample links.
+        """
+        if any(isinstance(cohort.mask, jax.core.Tracer) for cohort in self.cohorts):
+            return
+        held = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in self.cohorts]
+        apart: list[tuple[set[int], np.ndarray]] = []
+        for cohort, ids in zip(self.cohorts, held, strict=True):
+            views = set(cohort.view_ids)
+            near = [g for g in apart if g[0] & views or np.intersect1d(g[1], ids).size]
+            apart = [g for g in apart if not any(g is other for other in near)]
+            for group in near:
+                views, ids = views | group[0], np.union1d(ids, group[1])
+            apart.append((views, ids))
+        if len(apart) > 1:
+            first, other = sorted(tuple(sorted(views)) for views, _ in apart)[:2]
+            raise ValueError(
+                f"{method}: no sample has views of both {first} and {other}, so that nothing tells"
+                " which of their clusters are the same; allowed are views that samples link, as by"
+                " one client with all of them"
+            )
+
+    def check_vertical(self, *, complete: bool = True, aligned: bool = True) -> None:
         """Checks that every client is an agent: the same samples as all, and a view of its own.
 
         Reads no feature; nothing is checked while tracing.
@@ -139,6 +170,7 @@ class Federation:
         Args:
           complete: Whether every agent must hold all samples; else a sample that an agent lacks is
             masked there, and lies in the same row on the others.
+          aligned: Whether a row must be the same sample on all agents.
 
         Raises:
           ValueError: Two clients share a view, an agent's samples differ from the others' or
@@ -169,7 +201,7 @@ class Federation:
                     f" {mask.sum()} and the first {(known >= 0).sum()}; all agents must hold the"
                     " same samples"
                 )
-            if len(ids) != len(known) or (ids != known)[compared].any():
+            if len(ids) != len(known) or (aligned and (ids != known)[compared].any()):
                 raise ValueError(
                     f"agent {agent}: its samples differ from the first agent's, or their order"
                     " does; all agents must hold the same samples in the same rows"

@@ -90,6 +90,8 @@ class VerticalSettings:
       hybrid: Rows that an agent holds: those of the clients with its view, in a division by
         --ratio as horizontal methods get it, such as 1:1; none: all rows.
       hybrid_clients: Clients of that division.
+      shuffled: Share of the samples that each agent but the first has in an order of its own, for
+        --algorithm=fcuif --align.
     """
 
     split: Literal["auto", "features", "views"] = "auto"
@@ -102,6 +104,7 @@ class VerticalSettings:
     categorical: tuple[int, ...] | None = None
     hybrid: str | None = None
     hybrid_clients: int = HorizontalSettings.n_clients
+    shuffled: float = 0.0
 
 
 class Problem(NamedTuple):
@@ -276,7 +279,7 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
             raise ValueError(f"hybrid: got {split.hybrid!r}; the data say who lacks what already")
         if held is None:
             held = _held(split, seed, n, len(views))
-        found = _agents(views, dataset.labels, ids, held)
+        found = _agents(views, dataset.labels, ids, held, split.shuffled, seed)
         return found._replace(held=dataset.held, notes=dataset.notes)
     if dataset.held is not None:
         raise ValueError("split: rows lack views; allowed is --split=views")
@@ -289,7 +292,8 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
     x, rows = vertical.prepare(pooled, np.arange(n), categorical=categorical, seed=seed)
     columns = _columns(split, seed, x.shape[1])
     labels = None if dataset.labels is None else dataset.labels[rows]
-    found = _agents([x[:, chosen] for chosen in columns], labels, ids[rows])
+    agents = [x[:, chosen] for chosen in columns]
+    found = _agents(agents, labels, ids[rows], shuffled=split.shuffled, seed=seed)
     notes = ["features: then each with mean 0 and variance 1, constant ones left out"]
     if repeated := n - len(rows):
         notes.append(
@@ -356,15 +360,22 @@ def _agents(
     labels: np.ndarray | None,
     rows: np.ndarray,
     held: np.ndarray | None = None,
+    shuffled: float = 0.0,
+    seed: int = 0,
 ) -> Problem:
     partition = vertical.vertical_partition(len(views[0]), len(views))
-    if held is not None:
+    if shuffled:
+        if held is not None and not held.all():
+            raise ValueError(f"shuffled: got {shuffled}, but agents lack samples; allowed is 0")
+        partition = vertical.shuffle_places(seed, partition, shuffled)
+    elif held is not None:
         partition = tuple(
             part._replace(sample_ids=np.where(mine[None], part.sample_ids, -1))
             for part, mine in zip(partition, held, strict=True)
         )
     federation = Federation.from_arrays(views, labels, partition=partition)
-    federation.check_vertical(complete=held is None or bool(held.all()))
+    complete = held is None or bool(held.all())
+    federation.check_vertical(complete=complete, aligned=not shuffled)
     federation.check_features()
     return Problem(federation, views, labels, rows)
 

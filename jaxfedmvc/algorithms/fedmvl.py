@@ -142,7 +142,8 @@ def fedmvl(config: FedMVLConfig, hyper: FedMVLHyperparams | None = None) -> Fede
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`, an
-        agent has fewer samples than clusters, or it has one feature, which `standardised` makes 0.
+        agent has fewer samples than clusters, or it has one feature, which `standardised` makes 0,
+        or no samples link the views.
     """
     hyper = hyper or FedMVLHyperparams()
     _check_hyperparams(hyper)
@@ -177,6 +178,7 @@ def _build_init(config: FedMVLConfig) -> Callable[..., Any]:
         federation.check_vertical(complete=False)
         federation.check_rows(config.n_clusters, "as many as clusters")
         _check_widths(federation)
+        federation.check_linked("FedMVL")
         cohorts, c = federation.cohorts, config.n_clusters
         masks = jnp.stack([cohort.mask[0] for cohort in cohorts])
         holders = jnp.sum(masks.astype(jnp.float32), axis=0)

@@ -8,6 +8,7 @@ from jaxfedmvc.data.tables import TableOptions, from_frame
 from jaxfedmvc.data.vertical import (
     align_agents,
     prepare,
+    shuffle_places,
     split_by_importance,
     split_features,
     vertical_partition,
@@ -29,6 +30,7 @@ __all__ = [
     "partition_as_held",
     "prepare",
     "scaled",
+    "shuffle_places",
     "simplex",
     "split_by_importance",
     "split_features",

@@ -206,6 +206,34 @@ def vertical_partition(n_samples: int, n_agents: int) -> tuple[Part, ...]:
     return tuple(Part((a,), samples, np.array([a], np.int32)) for a in range(n_agents))
 
 
+def shuffle_places(seed: int, partition: Sequence[Part], share: float) -> tuple[Part, ...]:
+    """Has agents hold a share of the samples in an order of their own, each but the first.
+
+    The others stay in the same rows. For methods that align samples, as FCUIF with `align`.
+
+    Args:
+      seed: Of the draws.
+      partition: Agents that hold all samples, as `vertical_partition` gives them.
+      share: Of the samples, in [0, 1].
+
+    Raises:
+      ValueError: The share is not in [0, 1], or an agent lacks samples.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"shuffled: got {share}; allowed is 0 to 1")
+    if any((np.asarray(part.sample_ids) < 0).any() for part in partition):
+        raise ValueError("partition: agents lack samples; allowed are agents that hold all of them")
+    rng = np.random.default_rng(seed)
+    n = partition[0].sample_ids.shape[1]
+    moved = np.sort(rng.permutation(n)[: round(share * n)])
+    found = [partition[0]]
+    for part in partition[1:]:
+        ids = np.array(part.sample_ids)
+        ids[0, moved] = rng.permutation(ids[0, moved])
+        found.append(part._replace(sample_ids=ids))
+    return tuple(found)
+
+
 def align_agents(agents: Sequence[tuple[Any, Any]]) -> tuple[list[int | str], list[np.ndarray]]:
     """Brings agents' tables of the same samples, each in an order of its own, to one order.
 

@@ -21,7 +21,9 @@ from jaxfedmvc.algorithms.fcuif import (
 from jaxfedmvc.algorithms.fcuif import client as client_lib
 from jaxfedmvc.algorithms.fcuif import server as server_lib
 from jaxfedmvc.algorithms.fcuif.client import Upload
+from jaxfedmvc.algorithms.fcuif.networks import extension, network_aligner, network_imputer
 from jaxfedmvc.algorithms.pooled.networks import apply
+from jaxfedmvc.data import shuffle_places, vertical_partition
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 
@@ -195,7 +197,7 @@ def test_mean_assignment_and_extension():
     np.testing.assert_allclose(qbar[3], p[3, 1], rtol=1e-5)
     assert (qbar[6] == 0).all()
     prototypes = np.random.default_rng(1).normal(size=(K, 2, 4))
-    found = jit(server_lib.extension)(qbar, np.float32(prototypes))
+    found = jit(extension)(qbar, np.float32(prototypes))
     np.testing.assert_allclose(found[:, 1], qbar @ prototypes[:, 1], rtol=1e-3, atol=1e-5)
 
 
@@ -243,7 +245,7 @@ def test_networks_learn_a_view_from_the_others_prototypes():
     p = np.where(held[..., None], np.eye(K)[TRUTH][:, None], 0.0)
     z = np.where(held[..., None], 2 * prototypes[TRUTH] + 1, 0.0)
     config = FCUIFConfig(K, imputer_hidden=(16,), imputer_epochs=300)
-    impute = server_lib.network_imputer(config, FCUIFHyperparams(imputer_rate=0.01))
+    impute = network_imputer(config, FCUIFHyperparams(imputer_rate=0.01))
     arrays = [jnp.float32(x) for x in (z, p, np.eye(K)[TRUTH], prototypes)]
     found = np.asarray(jit(impute)(jax.random.key(0), *arrays, jnp.asarray(held)))
     np.testing.assert_array_equal(found[held], np.float32(z)[held])
@@ -296,14 +298,34 @@ def test_planted_clusters_are_found_with_rows_missing(name, result):
 
 
 @pytest.mark.slow
-def test_rows_that_an_agent_lacks_are_never_read(result):
+@pytest.mark.parametrize("name", ["fcuif", "feddmvc"])
+def test_rows_that_an_agent_lacks_are_never_read(name):
+    expected = program(vertical(views()), jax.random.key(0), name)
     for fill in (9.0, np.nan):
-        found = program(vertical(views(), fill=fill), jax.random.key(0))
-        for one, two in zip(found.labels, result.labels, strict=True):
+        found = program(vertical(views(), fill=fill), jax.random.key(0), name)
+        for one, two in zip(found.labels, expected.labels, strict=True):
             np.testing.assert_array_equal(one, two)
         np.testing.assert_array_equal(
-            found.state.server.clusters.embedding, result.state.server.clusters.embedding
+            found.state.server.clusters.embedding, expected.state.server.clusters.embedding
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fcuif", "feddmvc"])
+def test_the_order_of_rows_decides_nothing(name):
+    order = np.random.default_rng(3).permutation(N)
+    shuffled = vertical([x[order] for x in views()], HELD[:, order])
+    found = program(shuffled, jax.random.key(0), name).state.server.clusters.labels
+    assert adjusted_rand_score(TRUTH[order][REAL[order]], np.asarray(found)[REAL[order]]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fcuif", "feddmvc"])
+def test_fewer_distinct_rows_than_clusters_give_numbers(name):
+    x = [np.where((np.arange(N) % 2)[:, None], x[:1], -x[:1]) for x in views()]
+    found = program(vertical(x), jax.random.key(0), name)
+    leaves = jax.tree.leaves((found.labels, found.state.server))
+    assert all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in leaves)
 
 
 @pytest.mark.slow
@@ -318,6 +340,78 @@ def test_agents_are_sent_targets_of_rows_that_they_hold_and_follow(result):
             some = np.asarray(sent.targets).sum(1) > 0
             np.testing.assert_array_equal(some, np.asarray(guides) & held)
             np.testing.assert_array_equal(sent.centroids, clusters.centroids[:, a])
+
+
+# --- Rows in orders of the agents' own ------------------------------------------------------------
+
+
+def test_alignment_learns_from_aligned_rows_which_clusters_belong_together():
+    """Agents number clusters alike; agent 1 has every second row elsewhere."""
+    rng = np.random.default_rng(0)
+    n, c, d = 40, 4, 3
+    same, truth = np.arange(n) % 2 == 0, rng.integers(c, size=n)
+    p = (0.8 * np.eye(c)[truth] + 0.2 * rng.dirichlet(np.ones(c), size=n)).astype(np.float32)
+    prototypes = 3 * rng.normal(size=(c, 2, d)).astype(np.float32)
+    order = np.arange(n)
+    order[~same] = rng.permutation(order[~same])  # agent 1 has sample order[k] in row k
+    z, ps = np.einsum("nc,cad->nad", p, prototypes), np.stack([p, p[order]], axis=1)
+    assert (truth[order] != truth)[~same].mean() > 0.5
+    sent = z.copy()
+    sent[:, 1] = z[order, 1]
+    config = FCUIFConfig(c, align=True, align_steps=300, latent_dim=d)
+    align = jit(network_aligner(config, FCUIFHyperparams(align_rate=0.01)))
+    found = align(jax.random.key(0), sent, ps, prototypes, same, ~same)
+    np.testing.assert_array_equal(found.places[:, 0], np.arange(n))
+    np.testing.assert_array_equal(found.places[same, 1], np.arange(n)[same])
+    np.testing.assert_array_equal(found.z[same], sent[same])
+    np.testing.assert_array_equal(found.z[:, 0], sent[:, 0])
+    np.testing.assert_array_equal(np.argmax(found.p[:, 1], axis=1), truth)
+    np.testing.assert_array_equal(truth[np.asarray(found.places[:, 1])], truth[order])
+    before, after = (np.abs(x[~same, 1] - z[~same, 1]).mean() for x in (sent, np.asarray(found.z)))
+    assert after < 0.25 * before
+
+
+@pytest.mark.slow
+def test_clusters_of_shuffled_rows_are_found_and_come_back_to_their_rows():
+    partition = shuffle_places(0, vertical_partition(N, 2), 0.5)
+    federation = Federation.from_arrays(views(), TRUTH, partition=partition)
+    moved = partition[1].sample_ids[0] != np.arange(N)
+    assert 8 <= moved.sum() <= 12
+    config = FCUIFConfig(K, imputer_epochs=20, align=True, **SMALL)
+    hyper = FCUIFHyperparams(0.1, 0.01, align_rate=0.01)
+    result = jit(lambda f: engine.run(fcuif(config, hyper), f, jax.random.key(0), 2))(federation)
+    for labels, part in zip(result.labels, partition, strict=True):
+        assert adjusted_rand_score(TRUTH[part.sample_ids[0]], np.asarray(labels[0])) == 1.0
+    assert result.info["setup"][0]["server"]["guiding"] == np.float32((~moved).mean())
+    # Without alignment such rows are refused.
+    with pytest.raises(ValueError, match="agent 1: its samples differ"):
+        engine.start(fcuif(FCUIFConfig(K, **SMALL)), federation, jax.random.key(0))
+
+
+def test_rows_that_are_aligned_stay_where_they_are():
+    config = FCUIFConfig(K, imputer_epochs=20, align=True, **SMALL)
+    algorithm = fcuif(config, FCUIFHyperparams(0.1, 0.01))
+    started = engine.start(algorithm, vertical(views()), jax.random.key(0))
+    assert np.asarray(started.server.same).all()
+    np.testing.assert_array_equal(
+        started.server.clusters.places, np.arange(N)[:, None].repeat(2, 1)
+    )
+
+
+def test_a_shuffled_row_has_to_be_held_by_all():
+    partition = list(shuffle_places(0, vertical_partition(N, 2), 0.5))
+    ids = partition[1].sample_ids.copy()
+    ids[0, np.flatnonzero(ids[0] != np.arange(N))[0]] = -1
+    third = Part((2,), np.arange(N, dtype=np.int32)[None], np.array([2]))
+    x = [*views(), views()[0]]
+    parts = [
+        partition[0],
+        partition[1]._replace(sample_ids=ids),
+        third._replace(sample_ids=partition[1].sample_ids),
+    ]
+    federation = Federation.from_arrays(x, TRUTH, partition=parts)
+    with pytest.raises(ValueError, match="which one of them lacks"):
+        engine.start(fcuif(FCUIFConfig(K, align=True, **SMALL)), federation, jax.random.key(0))
 
 
 def test_bytes_are_encodings_and_clusters_up_and_targets_down():
@@ -342,7 +436,13 @@ def test_bad_input_is_named():
     ):
         with pytest.raises(ValueError, match=f"^{next(iter(settings))}: got"):
             FCUIFConfig(**({"n_clusters": 2} | settings))
-    for name, value in {"guidance": -1, "learning_rate": 0, "imputer_rate": 0}.items():
+    for name, value in {
+        "guidance": -1,
+        "learning_rate": 0,
+        "imputer_rate": 0,
+        "align_rate": 0,
+        "align_weight": -1,
+    }.items():
         with pytest.raises(ValueError, match=f"^{name}: got {value}"):
             fcuif(FCUIFConfig(2), FCUIFHyperparams(**{name: value}))
     algorithm, key = feddmvc(FedDMVCConfig(K, **SMALL)), jax.random.key(0)

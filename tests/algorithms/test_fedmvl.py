@@ -237,6 +237,23 @@ def test_planted_clusters_are_found_with_rows_missing(incomplete):
     assert server.labels[6] == -1 and (np.asarray(server.consensus)[6] == 0).all()
 
 
+@pytest.mark.slow
+def test_the_order_of_rows_decides_nothing():
+    order = np.random.default_rng(3).permutation(N)
+    shuffled = vertical([x[order] for x in views()], HELD[:, order])
+    found = np.asarray(program(shuffled, jax.random.key(0), WORKING).state.server.labels)
+    rows = order != 6
+    assert adjusted_rand_score(TRUTH[order][rows], found[rows]) == 1
+
+
+@pytest.mark.slow
+def test_fewer_distinct_rows_than_clusters_give_numbers():
+    x = [np.where((np.arange(N) % 2)[:, None], x[:1], -x[:1]) for x in views()]
+    found = program(vertical(x, HELD), jax.random.key(0), WORKING)
+    leaves = jax.tree.leaves((found.labels, found.state.server.consensus))
+    assert all(np.isfinite(np.asarray(leaf, np.float32)).all() for leaf in leaves)
+
+
 @pytest.mark.ci
 def test_rows_that_an_agent_lacks_are_never_read(incomplete):
     for fill in (9.0, np.nan):
@@ -277,6 +294,9 @@ def test_bad_input_is_named():
     few = vertical(views(), np.stack([np.arange(N) < 2, np.ones(N, bool)]))
     with pytest.raises(ValueError, match=r"client 0 .* 2 samples; allowed is 3"):
         engine.start(fedmvl(FedMVLConfig(3)), few, jax.random.key(0))
+    apart = vertical(views(), np.stack([np.arange(N) < 20, np.arange(N) >= 20]))
+    with pytest.raises(ValueError, match=r"FedMVL: no sample has views of both \(0,\) and \(1,\)"):
+        engine.start(fedmvl(FedMVLConfig(3)), apart, jax.random.key(0))
     # Its rows would be zero and fit without an error, and take all the weight.
     narrow = vertical([*views(), views()[0][:, :1]])
     with pytest.raises(ValueError, match="agent of view 2 has 1; allowed are 2 or more"):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxfedmvc.data import (
     align_agents,
     prepare,
+    shuffle_places,
     split_by_importance,
     split_features,
     vertical_partition,
@@ -291,3 +292,16 @@ X = np.ones((3, 2))
 def test_alignment_refuses(agents, message):
     with pytest.raises(ValueError, match=message):
         align_agents(agents)
+
+
+def test_a_share_of_places_is_shuffled_at_all_agents_but_the_first():
+    partition = vertical_partition(50, 3)
+    found = shuffle_places(0, partition, 0.4)
+    np.testing.assert_array_equal(found[0].sample_ids, partition[0].sample_ids)
+    moved = [part.sample_ids[0] != np.arange(50) for part in found]
+    for part, mine in zip(found, moved, strict=True):
+        assert sorted(part.sample_ids[0]) == list(range(50)) and mine.sum() <= 20
+    assert (moved[1] | moved[2]).sum() <= 20 and moved[1].sum() > 14
+    assert (found[1].sample_ids != found[2].sample_ids).any()
+    with pytest.raises(ValueError, match="shuffled: got 1.5; allowed is 0 to 1"):
+        shuffle_places(0, partition, 1.5)

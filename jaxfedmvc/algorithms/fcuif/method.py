@@ -7,7 +7,9 @@
 
 FedDMVC fills in a row that an agent lacks by its prototypes, the row's mean P^v times C_v. FCUIF
 does it by a network of the prototypes, and decides after each round whether the rows that were
-filled in teach the agents, or complete rows only, as after `setup`.
+filled in teach the agents, or complete rows only, as after `setup`: with one round, the default,
+this changes nothing yet. With `align` agents may have different samples in the same row; labels and
+targets go back to the rows that they belong to.
 
 What an agent sends are encodings of all of its rows, without any noise: no secret.
 
@@ -21,9 +23,9 @@ fusion", Information Fusion 2024; and the one repository of both, 5Martina5/FCUI
 - It scales encodings on the server only; see `normalise`.
 - After the first round it renumbers the clusters of P, but not of C, that k-means starts from.
 
-FCUIF's alignment of shuffled rows is left out: rows of a federation lie at the same places. The
-repository makes one round of 300 epochs; what FedDMVC itself was run with could not be established,
-nor whether rows that it extends teach agents: they do, from the second round on.
+The repository makes one round of 300 epochs; what FedDMVC itself was run with could not be
+established, nor whether rows that it extends teach agents: they do, from the second round on; nor
+FCUIF's batches of alignment: all aligned rows are one here.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.algorithms.fcuif import client as client_lib
 from jaxfedmvc.algorithms.fcuif.client import ClientState, Guidance, Upload
-from jaxfedmvc.algorithms.fcuif.server import Clusters, Imputer, aggregate, network_imputer
+from jaxfedmvc.algorithms.fcuif.networks import (
+    Aligner,
+    Imputer,
+    network_aligner,
+    network_imputer,
+)
+from jaxfedmvc.algorithms.fcuif.server import Clusters, aggregate
 from jaxfedmvc.algorithms.fcuif.settings import (
     FCUIFConfig,
     FCUIFHyperparams,
@@ -60,10 +68,12 @@ class ServerState(NamedTuple):
     Attributes:
       held: Which rows each agent holds, bool [N], by the agent's views.
       clusters: Of the last exchange.
+      same: Which rows are one sample at all agents, bool [N], for `align`; else None.
     """
 
     held: dict[Kind, Array]
     clusters: Clusters
+    same: Array | None = None
 
 
 def feddmvc(config: FedDMVCConfig, hyper: FedDMVCHyperparams | None = None) -> FederatedAlgorithm:
@@ -80,42 +90,54 @@ def feddmvc(config: FedDMVCConfig, hyper: FedDMVCHyperparams | None = None) -> F
 def fcuif(config: FCUIFConfig, hyper: FCUIFHyperparams | None = None) -> FederatedAlgorithm:
     """Returns FCUIF for a vertical federation; agents may lack rows, in the same order.
 
+    With `config.align` a row may be another sample at each agent, by its `sample_ids`. That two ids
+    are the same is all that the server knows of them.
+
     Raises:
-      ValueError: As `feddmvc`.
+      ValueError: As `feddmvc`; with `align`, a row that is not one sample is not held by all.
     """
     hyper = hyper or FCUIFHyperparams()
-    return _federated("FCUIF", config, hyper, network_imputer(config, hyper))
+    aligner = network_aligner(config, hyper) if config.align else None
+    return _federated("FCUIF", config, hyper, network_imputer(config, hyper), aligner)
 
 
 def _federated(
-    name: str, config: FedDMVCConfig, hyper: FedDMVCHyperparams, imputer: Imputer | None
+    name: str,
+    config: FedDMVCConfig,
+    hyper: FedDMVCHyperparams,
+    imputer: Imputer | None,
+    aligner: Aligner | None = None,
 ) -> FederatedAlgorithm:
     check_hyperparams(hyper)
     return FederatedAlgorithm(
-        init=_build_init(name, config),
+        init=_build_init(name, config, aligner is not None),
         setup=(
             Phase(
                 lambda state, view_ids: (),
                 _build_pretrain(config, hyper),
-                _build_aggregate(config, imputer, first=True),
+                _build_aggregate(config, imputer, aligner, first=True),
             ),
         ),
         round=(
             Phase(
                 _send_guidance,
                 _build_train(config, hyper),
-                _build_aggregate(config, imputer, first=False),
+                _build_aggregate(config, imputer, aligner, first=False),
             ),
         ),
         finish=(Phase(_send_labels, _receive, lambda key, state, messages, weights: (state, {})),),
         assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
-        embed=lambda server, state, client: server.clusters.embedding,
+        embed=lambda server, state, client: _own_rows(
+            server, client.view_ids, server.clusters.embedding
+        ),
     )
 
 
-def _build_init(name: str, config: FedDMVCConfig) -> Callable[..., Any]:
+def _build_init(name: str, config: FedDMVCConfig, align: bool) -> Callable[..., Any]:
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
-        _check(name, federation, config.n_clusters)
+        federation.check_vertical(complete=False, aligned=not align)
+        same = _same_samples(federation)
+        _check(name, federation, same, config.n_clusters)
         cohorts, c, d = federation.cohorts, config.n_clusters, config.latent_dim
         n = cohorts[0].mask.shape[1]
         none = jnp.full(n, -1, jnp.int32)
@@ -139,22 +161,36 @@ def _build_init(name: str, config: FedDMVCConfig) -> Callable[..., Any]:
             none,
             jnp.zeros((n, len(cohorts) * d)),
             jnp.bool_(False),
+            jnp.tile(jnp.arange(n, dtype=jnp.int32)[:, None], len(cohorts)) if align else None,
         )
         held = {cohort.view_ids: cohort.mask[0] for cohort in cohorts}
-        return ServerState(held, clusters), tuple(states)
+        return ServerState(held, clusters, same if align else None), tuple(states)
 
     return init
 
 
-def _check(name: str, federation: Federation, n_clusters: int) -> None:
-    federation.check_vertical(complete=False)
+def _same_samples(federation: Federation) -> Array:
+    """Tells which rows are one sample at all agents that hold them, bool [N]."""
+    masks = jnp.stack([cohort.mask[0] for cohort in federation.cohorts])
+    ids = jnp.stack([cohort.sample_ids[0] for cohort in federation.cohorts])
+    one = jnp.max(jnp.where(masks, ids, -1), axis=0)
+    return jnp.all(~masks | (ids == one[None]), axis=0)
+
+
+def _check(name: str, federation: Federation, same: Array, n_clusters: int) -> None:
     if len(federation.cohorts) < 2:
         raise ValueError(f"federation: got one agent; {name} needs two or more, a view each")
     federation.check_rows(n_clusters, "as many as clusters, for k-means to start from")
     masks = [cohort.mask for cohort in federation.cohorts]
     if any(isinstance(mask, jax.core.Tracer) for mask in masks):
         return
-    complete = int(np.logical_and.reduce([np.asarray(mask)[0] for mask in masks]).sum())
+    whole = np.logical_and.reduce([np.asarray(mask)[0] for mask in masks])
+    if (~np.asarray(same) & ~whole).any():
+        raise ValueError(
+            f"{name}: agents have different samples in row {np.argmax(~np.asarray(same) & ~whole)},"
+            " which one of them lacks; allowed are such rows where all agents hold one"
+        )
+    complete = int((whole & np.asarray(same)).sum())
     if complete < n_clusters:
         raise ValueError(
             f"{name}: {complete} samples are held by all agents; allowed is {n_clusters} or more,"
@@ -185,8 +221,9 @@ def _build_pretrain(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callabl
 def _send_guidance(state: ServerState, view_ids: Kind) -> Guidance:
     """Sends an agent its part of C, and of P the rows that it holds and is to follow."""
     place = sorted(state.held).index(view_ids)
-    follows = state.held[view_ids] & state.clusters.guides
-    targets = jnp.where(follows[:, None], state.clusters.targets, 0.0)
+    follows = state.held[view_ids] & _own_rows(state, view_ids, state.clusters.guides)
+    targets = _own_rows(state, view_ids, state.clusters.targets)
+    targets = jnp.where(follows[:, None], targets, 0.0)
     return Guidance(state.clusters.centroids[:, place], targets)
 
 
@@ -200,7 +237,7 @@ def _build_train(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callable[.
 
 
 def _build_aggregate(
-    config: FedDMVCConfig, imputer: Imputer | None, *, first: bool
+    config: FedDMVCConfig, imputer: Imputer | None, aligner: Aligner | None, *, first: bool
 ) -> Callable[..., Any]:
     def find(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
         agents = by_agent(messages)
@@ -209,7 +246,7 @@ def _build_aggregate(
             *(jnp.stack(parts, axis=1) for parts in zip(*agents.values(), strict=True))
         )
         before = None if first else state.clusters
-        found = aggregate(key, uploads, held, before, config, imputer)
+        found = aggregate(key, uploads, held, before, config, imputer, aligner, state.same)
         guiding = masked_mean(found.guides.astype(jnp.float32), jnp.any(held, axis=1))
         return state._replace(clusters=found), {"guiding": guiding, "imputed": found.imputed}
 
@@ -217,7 +254,14 @@ def _build_aggregate(
 
 
 def _send_labels(state: ServerState, view_ids: Kind) -> Array:
-    return jnp.where(state.held[view_ids], state.clusters.labels, -1)
+    return jnp.where(state.held[view_ids], _own_rows(state, view_ids, state.clusters.labels), -1)
+
+
+def _own_rows(state: ServerState, view_ids: Kind, values: Array) -> Array:
+    """Brings values of rows [N, ...] to an agent's own order, if that is another."""
+    if state.clusters.places is None:
+        return values
+    return values[state.clusters.places[:, sorted(state.held).index(view_ids)]]
 
 
 def _receive(key: Array, sent: Array, state: ClientState, client: Cohort) -> Any:

@@ -1,27 +1,24 @@
 """What the server computes: it fills in what agents lack, and finds clusters of all rows.
 
+FCUIF's networks, which fill in and align, are in `networks.py`.
+
 Arrays of all agents have the axes [N, A, ...], agents in the order of the views that they hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxfedmvc import nn
-from jaxfedmvc.algorithms.fcuif.client import Upload, sharpen, soft_assignment, xavier_mlps
-from jaxfedmvc.algorithms.fcuif.settings import FCUIFConfig, FCUIFHyperparams, FedDMVCConfig
-from jaxfedmvc.algorithms.pooled.networks import apply
+from jaxfedmvc.algorithms.fcuif.client import Upload, sharpen, soft_assignment
+from jaxfedmvc.algorithms.fcuif.networks import Aligner, Imputer, extension
+from jaxfedmvc.algorithms.fcuif.settings import FedDMVCConfig
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import masked_mean
-
-# `(key, z, p, qbar, prototypes, held) -> Z [N, A, d]` whose missing blocks are filled in.
-Imputer = Callable[[Array, Array, Array, Array, Array, Array], Array]
 
 
 class Clusters(NamedTuple):
@@ -34,6 +31,7 @@ class Clusters(NamedTuple):
       labels: argmax qbar, int32 [N]; -1 for padding.
       embedding: Z with its missing blocks filled in, [N, A d]; zero for padding.
       imputed: Whether rows that are not complete guide agents.
+      places: Where the server puts each agent's rows, int32 [N, A]; None: where they are.
     """
 
     centroids: Array
@@ -42,6 +40,7 @@ class Clusters(NamedTuple):
     labels: Array
     embedding: Array
     imputed: Array
+    places: Array | None = None
 
 
 def aggregate(
@@ -51,6 +50,8 @@ def aggregate(
     before: Clusters | None,
     config: FedDMVCConfig,
     imputer: Imputer | None,
+    align: Aligner | None = None,
+    same: Array | None = None,
 ) -> Clusters:
     """Finds the clusters of all rows.
 
@@ -61,9 +62,13 @@ def aggregate(
       before: What was found last time; None the first time.
       config: Static settings.
       imputer: FCUIF's networks; None: FedDMVC, which extends rows by prototypes.
+      align: FCUIF's alignment, see `networks.network_aligner`; None: rows are aligned.
+      same: Which rows are one sample at all agents, bool [N], for `align`.
     """
     key_complete, key_impute, key_all = jax.random.split(key, 3)
     real, complete = jnp.any(held, axis=1), jnp.all(held, axis=1)
+    if same is not None:
+        complete &= same
     z = l1_rows(uploads.z) if config.normalise == "l1" else uploads.z
     n, agents, width = z.shape
     first = kmeans(
@@ -77,6 +82,10 @@ def aggregate(
     prototypes = first.centroids.reshape(-1, agents, width)
     # Agents have numbered their clusters each for itself until they have taken C over.
     p = uploads.p if before is not None else matched(uploads.p, first.labels, complete)
+    places = None
+    if align is not None:
+        key_impute, key_align = jax.random.split(key_impute)
+        z, p, places = align(key_align, z, p, prototypes, complete, real & ~same)
     qbar = mean_over_agents(p, held)
     if imputer is None:
         filled = jnp.where(held[..., None], z, extension(qbar, prototypes))
@@ -100,7 +109,8 @@ def aggregate(
             )
             imputed = of_all >= of_qbar
             centroids = jnp.where(imputed, centroids, prototypes)
-    return Clusters(centroids, targets, complete | (real & imputed), labels, embedding, imputed)
+    guides = complete | (real & imputed)
+    return Clusters(centroids, targets, guides, labels, embedding, imputed, places)
 
 
 def l1_rows(z: Array) -> Array:
@@ -113,11 +123,6 @@ def mean_over_agents(p: Array, held: Array) -> Array:
     """Computes qbar_i [N, c], the mean of P^v_i over the agents that hold row i."""
     total = jnp.sum(jnp.where(held[..., None], p, 0.0), axis=1)
     return total / jnp.maximum(jnp.sum(held, axis=1), 1)[:, None]
-
-
-def extension(qbar: Array, prototypes: Array) -> Array:
-    """Computes qbar_i C_v of all rows and agents, [N, A, d]: FedDMVC's data extension."""
-    return jnp.einsum("nc,cad->nad", qbar, prototypes)
 
 
 def matched(p: Array, labels: Array, where: Array) -> Array:
@@ -177,41 +182,3 @@ def simplified_silhouette(z: Array, held: Array, labels: Array, n_clusters: int)
     known = (labels >= 0) & jnp.isfinite(largest) & (largest > 0)
     value = jnp.where(known, (b - a) / jnp.where(known, largest, 1.0), 0.0)
     return masked_mean(value, labels >= 0)
-
-
-def network_imputer(config: FCUIFConfig, hyper: FCUIFHyperparams) -> Imputer:
-    """Returns FCUIF's imputer.
-
-    A network for each view maps prototypes to encodings, (mean of the other agents' P) C_v -> Z^v
-    on complete rows, and fills in its outputs of qbar_i C_v.
-    """
-
-    def impute(
-        key: Array, z: Array, p: Array, qbar: Array, prototypes: Array, held: Array
-    ) -> Array:
-        n, agents, width = z.shape
-        shape = width, (*config.imputer_hidden, width)
-        drawn = xavier_mlps(key, dict.fromkeys(range(agents), shape))
-        networks = jax.tree.map(lambda *x: jnp.stack(x), *drawn.values())
-        of_all = jax.vmap(apply, in_axes=(0, 1), out_axes=1)
-        others = (jnp.sum(p, axis=1, keepdims=True) - p) / max(agents - 1, 1)
-        inputs = jnp.einsum("nac,cad->nad", others, prototypes)
-
-        def loss(networks: Any, batch: tuple[Array, Array], mask: Array) -> Array:
-            inputs, z = batch
-            errors = jnp.mean((of_all(networks, inputs) - z) ** 2, axis=-1)
-            return masked_mean(jnp.sum(errors, axis=1), mask)
-
-        networks, _ = nn.fit(
-            key,  # of no use: all rows are one batch
-            networks,
-            loss,
-            (inputs, z),
-            jnp.all(held, axis=1),
-            epochs=config.imputer_epochs,
-            batch_size=n,
-            learning_rate=hyper.imputer_rate,
-        )
-        return jnp.where(held[..., None], z, of_all(networks, extension(qbar, prototypes)))
-
-    return impute

@@ -52,15 +52,21 @@ class FedDMVCConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FCUIFConfig(FedDMVCConfig):
-    """Static settings of FCUIF: those of FedDMVC, and of the imputation networks.
+    """Static settings of FCUIF: those of FedDMVC, and of the server's networks.
 
     Attributes:
       imputer_hidden: Widths of the hidden layers of the server's imputation networks.
       imputer_epochs: Steps of these networks in an exchange, each on all complete rows.
+      align: Whether agents may have different samples in the same row, which the server then
+        aligns: in rows where all agents have the same sample it learns how, and applies it to the
+        others. Those must be held by all agents.
+      align_steps: Steps of the alignment networks in an exchange, each on all aligned rows.
     """
 
     imputer_hidden: tuple[int, ...] = (32, 64)
     imputer_epochs: int = 300
+    align: bool = False
+    align_steps: int = 200
 
     def __post_init__(self) -> None:
         """Checks the settings.
@@ -69,7 +75,7 @@ class FCUIFConfig(FedDMVCConfig):
           ValueError: Names the setting that is wrong.
         """
         super().__post_init__()
-        checks.at_least(self, 0, "imputer_epochs")
+        checks.at_least(self, 0, "imputer_epochs", "align_steps")
         if any(width < 1 for width in self.imputer_hidden):
             raise checks.wrong("imputer_hidden", self.imputer_hidden, "widths of 1 or more")
 
@@ -89,13 +95,17 @@ class FedDMVCHyperparams:
 
 @struct.dataclass
 class FCUIFHyperparams(FedDMVCHyperparams):
-    """Numbers of FCUIF that may be traced: those of FedDMVC, and of the imputation networks.
+    """Numbers of FCUIF that may be traced: those of FedDMVC, and of the server's networks.
 
     Attributes:
       imputer_rate: Adam's step size of the imputation networks.
+      align_rate: Adam's step size of the alignment networks.
+      align_weight: Weight of the distance between an alignment and the true one, 0 or more.
     """
 
     imputer_rate: Array | float = 1e-3
+    align_rate: Array | float = 1e-3
+    align_weight: Array | float = 0.1
 
 
 def check_hyperparams(hyper: FedDMVCHyperparams) -> None:
@@ -106,5 +116,6 @@ def check_hyperparams(hyper: FedDMVCHyperparams) -> None:
     """
     rules = {"guidance": checks.NOT_NEGATIVE, "learning_rate": checks.POSITIVE}
     if isinstance(hyper, FCUIFHyperparams):
-        rules["imputer_rate"] = checks.POSITIVE
+        rules |= dict.fromkeys(("imputer_rate", "align_rate"), checks.POSITIVE)
+        rules["align_weight"] = checks.NOT_NEGATIVE
     checks.numbers(hyper, rules)

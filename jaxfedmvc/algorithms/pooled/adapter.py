@@ -23,6 +23,7 @@ import numpy as np
 from jax import Array
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithms.pooled.rows import check_widths
 from jaxfedmvc.federation import Cohort, Federation
 
 Kind = tuple[int, ...]
@@ -43,7 +44,10 @@ class Fitted(NamedTuple):
 
 
 # `(key, views: [N, D_v] each, observed: bool [N, V], config, hyper) -> Fitted`. Entries of views
-# that are not observed are never read, and rows without any observed view are padding.
+# that are not observed are never read, and rows without any observed view are padding. Shapes are
+# checked, and no values, which may be traced: that they are finite, that there are as many rows as
+# clusters and what else `init` asks of a federation is the caller's part; a method that needs
+# complete rows takes a view that one of them lacks for zeros.
 Fit = Callable[[Array, tuple[Array, ...], Array, Any, Any], Fitted]
 
 
@@ -65,7 +69,7 @@ def pooled(
     fit: Fit,
     config: Any,
     hyper: Any,
-    check: Callable[[Federation], None] = lambda federation: None,
+    *checks: Callable[[Federation], None],
 ) -> FederatedAlgorithm:
     """Makes a federated algorithm of a centralised method, to be run for 0 rounds.
 
@@ -76,16 +80,17 @@ def pooled(
       fit: The method.
       config: Its static settings, with `n_clusters`.
       hyper: Its traced settings.
-      check: Raises ValueError where the method cannot work on a federation.
+      *checks: Each raises ValueError where the method cannot work on a federation.
 
     Returns:
-      The algorithm. Its `init` raises ValueError as `check` does, where there are fewer samples
+      The algorithm. Its `init` raises ValueError as the checks do, where there are fewer samples
       than clusters, and where two clients hold the same sample.
     """
 
     def init(key: Array, federation: Federation) -> tuple[PooledState, tuple[Array, ...]]:
         _check_samples(federation, config.n_clusters)
-        check(federation)
+        for check in checks:
+            check(federation)
         shapes = {c.view_ids: c.mask.shape for c in federation.cohorts}
         n = sum(clients * rows for clients, rows in shapes.values())
         found = jax.eval_shape(
@@ -224,13 +229,41 @@ def needs_complete_rows(method: str) -> Callable[[Federation], None]:
     return check
 
 
-def needs_at_most(method: str, rows: int, why: str) -> Callable[[Federation], None]:
-    """Returns a check that there are no more rows in all, padding included."""
+def needs_linked_views(method: str) -> Callable[[Federation], None]:
+    """Returns a check of `Federation.check_linked`."""
+    return lambda federation: federation.check_linked(method)
+
+
+def needs_views(method: str, least: int, why: str) -> Callable[[Federation], None]:
+    """Returns a check that there are as many views."""
 
     def check(federation: Federation) -> None:
-        n = sum(cohort.mask.size for cohort in federation.cohorts)
-        if n > rows:
-            raise ValueError(f"{method}: got {n} samples; allowed is {rows} or fewer ({why})")
+        if federation.n_views < least:
+            raise ValueError(
+                f"{method} {why}, but there is {federation.n_views}; allowed is {least} or more"
+            )
+
+    return check
+
+
+def needs_at_most(
+    method: str, rows: Callable[[int], int], why: str
+) -> Callable[[Federation], None]:
+    """Returns a check that there are no more rows in all, padding included.
+
+    Args:
+      method: Its name.
+      rows: The most, for a number of views.
+      why: Ends the message.
+    """
+
+    def check(federation: Federation) -> None:
+        n, most = sum(c.mask.size for c in federation.cohorts), rows(federation.n_views)
+        if n > most:
+            raise ValueError(
+                f"{method}: got {n} rows, those counted that pad clients to as many as the largest"
+                f" has; allowed is {most} or fewer for {federation.n_views} views ({why})"
+            )
 
     return check
 
@@ -238,11 +271,4 @@ def needs_at_most(method: str, rows: int, why: str) -> Callable[[Federation], No
 def needs_features(method: str, least: int, why: str) -> Callable[[Federation], None]:
     """Returns a check that every view has as many features."""
 
-    def check(federation: Federation) -> None:
-        for v, width in enumerate(federation.view_dims):
-            if width < least:
-                raise ValueError(
-                    f"{method}: view {v} has {width} features; allowed is {least} or more ({why})"
-                )
-
-    return check
+    return lambda federation: check_widths(method, federation.view_dims, least, why)

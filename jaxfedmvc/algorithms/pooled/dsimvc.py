@@ -38,7 +38,7 @@ from jax import Array, lax
 
 from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_views, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
     PyTree,
@@ -128,13 +128,13 @@ def dsimvc(config: DSIMVCConfig, hyper: DSIMVCHyperparams | None = None) -> Fede
     """Returns DSIMVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
-      ValueError: A hyper-parameter is out of range. From `init`: no client has all views, or there
-        are fewer samples than clusters.
+      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, no client
+        has all views, or there are fewer samples than clusters.
     """
     hyper = hyper or DSIMVCHyperparams()
     rates = ("learning_rate", "trial_rate", "weight_rate")
     checks.numbers(hyper, dict.fromkeys(rates, checks.POSITIVE))
-    return pooled(fit, config, hyper, _check_complete)
+    return pooled(fit, config, hyper, needs_views("dsimvc", 2, "contrasts views"), _check_complete)
 
 
 def _check_complete(federation: Federation) -> None:

@@ -31,7 +31,7 @@ from jax import Array, lax
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_at_most, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_at_most, needs_linked_views, pooled
 from jaxfedmvc.algorithms.pooled.matrices import alternate, neighbours, spectral_rows
 from jaxfedmvc.algorithms.pooled.rows import is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
@@ -88,7 +88,7 @@ def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> 
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there are too many samples, or
-        fewer than clusters.
+        fewer than clusters, or views that no samples link.
     """
     hyper = hyper or HCPIMSCHyperparams()
     tenth = (
@@ -96,7 +96,13 @@ def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> 
         "a finite number, 0.1 or more (less would need float64)",
     )
     checks.numbers(hyper, {"lam1": checks.NOT_NEGATIVE, "lam2": tenth, "tol": checks.NOT_NEGATIVE})
-    return pooled(fit, config, hyper, needs_at_most("hcp_imsc", _MOST_ROWS, _WHY))
+    return pooled(
+        fit,
+        config,
+        hyper,
+        needs_at_most("hcp_imsc", lambda n_views: _MOST_ROWS, _WHY),
+        needs_linked_views("hcp_imsc"),
+    )
 
 
 @jax.default_matmul_precision("highest")

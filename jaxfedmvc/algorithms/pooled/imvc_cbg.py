@@ -24,7 +24,7 @@ from jax import Array
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_features, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_features, needs_linked_views, pooled
 from jaxfedmvc.algorithms.pooled.matrices import (
     alternate,
     left_singular_vectors,
@@ -32,9 +32,11 @@ from jaxfedmvc.algorithms.pooled.matrices import (
     simplex,
     view_weights,
 )
-from jaxfedmvc.algorithms.pooled.rows import is_real, unit_samples
+from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
+
+_WHY = "as many as clusters"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +82,12 @@ def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> 
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a view has fewer features than
-        there are clusters, or there are fewer samples.
+        there are clusters, or there are fewer samples, or no samples link the views.
     """
     hyper = hyper or IMVCCBGHyperparams()
     checks.numbers(hyper, {"lam": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
-    check = needs_features("imvc_cbg", config.n_clusters, "as many as clusters")
-    return pooled(fit, config, hyper, check)
+    wide = needs_features("imvc_cbg", config.n_clusters, _WHY)
+    return pooled(fit, config, hyper, wide, needs_linked_views("imvc_cbg"))
 
 
 @jax.default_matmul_precision("highest")
@@ -96,7 +98,12 @@ def fit(
     config: IMVCCBGConfig,
     hyper: IMVCCBGHyperparams,
 ) -> Fitted:
-    """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`."""
+    """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`.
+
+    Raises:
+      ValueError: A view has fewer features than there are clusters.
+    """
+    check_widths("imvc_cbg", [x.shape[1] for x in views], config.n_clusters, _WHY)
     x, c = unit_samples(views, observed), config.n_clusters
     n, m = len(observed), c * config.anchors_per_cluster
     real = is_real(observed)[:, None]

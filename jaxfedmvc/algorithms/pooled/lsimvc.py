@@ -27,7 +27,7 @@ from jax import Array
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_features, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_features, needs_linked_views, pooled
 from jaxfedmvc.algorithms.pooled.matrices import (
     alternate,
     neighbours,
@@ -36,10 +36,11 @@ from jaxfedmvc.algorithms.pooled.matrices import (
     squared_distances,
     view_weights,
 )
-from jaxfedmvc.algorithms.pooled.rows import is_real, unit_samples
+from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
 
+_WHY = "as many as clusters"
 # Rows whose distances the width of the heat kernel is taken from.
 _SAMPLE = 3000
 
@@ -107,7 +108,7 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a view has fewer features than
-        there are clusters, or there are fewer samples.
+        there are clusters, or there are fewer samples, or no samples link the views.
     """
     hyper = hyper or LSIMVCHyperparams()
     above = (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1")
@@ -120,8 +121,8 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
             "tol": checks.NOT_NEGATIVE,
         },
     )
-    check = needs_features("lsimvc", config.n_clusters, "as many as clusters")
-    return pooled(fit, config, hyper, check)
+    wide = needs_features("lsimvc", config.n_clusters, _WHY)
+    return pooled(fit, config, hyper, wide, needs_linked_views("lsimvc"))
 
 
 @jax.default_matmul_precision("highest")
@@ -132,7 +133,12 @@ def fit(
     config: LSIMVCConfig,
     hyper: LSIMVCHyperparams,
 ) -> Fitted:
-    """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`."""
+    """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`.
+
+    Raises:
+      ValueError: A view has fewer features than there are clusters.
+    """
+    check_widths("lsimvc", [x.shape[1] for x in views], config.n_clusters, _WHY)
     x, c = unit_samples(views, observed), config.n_clusters
     real = is_real(observed)[:, None]
     graphs = [neighbour_graph(x_v, observed[:, v], config.n_neighbours) for v, x_v in enumerate(x)]

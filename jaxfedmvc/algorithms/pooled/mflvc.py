@@ -31,7 +31,7 @@ from jax import Array
 
 from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, needs_views, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
     apply,
@@ -113,14 +113,16 @@ def mflvc(config: MFLVCConfig, hyper: MFLVCHyperparams | None = None) -> Federat
     """Returns MFLVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
-      ValueError: A hyper-parameter is out of range. From `init`: a client lacks a view, or there
-        are fewer samples than clusters.
+      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, a client
+        lacks a view, or there are fewer samples than clusters.
     """
     hyper = hyper or MFLVCHyperparams()
     checks.numbers(
         hyper, dict.fromkeys(("learning_rate", "tau_feature", "tau_label"), checks.POSITIVE)
     )
-    return pooled(fit, config, hyper, needs_complete_rows("mflvc"))
+    return pooled(
+        fit, config, hyper, needs_views("mflvc", 2, "contrasts views"), needs_complete_rows("mflvc")
+    )
 
 
 def fit(

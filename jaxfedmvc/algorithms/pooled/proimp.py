@@ -39,7 +39,7 @@ from optax.assignment import hungarian_algorithm
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_views, pooled
 from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden, layer_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.clustering import kmeans
@@ -110,8 +110,8 @@ def proimp(config: ProImpConfig, hyper: ProImpHyperparams | None = None) -> Fede
     """Returns ProImp on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
-      ValueError: A hyper-parameter is out of range. From `init`: no client holds two views, or
-        there are fewer samples than clusters.
+      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, no client
+        holds two, or there are fewer samples than clusters.
     """
     hyper = hyper or ProImpHyperparams()
     share = (lambda x: (x >= 0) & (x < 1), "a number from 0, below 1")
@@ -119,10 +119,10 @@ def proimp(config: ProImpConfig, hyper: ProImpHyperparams | None = None) -> Fede
     rules = dict.fromkeys(("learning_rate", "tau", "tau_prototypes"), checks.POSITIVE)
     rules |= {"dropout": share, "margin": cosine, "sharpness": checks.NOT_NEGATIVE}
     checks.numbers(hyper, rules)
-    return pooled(fit, config, hyper, _needs_two_views)
+    return pooled(fit, config, hyper, needs_views("proimp", 2, "contrasts views"), _needs_pairs)
 
 
-def _needs_two_views(federation: Federation) -> None:
+def _needs_pairs(federation: Federation) -> None:
     if all(len(cohort.view_ids) < 2 for cohort in federation.cohorts):
         raise ValueError(
             "proimp learns from rows with two views or more, but every client holds one;"

@@ -16,7 +16,18 @@ def blank(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
     Args:
       views: [N, D_v] each.
       observed: bool [N, V].
+
+    Raises:
+      ValueError: Shapes do not agree.
     """
+    shape = observed.shape
+    for v, x in enumerate(views):
+        if x.ndim != 2 or len(x) != len(views[0]):
+            raise ValueError(f"views[{v}]: has the shape {x.shape}; allowed is [N, D_v], one N")
+    if shape != (len(views[0]), len(views)):
+        raise ValueError(
+            f"observed: has the shape {shape}; allowed is {(len(views[0]), len(views))}, [N, V]"
+        )
     return tuple(jnp.where(observed[:, v, None], x, 0.0) for v, x in enumerate(views))
 
 
@@ -43,6 +54,19 @@ def min_max(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
         span = jnp.where(high > low, high - low, 1.0)
         scaled.append(jnp.where(there, (x - jnp.where(jnp.isfinite(low), low, 0.0)) / span, 0.0))
     return tuple(scaled)
+
+
+def check_widths(method: str, widths: Sequence[int], least: int, why: str) -> None:
+    """Checks that every view has as many features.
+
+    Raises:
+      ValueError: Names the first that has fewer.
+    """
+    for v, width in enumerate(widths):
+        if width < least:
+            raise ValueError(
+                f"{method}: view {v} has {width} features; allowed is {least} or more ({why})"
+            )
 
 
 def is_real(observed: Array) -> Array:

@@ -33,11 +33,10 @@ from jax.flatten_util import ravel_pytree
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, needs_views, pooled
 from jaxfedmvc.algorithms.pooled.matrices import squared_distances
 from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
-from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize, masked_mean
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
 
@@ -156,12 +155,8 @@ def comvc(config: CoMVCConfig, hyper: CoMVCHyperparams | None = None) -> Federat
     positive = dict.fromkeys(("learning_rate", "rel_sigma", "tau"), checks.POSITIVE)
     checks.numbers(hyper, {**positive, "delta": checks.NOT_NEGATIVE})
 
-    def check(federation: Federation) -> None:
-        if federation.n_views < 2:
-            raise ValueError("comvc contrasts views, but there is 1; allowed is 2 or more")
-        needs_complete_rows("comvc")(federation)
-
-    return pooled(fit_comvc, config, hyper, check)
+    two = needs_views("comvc", 2, "contrasts views")
+    return pooled(fit_comvc, config, hyper, two, needs_complete_rows("comvc"))
 
 
 def fit(

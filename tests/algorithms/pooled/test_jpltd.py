@@ -151,5 +151,5 @@ def test_refusals():
         JPLTDConfig(K, start="svd")
     with pytest.raises(ValueError, match="growth: got 0"):
         jpltd(CONFIG, JPLTDHyperparams(growth=0.0))
-    with pytest.raises(ValueError, match="12000 or fewer"):
-        planted.starts_with_rows(jpltd(CONFIG), 12_001)
+    with pytest.raises(ValueError, match="13130 or fewer for 2 views"):  # sqrt(10e9 / (29 * 2))
+        planted.starts_with_rows(jpltd(CONFIG), 13_131)
