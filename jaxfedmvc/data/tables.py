@@ -370,34 +370,8 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     words = [c for c in part if not pandas.api.types.is_numeric_dtype(part[c])]
     words += [c for c in part if pandas.api.types.is_bool_dtype(part[c]) and c not in words]
     words = [c for c in words if part[c].notna().any()]  # an empty column has no type
-    if words and options.categories == "refuse":
-        cells = part[words[0]].dropna()
-        names_rows = cells.is_unique and options.id is None
-        hint = f"id={words[0]} if these name the rows, " if names_rows else ""
-        if not cells.is_unique and options.labels is None:
-            hint = f"labels={words[0]} if these are classes, "
-        wrong = pandas.to_numeric(cells, errors="coerce").isna()
-        cell = str((cells[wrong] if wrong.any() else cells).iloc[0])
-        allowed = f"allowed are numbers, {hint}or categories=onehot"
-        if 0 < 2 * wrong.sum() < len(cells):
-            allowed = (
-                f"its other {int((~wrong).sum())} cells are numbers: write these {int(wrong.sum())}"
-                " as numbers too, or leave them empty"
-            )
-        elif (
-            pandas.to_numeric(cells.astype(str).str.replace(",", "."), errors="coerce")
-            .notna()
-            .all()
-        ):
-            has_commas = cells.astype(str).str.contains(",").any()
-            allowed = (
-                "write decimals with points"
-                if has_commas
-                else "these are numbers kept as text: convert the column"
-            )
-        raise ValueError(
-            f"views: the column {words[0]!r} of view {view} has cells such as {cell!r}; {allowed}"
-        )
+    for name in words:
+        _check_words(part[name].dropna(), options, view)
     columns, made = [], 0
     for name in part:
         if name not in words:
@@ -417,6 +391,59 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     if counted := [c for c in part if c not in words and _counts(part[c])]:
         note += f"; {some(counted)}: another whole number in every row, which may be no feature"
     return found, note
+
+
+def _check_words(cells: pd.Series, options: TableOptions, view: str) -> None:
+    """Checks that words are to be encoded, and that they are categories.
+
+    Most cells of a category are no numbers, unless its type says that it is one, and in many rows
+    it has two cells or more for each word on average.
+
+    Args:
+      cells: Of a column, without the empty ones.
+      options: What is done about words.
+      view: What errors call the view.
+
+    Raises:
+      ValueError: Names the column and one of its cells.
+    """
+    pandas = require_pandas()
+    text = cells.astype(str)
+    is_number = pandas.to_numeric(text, errors="coerce").notna()
+    with_points = pandas.to_numeric(text.str.replace(",", "."), errors="coerce").notna()
+    has_comma, n_words = with_points & ~is_number, text.nunique()
+    is_declared = isinstance(cells.dtype, pandas.CategoricalDtype)
+    wrong = ~is_number
+    if 2 * with_points.sum() > len(text) and not is_declared:
+        allowed = (
+            f"its other {int(is_number.sum())} cells are numbers: write these {int(wrong.sum())}"
+            " as numbers too, or leave them empty"
+        )
+        if has_comma.any():
+            wrong, allowed = has_comma, "write decimals with points"
+        elif not wrong.any():
+            allowed = (
+                "these are numbers kept as text: convert the column to numbers, or to pandas' type"
+                " category if they are categories"
+            )
+    elif options.categories == "refuse":
+        names_rows = n_words == len(text) and options.id is None
+        hint = f"id={cells.name} if these name the rows, " if names_rows else ""
+        if n_words < len(text) and options.labels is None:
+            hint = f"labels={cells.name} if these are classes, "
+        allowed = f"allowed are numbers, {hint}or categories=onehot"
+    elif len(text) >= _MANY_ROWS and 2 * n_words > len(text):
+        hint = f"give id={cells.name} if they name the rows, or " if options.id is None else ""
+        allowed = (
+            f"its {len(text)} cells are {n_words} different words; allowed are categories of two"
+            f" cells or more on average: {hint}leave the column out with views"
+        )
+    else:
+        return
+    cell = (text[wrong] if wrong.any() else text).iloc[0]
+    raise ValueError(
+        f"views: the column {cells.name!r} of view {view} has cells such as {cell!r}; {allowed}"
+    )
 
 
 def _counts(column: pd.Series) -> bool:

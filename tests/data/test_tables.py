@@ -50,6 +50,66 @@ def test_words_are_columns_of_their_own_when_asked_for():
     assert found.labels is None and "sex one-hot, 2 columns" in found.notes[0]
 
 
+# Of fifty rows: numbers, and categories that look like none.
+FIFTY = [f"{i / 7:.3f}" for i in range(50)]
+WORDS = pd.Series([f"w{i}" for i in range(50)])
+
+
+@pytest.mark.parametrize("categories", ["refuse", "onehot"])
+@pytest.mark.parametrize(
+    ("cells", "text"),
+    [
+        (["?", *FIFTY[1:]], r"such as '\?'; its other 49 cells are numbers: write these 1 as"),
+        ([*["?"] * 24, *FIFTY[24:]], r"such as '\?'; its other 26 cells are numbers"),
+        (["?", *([1, 2, 3] * 17)[1:50]], r"such as '\?'; its other 49 cells are numbers"),
+        ([x.replace(".", ",") for x in FIFTY], "such as '0,000'; write decimals with points"),
+        (["?", "3,5", *FIFTY[2:]], "such as '3,5'; write decimals with points"),
+        (FIFTY, "such as '0.000'; these are numbers kept as text: convert the column to numbers"),
+    ],
+)
+def test_numbers_are_no_categories(cells, text, categories):
+    table = pd.DataFrame({"hb": pd.Series(cells, dtype=object)})
+    with pytest.raises(ValueError, match=f"the column 'hb' of view 0 has cells {text}"):
+        from_frame(table, TableOptions(categories=categories))
+
+
+def test_a_bad_cell_of_a_file_is_no_category(tmp_path):
+    (tmp_path / "a.csv").write_text("\n".join(["hb", *FIFTY[:30], "?", *FIFTY[31:]]))
+    with pytest.raises(ValueError, match=r"such as '\?'; its other 49 cells are numbers"):
+        read([tmp_path / "a.csv"], TableOptions(categories="onehot"))
+
+
+def test_words_that_are_nearly_all_different_are_no_categories():
+    with pytest.raises(ValueError, match=r"50 different words; .*: give id=name if they name the"):
+        from_frame(pd.DataFrame({"name": WORDS}), TableOptions(categories="onehot"))
+    for n_words, columns in ((26, None), (25, 25)):
+        table = pd.DataFrame({"name": [*WORDS[:n_words], *["w0"] * (50 - n_words)]})
+        options = TableOptions(categories="onehot")
+        if columns is None:
+            with pytest.raises(ValueError, match="'w0'; its 50 cells are 26 different words"):
+                from_frame(table, options)
+        else:
+            assert from_frame(table, options).views[0].shape == (50, columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "n_columns"),
+    [
+        (["mild", "severe"] * 25, 2),
+        (["T1", "T2", "2", "3", "x"] * 10, 5),  # two of five are numbers
+        (pd.Series([1, 2] * 25).astype("category"), 2),
+        (pd.Series(["1", "2"] * 25).astype("category"), 2),
+        ([True, False] * 25, 2),
+        (pd.Series([True, False] * 24 + [True, None], dtype=object), 2),
+        (WORDS[:19].tolist() + [None] * 31, 19),  # too few cells to tell
+    ],
+)
+def test_categories_are_columns_of_their_own(column, n_columns):
+    table = pd.DataFrame({"kind": column, "hb": np.arange(50) / 7})
+    options = TableOptions("a=kind; b=hb", categories="onehot")
+    assert from_frame(table, options).views[0].shape == (50, n_columns)
+
+
 @pytest.mark.parametrize(
     ("missing", "view", "held"),
     [
