@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -95,7 +96,8 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     """Reads tables that hold the same samples, or a folder with a table for each client.
 
     In columns of numbers the words that pandas takes for missing ones (NA, nan, None, ...) are
-    empty cells; elsewhere they are words like others, and only nothing is empty.
+    empty cells; elsewhere they are words like others, and only nothing is empty. Blanks around
+    words and ids do not count.
 
     Several tables are joined on the column `id`; a row of one that another lacks does not hold the
     other's views. The tables of a folder are clients, by the order of their names; views that a
@@ -143,7 +145,7 @@ def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table
     Raises:
       ValueError: Names the column that is wrong.
     """
-    frame = frame.rename(columns=str)
+    frame = _stripped(frame.rename(columns=str))
     found = _dataset(frame, _columns(frame, options), options, name)
     return found._replace(views=tuple(view.astype(np.float32) for view in found.views))
 
@@ -226,19 +228,32 @@ def _frame(path: Path, id_column: str | None) -> pd.DataFrame:
         raise ValueError(f"{path}: the column {twice!r} is there twice")
     if not len(frame) or not len(frame.columns):
         raise ValueError(f"{path}: has no row or no column")
-    return frame
+    return _stripped(frame)
+
+
+def _stripped(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table whose words have no blanks around them; of blanks alone a cell is empty."""
+    is_number = require_pandas().api.types.is_numeric_dtype
+    words = [c for c in frame if not is_number(frame[c])]
+    return frame.assign(**{c: frame[c].map(_without_blanks) for c in words})
+
+
+def _without_blanks(cell: Any) -> Any:
+    return cell.strip() or None if isinstance(cell, str) else cell
 
 
 def _csv(path: Path, id_column: str | None) -> pd.DataFrame:
     """Reads a file of commas; ids are text, and words such as None are words among words."""
     pandas = require_pandas()
-    head = pandas.read_csv(path, nrows=0).columns
+    # Blanks alone are an empty cell, in columns of numbers too.
+    read_csv = functools.partial(pandas.read_csv, path, skipinitialspace=True)
+    head = read_csv(nrows=0).columns
     own = {column: str for column in head if column.strip() == id_column}
-    frame = pandas.read_csv(path, dtype=own)
+    frame = read_csv(dtype=own)
     is_number = pandas.api.types.is_numeric_dtype
     words = [c for c in frame if not is_number(frame[c]) or frame[c].isna().all()]
     if words:
-        plain = pandas.read_csv(path, dtype=own, keep_default_na=False, na_values=[""])
+        plain = read_csv(dtype=own, keep_default_na=False, na_values=[""])
         frame = frame.assign(**{c: plain[c] for c in words})
     return frame
 
@@ -295,7 +310,33 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
         for features in columns.values():
             _check_unnamed(features)
         columns = {name: features for name, features in columns.items() if features}
-    return _dataset(whole, columns, options, "-".join(frames))
+    found = _dataset(whole, columns, options, "-".join(frames))
+    ids = {name: list(frame[options.id]) for name, frame in frames.items()}
+    return found._replace(notes=(*_shared_ids(ids), *found.notes))
+
+
+def _shared_ids(ids: Mapping[str, list[str]]) -> list[str]:
+    """Says of each table how many of its ids the first one has.
+
+    Raises:
+      ValueError: A table has no id of any other.
+    """
+    (first, known), *others = ids.items()
+    notes = []
+    for name, mine in others:
+        if not any(set(mine) & set(theirs) for other, theirs in ids.items() if other != name):
+            raise ValueError(
+                f"id: none of the {len(mine)} ids of {name}, such as {mine[0]!r}, is in another"
+                f" table; {first} has some such as {known[0]!r}; allowed are tables that share"
+                " samples, with ids written alike (1 and 1.0 are two ids)"
+            )
+        shared, n, n_known = set(mine) & set(known), len(mine), len(known)
+        note = f"ids: {len(shared)} of the {n} of {name} are in {first}, which has {n_known}"
+        if 2 * len(shared) < min(n, n_known):
+            here, there = (next(i for i in own if i not in shared) for own in (mine, known))
+            note += f"; are {here!r} and {there!r} written alike? (1 and 1.0 are two ids)"
+        notes.append(note)
+    return notes
 
 
 def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Dataset:

@@ -257,6 +257,70 @@ def test_ids_are_text_and_heads_lose_their_blanks(tmp_path):
     assert by_id == {"0001": (1, 6), "1": (2, 5), "10E0": (3, 7)} and found.held is None
 
 
+def test_blanks_around_cells_make_no_classes_or_ids_of_their_own(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "number,hb,kind,ill\n1 , 1.5,mild ,flu\n 2,2.5 ,mild, flu \n"
+        "3,  ,\tsevere,cold\n4, 4, ,flu\n"
+    )
+    (tmp_path / "b.csv").write_text("number,wbc\n1,5\n2 ,6\n3,7\n4 ,8\n")
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    options = TableOptions("a=hb; b=kind; c=wbc", labels="ill", id="number", categories="onehot")
+    found = read(paths, options)
+    assert found.ids.tolist() == ["1", "2", "3", "4"]
+    assert found.labels.tolist() == [1, 1, 0, 1] and "classes cold, flu" in "".join(found.notes)
+    np.testing.assert_array_equal(found.views[0], [[1.5], [2.5], [0], [4]])
+    np.testing.assert_array_equal(found.views[1], [[1, 0], [1, 0], [0, 1], [0, 0]])
+    np.testing.assert_array_equal(found.held, [[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1]])
+
+
+def test_blanks_in_a_frame_are_no_words():
+    table = TABLE.assign(ill=["no", "yes ", " no", "yes"], patient=["a ", "b", " c", "d"])
+    found, expected = from_frame(table, BLOOD), from_frame(TABLE, BLOOD)
+    assert found.notes == expected.notes and found.ids.tolist() == list("abcd")
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    with pytest.raises(ValueError, match="id: table has 'a' twice"):
+        from_frame(TABLE.assign(patient=["a", "a ", "c", "d"]), BLOOD)
+    with pytest.raises(ValueError, match="id: table has 1 empty cells"):
+        from_frame(TABLE.assign(patient=["a", "  ", "c", "d"]), BLOOD)
+    sexes = TABLE.assign(sex=pd.Series(["f", "m", "f ", "f"], dtype="category"))
+    options = TableOptions("who=sex", id="patient", categories="onehot")
+    np.testing.assert_array_equal(
+        from_frame(sexes, options).views[0], [[1, 0], [0, 1], [1, 0], [1, 0]]
+    )
+
+
+def joined(folder, *ids):
+    """Tables a, b, ... of these ids, read together."""
+    paths = [folder / f"{name}.csv" for name in "abc"[: len(ids)]]
+    for path, own in zip(paths, ids, strict=True):
+        path.write_text(
+            "\n".join([f"number,{path.stem}_0", *(f"{i},{k}" for k, i in enumerate(own))])
+        )
+    return read(paths, TableOptions(id="number"))
+
+
+def test_joined_tables_say_how_many_ids_they_share(tmp_path):
+    found = joined(tmp_path, "12345", "5432", ["1", "2.0", "3.0", "4.0"])
+    assert found.notes[:2] == (
+        "ids: 4 of the 4 of b are in a, which has 5",
+        "ids: 1 of the 4 of c are in a, which has 5; are '2.0' and '2' written alike? (1 and 1.0"
+        " are two ids)",
+    )
+    # Small, but all of it is there.
+    assert joined(tmp_path, "12345", "5").notes[0] == "ids: 1 of the 1 of b are in a, which has 5"
+    # Nothing in common with the first, but with another.
+    assert joined(tmp_path, "12", "34", "1234").notes[0].startswith("ids: 0 of the 2 of b are in a")
+
+
+@pytest.mark.parametrize("ids", [("123", ["1.0", "2.0"]), ("123", "12", ["1.0", "2.0"])])
+def test_tables_that_share_no_id_are_refused(ids, tmp_path):
+    text = (
+        "id: none of the 2 ids of [bc], such as '1.0', is in another table; a has some such as '1'"
+    )
+    with pytest.raises(ValueError, match=text):
+        joined(tmp_path, *ids)
+
+
 def test_none_is_a_word_among_words_and_an_empty_cell_among_numbers(tmp_path):
     (tmp_path / "a.csv").write_text("hb,gene,kind\n1,None,NA\nNA,mild,null\n3,,NA\n")
     options = TableOptions("a=hb; b=gene", labels="kind", categories="onehot")
