@@ -131,11 +131,17 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     return _joined(frames, options)
 
 
-def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table") -> Dataset:
+def from_frame(
+    frame: pd.DataFrame,
+    options: TableOptions = TableOptions(),
+    *,
+    name: str = "table",
+) -> Dataset:
     """Makes a data set of a pandas table.
 
     Args:
-      frame: A row for each sample.
+      frame: A row for each sample. Its index names the rows, as text, unless it is a plain range or
+        `options` names a column that does.
       options: What its columns are.
       name: Of the data set.
 
@@ -189,6 +195,15 @@ def _dataset(
         where = own if clients is None else own.assign(**{"": clients[keep]})
         _check_ids(name, own[options.id], where.duplicated())
         ids = own[options.id].to_numpy(str)
+    elif not isinstance(frame.index, require_pandas().RangeIndex):
+        own = frame.index[keep].map(str)
+        if own.has_duplicates:
+            twice = own[own.duplicated()][0]
+            raise ValueError(
+                f"id: {name} has {twice!r} twice in its index; allowed are different names, or"
+                " none: reset_index(drop=True)"
+            )
+        ids = own.to_numpy(str)
     return Dataset(
         name,
         tuple(view[keep] for view in views),

@@ -381,6 +381,17 @@ def test_labels_are_no_features_however_columns_are_chosen(tmp_path):
     assert read(paths, TableOptions("all=h*,target", id="number")).views[0].shape[1] == 2
 
 
+def test_the_index_of_a_frame_names_its_rows():
+    columns = {"hb": [1.0, np.nan, 3.0]}
+    assert from_frame(pd.DataFrame(columns)).ids.tolist() == [0, 2]
+    assert from_frame(pd.DataFrame(columns, index=["p", "q", "r"])).ids.tolist() == ["p", "r"]
+    assert from_frame(pd.DataFrame(columns)[::-1].sort_values("hb")).ids.tolist() == ["0", "2"]
+    named = TABLE.set_index(pd.Index(list("wxyz")))
+    assert from_frame(named, BLOOD).ids.tolist() == list("abcd")
+    with pytest.raises(ValueError, match=r"id: table has 'p' twice in its index.*reset_index"):
+        from_frame(pd.DataFrame({"hb": [1.0, 2.0, 3.0]}, index=["p", "q", "p"]))
+
+
 def test_columns_of_a_table_may_be_numbers():
     found = from_frame(pd.DataFrame(np.ones((3, 2))), TableOptions("a=0; b=1"))
     assert [view.shape for view in found.views] == [(3, 1), (3, 1)]
