@@ -1,4 +1,4 @@
-"""Tables of one's own: columns of CSV, Parquet or pandas become views, labels and ids.
+"""Tables of one's own: columns of CSV, TSV, Parquet or pandas become views, labels and ids.
 
     read([Path("patients.csv")], TableOptions("blood=hb,wbc; imaging=img_*", labels="diagnosis"))
 
@@ -24,7 +24,9 @@ from jaxfedmvc.data.dataset import Dataset, check_classes, some
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
-SUFFIXES = (".csv", ".parquet")
+# Between the cells of a text, and what it is called.
+_SEPARATORS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}
+SUFFIXES = (*_SEPARATORS, ".parquet")
 # Columns of these names are no features unless somebody says so.
 _LIKE_LABELS = (
     *("label", "labels", "class", "classes", "target", "truth", "gt", "y"),
@@ -115,7 +117,7 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     if len(paths) == 1 and paths[0].is_dir():
         files = sorted(p for p in paths[0].iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:
-            raise ValueError(f"{paths[0]}: has no .csv or .parquet file")
+            raise ValueError(f"{paths[0]}: has no .csv, .tsv or .parquet file")
         if arrays := sorted(p.name for p in paths[0].iterdir() if p.suffix.lower() == ".npz"):
             raise ValueError(
                 f"{paths[0]}: has tables, such as {files[0].name}, and arrays, such as {arrays[0]};"
@@ -222,21 +224,24 @@ def _frame(path: Path, id_column: str | None) -> pd.DataFrame:
     pandas = require_pandas()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    is_csv = path.suffix.lower() == ".csv"
-    hint = "; cells must be separated by commas" if is_csv else ""
+    separator, separators = _SEPARATORS.get(path.suffix.lower(), (None, None))
+    hint = f"; cells must be separated by {separators}" if separator else ""
     try:
-        frame = _csv(path, id_column) if is_csv else _parquet(path, pandas, id_column)
+        frame = (
+            _text(path, separator, id_column) if separator else _parquet(path, pandas, id_column)
+        )
     except ImportError:
         raise
     except Exception as error:  # pandas and its readers raise a zoo of types on a damaged file
         text = f"{str(error).splitlines()[0]}{hint}"
         raise ValueError(f"{path}: is no readable table ({text})") from error
-    if not isinstance(frame.index, pandas.RangeIndex) and is_csv:
+    if not isinstance(frame.index, pandas.RangeIndex) and separator:
         raise ValueError(f"{path}: has rows that are longer than its head{hint}")
     frame.columns = [str(column).strip() for column in frame.columns]
     names = frame.columns
-    if is_csv:  # pandas has renamed what is there twice
-        first = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    if separator:  # pandas has renamed what is there twice
+        first = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str)
+        first = first.iloc[0].dropna()
         names = pandas.Index(first.str.strip())
     if names.duplicated().any():
         twice = names[names.duplicated()][0]
@@ -257,11 +262,11 @@ def _without_blanks(cell: Any) -> Any:
     return cell.strip() or None if isinstance(cell, str) else cell
 
 
-def _csv(path: Path, id_column: str | None) -> pd.DataFrame:
-    """Reads a file of commas; ids are text, and words such as None are words among words."""
+def _text(path: Path, separator: str, id_column: str | None) -> pd.DataFrame:
+    """Reads a text of cells; ids are text, and words such as None are words among words."""
     pandas = require_pandas()
     # Blanks alone are an empty cell, in columns of numbers too.
-    read_csv = functools.partial(pandas.read_csv, path, skipinitialspace=True)
+    read_csv = functools.partial(pandas.read_csv, path, sep=separator, skipinitialspace=True)
     head = read_csv(nrows=0).columns
     own = {column: str for column in head if column.strip() == id_column}
     frame = read_csv(dtype=own)

@@ -391,8 +391,19 @@ def test_unknown_names_and_paths(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gone\.mat: no such file; accepted"):
         load(str(tmp_path / "gone.mat"))
     (tmp_path / "some.txt").write_text("1,2\n")
-    with pytest.raises(ValueError, match=r"some\.txt: unknown format; accepted"):
-        load(str(tmp_path / "some.txt"))
+    # What is wrong is said before what the options are for.
+    for options in (TableOptions(), TableOptions("a=hb", id="id")):
+        with pytest.raises(ValueError, match=r"some\.txt: unknown format; accepted.*\.tsv"):
+            load(str(tmp_path / "some.txt"), options=options)
+        with pytest.raises(FileNotFoundError, match=r"gone\.tsv: no such file"):
+            load(str(tmp_path / "gone.tsv"), options=options)
+        with pytest.raises(
+            ValueError, match=r"some\.txt'; allowed is a table among several: \.csv"
+        ):
+            load(f"{tmp_path}/gone.csv,{tmp_path}/some.txt", options=options)
+    with pytest.raises(ValueError, match="are for tables; digits_0 has views of its own"):
+        save_npz(tmp_path / "digits_0.npz", [np.eye(3)], np.arange(3))
+        load("digits_0", str(tmp_path), options=TableOptions("a=hb"))
 
 
 def test_real_mnist_usps(real_data):

@@ -447,6 +447,20 @@ def test_wide_ranges_lose_nothing_before_they_are_scaled(tmp_path):
     np.testing.assert_allclose(view[:, 0], np.arange(40) / 39, atol=1e-6)
 
 
+def test_a_file_may_have_tabs_and_its_name_commas(tmp_path):
+    (tmp_path / "a,b.tsv").write_text("hb\twbc\tkind\n1\t\t2,5 mg\n3\t4\tx\n")
+    options = TableOptions("a=hb; b=wbc; c=kind", categories="onehot")
+    found = data.load(str(tmp_path / "a,b.tsv"), scale="none", options=options)
+    np.testing.assert_array_equal(found.views[0], [[1], [3]])
+    np.testing.assert_array_equal(found.held, [[1, 0, 1], [1, 1, 1]])
+    assert "columns kind; kind one-hot, 2 columns" in found.notes[2]
+    (tmp_path / "twice.tsv").write_text("a\ta\n1\t2\n")
+    (tmp_path / "long.tsv").write_text("a\tb\n1\t2\t3\n")
+    for name, text in (("twice", "'a' is there twice"), ("long", "longer.*separated by tabs")):
+        with pytest.raises(ValueError, match=text):
+            data.load(str(tmp_path / f"{name}.tsv"))
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     path = tmp_path / "twice.csv"
     path.write_text("hb,hb,wbc\n1,2,3\n4,5,6\n")
