@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxfedmvc.data.dataset import check_arrays
+from jaxfedmvc.data.dataset import check_arrays, kind_of_labels
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
 
@@ -219,7 +219,7 @@ class Federation:
 
         Args:
           views: One array [n, D_v] for each view.
-          labels: [n] integers, for scoring only, or None.
+          labels: [n] numbers or words, for scoring only, or None.
           partition: For each cohort its `view_ids`, `sample_ids` [clients, rows] (-1 pads) and
             `client_ids` [clients], e.g. from `data.hybrid_partition`.
 
@@ -232,11 +232,7 @@ class Federation:
         check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
         n_classes = None
         if labels is not None:
-            labels = np.asarray(labels)
-            nan = labels[labels != labels]
-            if len(nan):
-                raise ValueError(f"labels: got {len(nan)} that are NaN; allowed is none")
-            names, labels = np.unique(labels, return_inverse=True)
+            names, labels = np.unique(np.asarray(labels), return_inverse=True)
             n_classes = len(names)
         cohorts, cohort_labels = [], []
         for part in partition:
@@ -273,7 +269,7 @@ class Federation:
         Args:
           agents: For each agent the ids [n] of its samples (whole numbers or strings, in any order)
             and its features [n, p_a]. Rows are brought to the first agent's order.
-          labels: [n] integers in the first agent's order, for scoring only, or None.
+          labels: [n] numbers or words in the first agent's order, for scoring only, or None.
 
         Raises:
           ValueError: As `from_arrays`, ids that differ between agents, an id that is there twice,
@@ -296,7 +292,8 @@ class Federation:
         Args:
           clients: For each client its views, `{view id: array [rows, D_v]}`. Client ids are the
             places in this sequence; view ids are 0..V-1, each held by somebody.
-          labels: For each client its labels [rows], for scoring only, or None.
+          labels: For each client its labels [rows], numbers on all or words on all, for scoring
+            only; or None.
 
         Raises:
           ValueError: As `from_arrays`; the message names the client.
@@ -311,6 +308,8 @@ class Federation:
             names = [str(v) for v in client]
             try:
                 check_arrays(list(client.values()), None if labels is None else labels[i], names)
+                if labels is not None:
+                    _check_kind(labels[i], labels[0])
             except ValueError as error:
                 raise ValueError(f"client {i}: {error}") from error
             for v, array in client.items():
@@ -344,6 +343,19 @@ class Federation:
         return cls.from_arrays(
             pooled, None if labels is None else np.concatenate(labels), partition=partition
         )
+
+
+def _check_kind(labels: Any, first: Any) -> None:
+    """Checks that the labels of a client can equal those of the first one.
+
+    Raises:
+      ValueError: They are missing, or words where the others are numbers.
+    """
+    if labels is None:
+        raise ValueError("labels: got None; allowed are labels of every client, or of none")
+    kind, allowed = kind_of_labels(labels), kind_of_labels(first)
+    if kind != allowed:
+        raise ValueError(f"labels: got {kind}; allowed are {allowed}, as on client 0")
 
 
 def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> None:

@@ -181,11 +181,54 @@ def test_from_arrays_refuses(views, change, partition, text):
         Federation.from_arrays(given, partition=PARTITION if partition is None else partition)
 
 
-def test_from_arrays_refuses_labels_that_are_not_there(views, labels):
-    with pytest.raises(ValueError, match="labels: got 1 that are NaN"):
-        Federation.from_arrays(
-            views, np.where(np.arange(N) == 3, np.nan, labels), partition=PARTITION
-        )
+MISSING = [
+    (np.array([1, np.nan, 2, np.nan, 1]), "got nan in 2 of 5 rows; allowed is a number or a word"),
+    (np.array(["a", None, "b", "a", "b"], object), "got None in 1 of 5 rows"),
+    (np.array(["a", np.nan, "b", "a", "b"], object), "got nan in 1 of 5 rows"),
+    (np.array([1, None, 2, 2, 1], object), "got None in 1 of 5 rows"),
+    (["a", float("nan"), "b", "a", "b"], "got nan in 1 of 5 rows"),
+    ([1, "1", 2, 2, 1], "got numbers and words; allowed are either of them alone"),
+]
+
+
+@pytest.mark.parametrize(("labels", "text"), MISSING)
+def test_labels_that_are_missing_or_of_two_kinds_are_refused(labels, text):
+    x = np.eye(5)
+    everyone = [Part((0,), np.arange(5)[None], np.array([0]))]
+    with pytest.raises(ValueError, match=f"labels: {text}"):
+        Federation.from_arrays([x], labels, partition=everyone)
+    with pytest.raises(ValueError, match=text):
+        Federation.from_agents([(range(5), x), (range(5), x)], labels)
+    with pytest.raises(ValueError, match=f"client 1: .*{text}"):
+        Federation.from_clients([{0: x}, {0: x}], [[1, 2, 1, 2, 1], labels])
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (([0.0, 1.0], ["1", "0"]), "client 1: labels: got words; allowed are numbers, as on cl"),
+        ((["1", "0"], np.array([0, 1])), "client 1: labels: got numbers; allowed are words"),
+        (([0, 1], None), "client 1: labels: got None; allowed are labels of every client, or of"),
+        ((None, [0, 1]), "client 0: labels: got None"),
+    ],
+)
+def test_from_clients_refuses_labels_of_different_kinds(labels, text):
+    with pytest.raises(ValueError, match=text):
+        Federation.from_clients([{0: np.eye(2)}] * 2, labels)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ([0, 1], np.array([1.0, 0.0])),
+        ([False, True], np.array([1, 0], object)),
+        (np.array(["a", "b"]), np.array(["b", "a"], object)),
+    ],
+)
+def test_labels_of_one_kind_are_the_same_classes(labels):
+    found = Federation.from_clients([{0: np.eye(2)}] * 2, labels)
+    (truth,) = found.labels
+    assert found.n_classes == 2 and (truth[0] == truth[1][::-1]).all()
 
 
 @pytest.mark.parametrize("n", [N - 1, N + 1])

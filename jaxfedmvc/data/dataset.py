@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ def check_arrays(
     Raises:
       ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers
         within float32; the views differ in their number of rows; or the labels are not one per
-        row.
+        row, all numbers or all words.
     """
     if len(views) == 0:
         raise ValueError("no views: at least one array [n, D] is needed")
@@ -94,5 +95,40 @@ def check_arrays(
     rows = [len(view) for view in arrays]
     if len(set(rows)) > 1:
         raise ValueError(f"views must have the same number of rows; got {rows}")
-    if labels is not None and np.shape(labels) != (rows[0],):
-        raise ValueError(f"labels must have shape ({rows[0]},); got {np.shape(labels)}")
+    if labels is not None:
+        if np.shape(labels) != (rows[0],):
+            raise ValueError(f"labels must have shape ({rows[0]},); got {np.shape(labels)}")
+        kind_of_labels(labels)
+
+
+def kind_of_labels(labels: Any) -> str:
+    """Returns what labels [n] are, "numbers" or "words".
+
+    Raises:
+      ValueError: Some are missing or neither, or there are both, which would never be equal.
+    """
+    # A list of words and NaN would become an array of words, 'nan' among them.
+    array = np.asarray(labels, None if hasattr(labels, "dtype") else object)
+    if array.dtype != object:
+        missing = array != array
+        kinds = {"numbers" if array.dtype.kind in "biuf" else "words"}
+    else:
+        of_each = np.asarray([_kind(label) for label in array])
+        missing = of_each == ""
+        kinds = set(of_each[~missing].tolist())
+    if missing.any():
+        raise ValueError(
+            f"labels: got {array[missing].tolist()[0]} in {int(missing.sum())} of {len(array)}"
+            " rows; allowed is a number or a word in each"
+        )
+    if len(kinds) > 1:
+        raise ValueError("labels: got numbers and words; allowed are either of them alone")
+    return kinds.pop()
+
+
+def _kind(label: Any) -> str:
+    """Says whether a label is one of the numbers or of the words; nothing where neither."""
+    if isinstance(label, str | bytes):
+        return "words"
+    is_number = isinstance(label, numbers.Real | np.bool_) and label == label
+    return "numbers" if is_number else ""
