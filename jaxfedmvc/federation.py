@@ -390,6 +390,12 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
                 f" {len(part.client_ids)} client_ids; allowed is [clients, rows] and [clients],"
                 " with one client at least"
             )
+        for name, array in (("sample_ids", ids), ("client_ids", np.asarray(part.client_ids))):
+            if array.dtype.kind not in "iu":
+                raise ValueError(
+                    f"partition: {name} of cohort {views} are {array.dtype}; allowed are whole"
+                    " numbers of an integer type"
+                )
         if ids.size and (ids.max() >= n_samples or ids.min() < -1):
             raise ValueError(
                 f"partition: sample_ids of cohort {views} lie in {ids.min()}..{ids.max()}; allowed"

@@ -173,6 +173,8 @@ FULL = (0, 1, 2)
         (None, (part(FULL, [[0, -2]], [0]),), "-2"),
         (None, (Part(FULL, np.zeros(3, np.int32), np.zeros(1, np.int32)),), "shape"),
         (None, (Part(FULL, np.zeros((2, 1), np.int32), np.zeros(1, np.int32)),), "1 client_ids"),
+        (None, (Part(FULL, np.array([[0, 1.5]]), np.zeros(1, int)),), "sample_ids .* are float64"),
+        (None, (Part(FULL, np.zeros((1, 1), int), np.array([0.5])),), "client_ids .* are float64"),
     ],
 )
 def test_from_arrays_refuses(views, change, partition, text):
