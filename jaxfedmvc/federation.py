@@ -8,7 +8,7 @@ vertical ones (shared samples, one view each) are the same container.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxfedmvc.data.dataset import check_arrays, kind_of_labels
+from jaxfedmvc.data.dataset import check_arrays, check_precision, kind_of_labels
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
 
@@ -224,12 +224,14 @@ class Federation:
             `client_ids` [clients], e.g. from `data.hybrid_partition`.
 
         Raises:
-          ValueError: Row counts differ, a value is NaN or infinite, a client is empty, a client or
-            a sample or a view is not there, two cohorts hold the same views.
+          ValueError: Row counts differ, a value is NaN or infinite, float32 would round a feature
+            away, labels are missing or of two kinds, a client is empty, a client or a sample or a
+            view is not there, two cohorts hold the same views.
         """
         check_arrays(views, labels)
+        check_partition(partition, n_samples=len(views[0]), n_views=len(views))
+        check_held(views, partition)
         views = tuple(np.asarray(view, np.float32) for view in views)
-        check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
         n_classes = None
         if labels is not None:
             names, labels = np.unique(np.asarray(labels), return_inverse=True)
@@ -324,6 +326,8 @@ class Federation:
         n_views = len(widths)
         if sorted(widths) != list(range(n_views)):
             raise ValueError(f"clients: views {sorted(widths)} are held; allowed are 0..V-1, each")
+        for v in range(n_views):
+            check_precision(str(v), [client[v] for client in clients if v in client])
         # Pooled on the host only to share one construction with `from_arrays`; a view that a
         # client does not hold stays zero there and is not gathered.
         pooled = [np.zeros((n_samples, widths[v]), np.float32) for v in range(n_views)]
@@ -356,6 +360,25 @@ def _check_kind(labels: Any, first: Any) -> None:
     kind, allowed = kind_of_labels(labels), kind_of_labels(first)
     if kind != allowed:
         raise ValueError(f"labels: got {kind}; allowed are {allowed}, as on client 0")
+
+
+def check_held(views: Sequence[Any], partition: Iterable[Part]) -> None:
+    """Checks that views keep their features in float32, by the rows of those who hold them.
+
+    Raises:
+      ValueError: As `check_precision`.
+    """
+    parts = list(partition)
+    for v, view in enumerate(map(np.asanyarray, views)):
+        if np.can_cast(view.dtype, np.float32):
+            continue
+        is_held = np.zeros(len(view), bool)
+        for part in parts:
+            if v in part.view_ids:
+                ids = np.asarray(part.sample_ids)
+                is_held[ids[ids >= 0]] = True
+        if is_held.any():
+            check_precision(str(v), [view if is_held.all() else view[is_held]])
 
 
 def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> None:

@@ -271,6 +271,40 @@ def test_from_clients_refuses_labels_of_another_length(lengths, text):
         Federation.from_clients(clients, [np.zeros(n, int) for n in lengths])
 
 
+# Groups 30 seconds apart, in seconds since 1970: float32 knows multiples of 128 there.
+TIMES = 1.7e9 + 30 * np.eye(3)[np.arange(N) % 3]
+ROUNDED = r"view 1: column 0: got numbers that float32 rounds by up to 30; allowed is 0\.0144, a"
+
+
+def test_features_that_float32_would_round_away_are_refused(views):
+    everyone = [Part((0, 1), np.arange(N)[None], np.array([0]))]
+    for times in (TIMES, TIMES.astype(int)):
+        with pytest.raises(ValueError, match=ROUNDED):
+            Federation.from_arrays([views[0], times], partition=everyone)
+        with pytest.raises(ValueError, match=ROUNDED):
+            Federation.from_agents([(range(N), views[0]), (range(N), times)])
+        with pytest.raises(ValueError, match=ROUNDED):
+            Federation.from_clients([{0: views[0][:5], 1: times[:5]}, {1: times[5:]}])
+    # As the error says, or by whoever has lost nothing.
+    centred = TIMES - TIMES.mean(axis=0)
+    Federation.from_arrays([views[0], centred], partition=everyone)
+    Federation.from_arrays([views[0], TIMES.astype(np.float32)], partition=everyone)
+
+
+def test_a_client_may_know_little_of_a_features_spread():
+    wide, narrow = np.array([[0.0], [1000.0]]), np.array([[1000.0], [1000.00003]])
+    Federation.from_clients([{0: wide}, {0: narrow}])
+    with pytest.raises(ValueError, match=r"view 0: column 0: .* rounds"):
+        Federation.from_clients([{0: narrow}])
+
+
+def test_rows_that_do_not_hold_a_view_count_nowhere_in_its_spread(views):
+    lacking = np.where(np.arange(N)[:, None] < 4, 0, TIMES)
+    some = [part((0,), [range(4)], [0]), part((0, 1), [range(4, N)], [1])]
+    with pytest.raises(ValueError, match=r"view 1: column 0: .* rounds by up to 30"):
+        Federation.from_arrays([views[0], lacking], partition=some)
+
+
 def test_from_arrays_refuses_a_cohort_without_clients(views):
     nobody = Part((1, 2), np.zeros((0, 3), int), np.zeros(0, int))
     with pytest.raises(ValueError, match="one client at least"):

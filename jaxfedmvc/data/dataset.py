@@ -34,6 +34,10 @@ class Dataset(NamedTuple):
 
 # Sums of squares of larger numbers leave float32's range.
 _LARGEST = 1e15
+# Rounding by this share of a feature's standard deviation changes no clustering.
+_PRECISE = 1e-3
+# What varies by less than this share of its size is constant but for float64's own rounding.
+_CONSTANT = 1e-12
 # Sets of fewer rows may have as many classes as rows.
 _FEW_ROWS = 20
 
@@ -99,6 +103,43 @@ def check_arrays(
         if np.shape(labels) != (rows[0],):
             raise ValueError(f"labels must have shape ({rows[0]},); got {np.shape(labels)}")
         kind_of_labels(labels)
+
+
+def check_precision(name: str, parts: Sequence[Any], columns: Sequence[str] | None = None) -> None:
+    """Checks that a view keeps its features when it becomes float32.
+
+    A feature that varies little around a large number, such as seconds since 1970, does not.
+
+    Args:
+      name: What errors call the view.
+      parts: Its rows, an array [rows, D] for each client, or one in all.
+      columns: What errors call its columns; their places if None.
+
+    Raises:
+      ValueError: Some number is rounded by more than a thousandth of the standard deviation of its
+        column, and the column is not constant.
+    """
+    arrays = [np.asarray(part) for part in parts]
+    if all(np.can_cast(x.dtype, np.float32) for x in arrays):
+        return
+    low = np.min([x.min(axis=0) for x in arrays], axis=0).astype(np.float64)
+    high = np.max([x.max(axis=0) for x in arrays], axis=0).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinite numbers are refused elsewhere
+        size, span = np.maximum(np.abs(low), np.abs(high)), high - low
+    # Two passes over the numbers tell most columns apart: float32 has 24 bits, above its smallest
+    # number, and the standard deviation of n numbers is their range by the root of 2 n, or more.
+    rounding = np.maximum(2.0**-24 * size, 2.0**-150)
+    least = span / np.sqrt(2 * sum(map(len, arrays)))
+    is_doubtful = (span > _CONSTANT * size) & (rounding > _PRECISE * least)
+    for column in map(int, np.flatnonzero(is_doubtful)):
+        x = np.concatenate([array[:, column] for array in arrays]).astype(np.float64)
+        error, allowed = np.abs(x - x.astype(np.float32)).max(), _PRECISE * x.std()
+        if error > allowed:
+            raise ValueError(
+                f"view {name}: column {column if columns is None else repr(columns[column])}: got"
+                f" numbers that float32 rounds by up to {error:.3g}; allowed is {allowed:.3g}, a"
+                " thousandth of their standard deviation: subtract the mean, or scale, before"
+            )
 
 
 def kind_of_labels(labels: Any) -> str:

@@ -16,7 +16,13 @@ from scipy.sparse import csc_matrix, issparse
 
 from jaxfedmvc import checks
 from jaxfedmvc.data import tables
-from jaxfedmvc.data.dataset import Dataset, check_arrays, check_classes, some
+from jaxfedmvc.data.dataset import (
+    Dataset,
+    check_arrays,
+    check_classes,
+    check_precision,
+    some,
+)
 from jaxfedmvc.data.records import RECORDS, Record, find_record
 from jaxfedmvc.data.synthetic import multimodal, unequal
 from jaxfedmvc.data.tables import TableOptions
@@ -105,6 +111,9 @@ def load(
     if scale == "auto":
         scale = usual
     held = dataset.held
+    if scale == "none":
+        for v, view in enumerate(dataset.views):
+            check_precision(str(v), [view if held is None else view[held[:, v]]])
     views = [
         scaled(view, scale, None if held is None else held[:, v])
         for v, view in enumerate(dataset.views)

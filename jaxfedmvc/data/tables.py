@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfedmvc import checks
-from jaxfedmvc.data.dataset import Dataset, check_classes, some
+from jaxfedmvc.data.dataset import Dataset, check_classes, check_precision, some
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -151,11 +151,10 @@ def from_frame(
       Views [n, D_v], unscaled, with zeros where a row does not hold one; see `Dataset`.
 
     Raises:
-      ValueError: Names the column that is wrong.
+      ValueError: Names the column that is wrong, or that float32 would round away.
     """
     frame = _stripped(frame.rename(columns=str))
-    found = _dataset(frame, _columns(frame, options), options, name)
-    return found._replace(views=tuple(view.astype(np.float32) for view in found.views))
+    return _dataset(frame, _columns(frame, options), options, name, is_final=True)
 
 
 def _dataset(
@@ -164,15 +163,21 @@ def _dataset(
     options: TableOptions,
     name: str,
     clients: np.ndarray | None = None,
+    *,
+    is_final: bool = False,
 ) -> Dataset:
     """Makes a data set of the columns of each view, and of the client of each row if known.
 
-    Its views are float64: whoever scales them loses nothing of wide ranges before the cast.
+    Its views are float64, unless they are final: whoever scales them loses nothing of wide ranges
+    before the cast.
     """
     notes, views, held = [], [], []
     for view, names in columns.items():
         encoded, note = _encoded(frame[list(names)], options, view)
         values, there = _filled(encoded, options, view)
+        if is_final:
+            check_precision(view, [values[there]], [str(column) for column in encoded])
+            values = values.astype(np.float32)
         views.append(values)
         held.append(there)
         notes.append(f"view {view}: {values.shape[1]} features of {note}")

@@ -11,6 +11,7 @@ import scipy.sparse
 from sklearn.datasets import load_digits
 
 from jaxfedmvc.data import TableOptions
+from jaxfedmvc.data.dataset import check_precision
 from jaxfedmvc.data.datasets import check_arrays, digits_views, load, names
 from jaxfedmvc.data.records import RECORDS
 from jaxfedmvc.data.vertical import prepare
@@ -383,6 +384,57 @@ def test_sets_of_openml_are_checked_and_kept_as_they_are(tmp_path):
     save_npz(tmp_path / "COIL20.npz", [view], np.arange(104) % 2)
     with pytest.raises(ValueError, match=r"COIL20.npz: .*1440 samples, view dimensions \[1024\]"):
         load("coil20", str(tmp_path))
+
+
+NORMAL = np.random.default_rng(0).normal(size=(400, 1))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.full((9, 1), 1.7e9 + 1),  # constant
+        NORMAL,
+        NORMAL + 1000,
+        np.where(np.arange(400)[:, None] == 7, 1e12, NORMAL),  # one number is all of the spread
+        np.exp(8 * NORMAL),
+        np.where(NORMAL > 0, 0.1 + 0.2, 0.3),  # constant but for rounding
+        NORMAL / 1e30,
+        np.array([[2**24], [0], [1]]),
+        (NORMAL * 1e6).astype(int),
+        (1.7e9 + 30 * NORMAL).astype(np.float32),  # whoever gave these knows no better
+        np.array([[60000], [60001]], np.uint16),
+        np.array([[True], [False]]),
+    ],
+)
+def test_precision_of_float32_is_enough(x):
+    check_precision("0", [x])
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (NORMAL + 1e5, "0.00391"),
+        (np.array([[2**24], [2**24 + 1]]), "1"),
+        (1e9 - np.arange(40)[:, None], "32"),
+        (NORMAL.astype(int) * 1e-50, "2e-50|3e-50"),  # all zero in float32
+    ],
+)
+def test_precision_of_float32_is_not_enough(x, error):
+    fine = np.zeros_like(x)
+    text = f"view a: column 1: got numbers that float32 rounds by up to ({error}); allowed is"
+    with pytest.raises(ValueError, match=text):
+        check_precision("a", [np.hstack([fine, x])])
+    with pytest.raises(ValueError, match="view a: column 'hb': got"):
+        check_precision("a", [x[:1], x[1:]], ["hb"])
+
+
+def test_features_are_scaled_before_they_are_cast(tmp_path):
+    save_npz(tmp_path / "times.npz", [1.7e9 + 30 * np.eye(3)], np.arange(3))
+    for scale in ("auto", "standard"):
+        (view,) = load(str(tmp_path / "times.npz"), scale=scale).views
+        assert np.ptp(view, axis=0).min() > 0.9
+    with pytest.raises(ValueError, match="view 0: column 0: got numbers that float32 rounds by"):
+        load(str(tmp_path / "times.npz"), scale="none")
 
 
 def test_unknown_names_and_paths(tmp_path):

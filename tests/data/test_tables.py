@@ -447,6 +447,19 @@ def test_wide_ranges_lose_nothing_before_they_are_scaled(tmp_path):
     np.testing.assert_allclose(view[:, 0], np.arange(40) / 39, atol=1e-6)
 
 
+def test_a_frame_keeps_its_features_in_float32():
+    times = 1_700_000_000 + 30 * np.arange(40) % 90
+    table = pd.DataFrame({"kind": ["u", "v"] * 20, "t": times, "x": np.arange(40.0)})
+    options = TableOptions("a=x; b=kind,t", categories="onehot")
+    with pytest.raises(ValueError, match="view b: column 't': got numbers that float32 rounds by"):
+        from_frame(table, options)
+    # Zeros where a row does not hold the view are no spread.
+    lacking = table.where(table.x > 3, np.nan).assign(x=table.x)
+    with pytest.raises(ValueError, match="view b: column 't': got numbers that float32 rounds by"):
+        from_frame(lacking, options)
+    assert from_frame(table.assign(t=times - times.mean()), options).views[1].dtype == np.float32
+
+
 def test_a_file_may_have_tabs_and_its_name_commas(tmp_path):
     (tmp_path / "a,b.tsv").write_text("hb\twbc\tkind\n1\t\t2,5 mg\n3\t4\tx\n")
     options = TableOptions("a=hb; b=wbc; c=kind", categories="onehot")
