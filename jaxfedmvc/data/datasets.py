@@ -21,6 +21,7 @@ from jaxfedmvc.data.dataset import (
     check_arrays,
     check_classes,
     check_precision,
+    kind_of_labels,
     some,
 )
 from jaxfedmvc.data.records import RECORDS, Record, find_record
@@ -299,6 +300,12 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
         if len(keys) < len(files):
             raise ValueError(f"{files[named.index(None)]}: has no labels, which other clients have")
         raw = [_dense(content[k]).ravel() for (_, content), k in zip(clients, keys, strict=True)]
+        for file, mine in zip(files, raw, strict=True):
+            if (kind := kind_of_labels(mine)) != (allowed := kind_of_labels(raw[0])):
+                raise ValueError(
+                    f"{file}: has labels that are {kind}; allowed are {allowed}, as in"
+                    f" {files[0].name}"
+                )
         labels, classes = _labels(np.concatenate(raw))
         notes.append(f"labels: array {keys[0]}, {len(classes)} classes: {some(classes)}")
     try:

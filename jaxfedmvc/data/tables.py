@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfedmvc import checks
-from jaxfedmvc.data.dataset import Dataset, check_classes, check_precision, some
+from jaxfedmvc.data.dataset import Dataset, check_classes, check_precision, kind_of_labels, some
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -51,7 +51,8 @@ class TableOptions:
       id: Column that several tables are joined on, and that names the rows of the result. Its cells
         are read as text, so that 007 and 7 are two rows.
       categories: What is done about columns of words or of true and false: "refuse", or "onehot",
-        a column for each value.
+        a column for each value; refused all the same where most cells are numbers, or of many cells
+        more than half differ.
       missing: What is done about empty cells of a view that the row has other values of: "refuse";
         "median", of the column; "lack": the row does not hold this view at all.
     """
@@ -134,10 +135,7 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
 
 
 def from_frame(
-    frame: pd.DataFrame,
-    options: TableOptions = TableOptions(),
-    *,
-    name: str = "table",
+    frame: pd.DataFrame, options: TableOptions = TableOptions(), *, name: str = "table"
 ) -> Dataset:
     """Makes a data set of a pandas table.
 
@@ -556,6 +554,7 @@ def _classes(column: pd.Series) -> tuple[np.ndarray, str]:
             f" {len(column)} rows; allowed are a class in every row, or no labels: leave the option"
             " out and name the features with views"
         )
+    kind_of_labels(column.to_numpy())
     codes, names = require_pandas().factorize(column, sort=True)
     check_classes(len(names), len(codes), f"the column {column.name!r}")
     return codes.astype(np.int32), f"labels: column {column.name}, classes {some(names)}"

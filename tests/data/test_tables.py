@@ -165,6 +165,13 @@ def test_a_folder_has_a_table_for_each_client(tmp_path):
     assert told == [((0, 1), [[0]], [0]), ((0,), [[1, -1], [2, 3]], [1, 2])]
 
 
+def test_labels_of_clients_are_of_one_kind(tmp_path):
+    (tmp_path / "a.csv").write_text("hb,ill\n1,0\n2,1\n")
+    (tmp_path / "b.csv").write_text("hb,ill\n1,0\n2,?\n")
+    with pytest.raises(ValueError, match="labels: got numbers and words; allowed are either"):
+        read([tmp_path], TableOptions(labels="ill"))
+
+
 def test_parquet_is_as_csv(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     TABLE.to_parquet(tmp_path / "table.parquet")
@@ -419,6 +426,9 @@ def test_a_folder_of_arrays_has_a_file_for_each_client(tmp_path):
         partition=data.partition_as_held(0, found.held, clients=found.clients),
     )
     assert [c.view_ids for c in federation.cohorts] == [(0, 1), (1,)]
+    np.savez(tmp_path / "c.npz", view_1=views[1], Y=np.arange(5.0))
+    with pytest.raises(ValueError, match=r"c\.npz: has labels that are numbers; allowed are words"):
+        data.load(str(tmp_path))
     np.savez(tmp_path / "c.npz", view_1=views[1])
     with pytest.raises(ValueError, match=r"c\.npz: has no labels, which other clients have"):
         data.load(str(tmp_path))
