@@ -333,9 +333,15 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
         for features in columns.values():
             _check_unnamed(features)
         columns = {name: features for name, features in columns.items() if features}
-    found = _dataset(whole, columns, options, "-".join(frames))
-    ids = {name: list(frame[options.id]) for name, frame in frames.items()}
-    return found._replace(notes=(*_shared_ids(ids), *found.notes))
+    shared = _shared_ids({name: list(frame[options.id]) for name, frame in frames.items()})
+    try:
+        found = _dataset(whole, columns, options, "-".join(frames))
+    except ValueError as error:
+        if not str(error).startswith("labels: "):
+            raise
+        # Rows without a class may be those that another table has under another id.
+        raise ValueError(f"{error} ({'; '.join(shared)})") from error
+    return found._replace(notes=(*shared, *found.notes))
 
 
 def _shared_ids(ids: Mapping[str, list[str]]) -> list[str]:

@@ -328,6 +328,20 @@ def test_tables_that_share_no_id_are_refused(ids, tmp_path):
         joined(tmp_path, *ids)
 
 
+def test_classes_that_are_missing_may_stand_under_other_ids(tmp_path):
+    (tmp_path / "a.csv").write_text("number,hb,ill\n1,1,0\n2,2,1\n3,3,0\n")
+    for ids, text in (
+        (
+            ["1", "2.0", "3.0"],
+            r"labels: .* is empty in 2 of 5 rows.*1 of the 3 of b are .*'2.0' an",
+        ),
+        (["1.0", "2.0"], "id: none of the 2 ids of b"),
+    ):
+        (tmp_path / "b.csv").write_text("\n".join(["number,wbc", *(f"{i},1" for i in ids)]))
+        with pytest.raises(ValueError, match=text):
+            read([tmp_path / "a.csv", tmp_path / "b.csv"], TableOptions(labels="ill", id="number"))
+
+
 def test_none_is_a_word_among_words_and_an_empty_cell_among_numbers(tmp_path):
     (tmp_path / "a.csv").write_text("hb,gene,kind\n1,None,NA\nNA,mild,null\n3,,NA\n")
     options = TableOptions("a=hb; b=gene", labels="kind", categories="onehot")
