@@ -137,7 +137,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         checks.at_least(self, 1, "n_clusters")
         checks.at_least(self, 0, "rounds")
         method = METHODS[self.method]
-        is_federated, given = _read(clients)
+        # In their own type: what float32 would round away is refused.
+        is_federated, given = _read(clients, [np.float64, np.float32])
         columns = _columns(clients)
         federation = _federation(given, is_federated, method.topology == "vertical")
         rounds = method.rounds if self.rounds is None else self.rounds
@@ -247,7 +248,7 @@ def parameters(method: str) -> list[str]:
 # --- Input and output -----------------------------------------------------------------------------
 
 
-def _read(clients: Any) -> tuple[bool, list[dict[int, np.ndarray]]]:
+def _read(clients: Any, dtype: Any = np.float32) -> tuple[bool, list[dict[int, np.ndarray]]]:
     """Returns whether these are clients, and the views of each; of one place there is one."""
     if isinstance(clients, (list, tuple)) and not clients:
         allowed = (
@@ -255,9 +256,9 @@ def _read(clients: Any) -> tuple[bool, list[dict[int, np.ndarray]]]:
         )
         raise checks.wrong("clients", clients, allowed)
     if isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping):
-        given = [_views(client, f"client {i}: ") for i, client in enumerate(clients)]
+        given = [_views(client, f"client {i}: ", dtype) for i, client in enumerate(clients)]
         return True, given
-    return False, [_views(_of_one_place(clients), "")]
+    return False, [_views(_of_one_place(clients), "", dtype)]
 
 
 def _of_one_place(clients: Any) -> dict[int, Any]:
@@ -297,14 +298,14 @@ def _columns(
     return found
 
 
-def _views(views: Any, whose: str) -> dict[int, np.ndarray]:
+def _views(views: Any, whose: str, dtype: Any) -> dict[int, np.ndarray]:
     if not isinstance(views, Mapping) or not views:
         raise checks.wrong(f"{whose}views", type(views).__name__, "a dictionary of arrays")
     found = {}
     for v, array in views.items():
         if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 0:
             raise checks.wrong(f"{whose}views", v, "ids 0, 1, ...")
-        found[int(v)] = check_array(array, dtype=np.float32, input_name=f"{whose}view {v}")
+        found[int(v)] = check_array(array, dtype=dtype, input_name=f"{whose}view {v}")
     rows = {v: len(array) for v, array in found.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"{whose}views: have {rows} rows; allowed is the same number")

@@ -8,7 +8,7 @@ vertical ones (shared samples, one view each) are the same container.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxfedmvc.data.dataset import check_arrays
+from jaxfedmvc.data.dataset import check_arrays, check_precision, kind_of_labels
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
 
@@ -251,24 +251,22 @@ class Federation:
 
         Args:
           views: One array [n, D_v] for each view.
-          labels: [n] integers, for scoring only, or None.
+          labels: [n] numbers or words, for scoring only, or None.
           partition: For each cohort its `view_ids`, `sample_ids` [clients, rows] (-1 pads) and
             `client_ids` [clients], e.g. from `data.hybrid_partition`.
 
         Raises:
-          ValueError: Row counts differ, a value is NaN or infinite, a client is empty, a client or
-            a sample or a view is not there, two cohorts hold the same views.
+          ValueError: Row counts differ, a value is NaN or infinite, float32 would round a feature
+            away, labels are missing or of two kinds, a client is empty, a client or a sample or a
+            view is not there, two cohorts hold the same views.
         """
         check_arrays(views, labels)
+        check_partition(partition, n_samples=len(views[0]), n_views=len(views))
+        check_held(views, partition)
         views = tuple(np.asarray(view, np.float32) for view in views)
-        check_partition(partition, n_samples=views[0].shape[0], n_views=len(views))
         n_classes = None
         if labels is not None:
-            labels = np.asarray(labels)
-            nan = labels[labels != labels]
-            if len(nan):
-                raise ValueError(f"labels: got {len(nan)} that are NaN; allowed is none")
-            names, labels = np.unique(labels, return_inverse=True)
+            names, labels = np.unique(np.asarray(labels), return_inverse=True)
             n_classes = len(names)
         cohorts, cohort_labels = [], []
         for part in partition:
@@ -305,7 +303,7 @@ class Federation:
         Args:
           agents: For each agent the ids [n] of its samples (whole numbers or strings, in any order)
             and its features [n, p_a]. Rows are brought to the first agent's order.
-          labels: [n] integers in the first agent's order, for scoring only, or None.
+          labels: [n] numbers or words in the first agent's order, for scoring only, or None.
 
         Raises:
           ValueError: As `from_arrays`, ids that differ between agents, an id that is there twice,
@@ -328,7 +326,8 @@ class Federation:
         Args:
           clients: For each client its views, `{view id: array [rows, D_v]}`. Client ids are the
             places in this sequence; view ids are 0..V-1, each held by somebody.
-          labels: For each client its labels [rows], for scoring only, or None.
+          labels: For each client its labels [rows], numbers on all or words on all, for scoring
+            only; or None.
 
         Raises:
           ValueError: As `from_arrays`; the message names the client.
@@ -343,6 +342,8 @@ class Federation:
             names = [str(v) for v in client]
             try:
                 check_arrays(list(client.values()), None if labels is None else labels[i], names)
+                if labels is not None:
+                    _check_kind(labels[i], labels[0])
             except ValueError as error:
                 raise ValueError(f"client {i}: {error}") from error
             for v, array in client.items():
@@ -357,6 +358,8 @@ class Federation:
         n_views = len(widths)
         if sorted(widths) != list(range(n_views)):
             raise ValueError(f"clients: views {sorted(widths)} are held; allowed are 0..V-1, each")
+        for v in range(n_views):
+            check_precision(str(v), [client[v] for client in clients if v in client])
         # Pooled on the host only to share one construction with `from_arrays`; a view that a
         # client does not hold stays zero there and is not gathered.
         pooled = [np.zeros((n_samples, widths[v]), np.float32) for v in range(n_views)]
@@ -376,6 +379,38 @@ class Federation:
         return cls.from_arrays(
             pooled, None if labels is None else np.concatenate(labels), partition=partition
         )
+
+
+def _check_kind(labels: Any, first: Any) -> None:
+    """Checks that the labels of a client can equal those of the first one.
+
+    Raises:
+      ValueError: They are missing, or words where the others are numbers.
+    """
+    if labels is None:
+        raise ValueError("labels: got None; allowed are labels of every client, or of none")
+    kind, allowed = kind_of_labels(labels), kind_of_labels(first)
+    if kind != allowed:
+        raise ValueError(f"labels: got {kind}; allowed are {allowed}, as on client 0")
+
+
+def check_held(views: Sequence[Any], partition: Iterable[Part]) -> None:
+    """Checks that views keep their features in float32, by the rows of those who hold them.
+
+    Raises:
+      ValueError: As `check_precision`.
+    """
+    parts = list(partition)
+    for v, view in enumerate(map(np.asanyarray, views)):
+        if np.can_cast(view.dtype, np.float32):
+            continue
+        is_held = np.zeros(len(view), bool)
+        for part in parts:
+            if v in part.view_ids:
+                ids = np.asarray(part.sample_ids)
+                is_held[ids[ids >= 0]] = True
+        if is_held.any():
+            check_precision(str(v), [view if is_held.all() else view[is_held]])
 
 
 def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> None:
@@ -410,6 +445,12 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
                 f" {len(part.client_ids)} client_ids; allowed is [clients, rows] and [clients],"
                 " with one client at least"
             )
+        for name, array in (("sample_ids", ids), ("client_ids", np.asarray(part.client_ids))):
+            if array.dtype.kind not in "iu":
+                raise ValueError(
+                    f"partition: {name} of cohort {views} are {array.dtype}; allowed are whole"
+                    " numbers of an integer type"
+                )
         if ids.size and (ids.max() >= n_samples or ids.min() < -1):
             raise ValueError(
                 f"partition: sample_ids of cohort {views} lie in {ids.min()}..{ids.max()}; allowed"

@@ -75,6 +75,14 @@ def test_columns_of_tables_are_told_by_name(fitted):
     np.testing.assert_array_equal(found.predict(CLIENTS[2]), fitted.labels_[2])  # without names
 
 
+def test_features_that_float32_would_round_away_are_refused():
+    times = [{v: 1.7e9 + 30 * x for v, x in client.items()} for client in CLIENTS]
+    with pytest.raises(ValueError, match="view 0: column 0: got numbers that float32 rounds by"):
+        make().fit(times)
+    with pytest.raises(ValueError, match="view 0: column 0: got numbers that float32 rounds by"):
+        FederatedClusterer("local_kmeans", 3).fit(times[0][0])
+
+
 def test_further_rows_are_clustered_as_those_of_a_client_are(fitted):
     for found, known in zip(fitted.predict(CLIENTS), fitted.labels_, strict=True):
         np.testing.assert_array_equal(found, known)

@@ -173,6 +173,8 @@ FULL = (0, 1, 2)
         (None, (part(FULL, [[0, -2]], [0]),), "-2"),
         (None, (Part(FULL, np.zeros(3, np.int32), np.zeros(1, np.int32)),), "shape"),
         (None, (Part(FULL, np.zeros((2, 1), np.int32), np.zeros(1, np.int32)),), "1 client_ids"),
+        (None, (Part(FULL, np.array([[0, 1.5]]), np.zeros(1, int)),), "sample_ids .* are float64"),
+        (None, (Part(FULL, np.zeros((1, 1), int), np.array([0.5])),), "client_ids .* are float64"),
     ],
 )
 def test_from_arrays_refuses(views, change, partition, text):
@@ -181,11 +183,54 @@ def test_from_arrays_refuses(views, change, partition, text):
         Federation.from_arrays(given, partition=PARTITION if partition is None else partition)
 
 
-def test_from_arrays_refuses_labels_that_are_not_there(views, labels):
-    with pytest.raises(ValueError, match="labels: got 1 that are NaN"):
-        Federation.from_arrays(
-            views, np.where(np.arange(N) == 3, np.nan, labels), partition=PARTITION
-        )
+MISSING = [
+    (np.array([1, np.nan, 2, np.nan, 1]), "got nan in 2 of 5 rows; allowed is a number or a word"),
+    (np.array(["a", None, "b", "a", "b"], object), "got None in 1 of 5 rows"),
+    (np.array(["a", np.nan, "b", "a", "b"], object), "got nan in 1 of 5 rows"),
+    (np.array([1, None, 2, 2, 1], object), "got None in 1 of 5 rows"),
+    (["a", float("nan"), "b", "a", "b"], "got nan in 1 of 5 rows"),
+    ([1, "1", 2, 2, 1], "got numbers and words; allowed are either of them alone"),
+]
+
+
+@pytest.mark.parametrize(("labels", "text"), MISSING)
+def test_labels_that_are_missing_or_of_two_kinds_are_refused(labels, text):
+    x = np.eye(5)
+    everyone = [Part((0,), np.arange(5)[None], np.array([0]))]
+    with pytest.raises(ValueError, match=f"labels: {text}"):
+        Federation.from_arrays([x], labels, partition=everyone)
+    with pytest.raises(ValueError, match=text):
+        Federation.from_agents([(range(5), x), (range(5), x)], labels)
+    with pytest.raises(ValueError, match=f"client 1: .*{text}"):
+        Federation.from_clients([{0: x}, {0: x}], [[1, 2, 1, 2, 1], labels])
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (([0.0, 1.0], ["1", "0"]), "client 1: labels: got words; allowed are numbers, as on cl"),
+        ((["1", "0"], np.array([0, 1])), "client 1: labels: got numbers; allowed are words"),
+        (([0, 1], None), "client 1: labels: got None; allowed are labels of every client, or of"),
+        ((None, [0, 1]), "client 0: labels: got None"),
+    ],
+)
+def test_from_clients_refuses_labels_of_different_kinds(labels, text):
+    with pytest.raises(ValueError, match=text):
+        Federation.from_clients([{0: np.eye(2)}] * 2, labels)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ([0, 1], np.array([1.0, 0.0])),
+        ([False, True], np.array([1, 0], object)),
+        (np.array(["a", "b"]), np.array(["b", "a"], object)),
+    ],
+)
+def test_labels_of_one_kind_are_the_same_classes(labels):
+    found = Federation.from_clients([{0: np.eye(2)}] * 2, labels)
+    (truth,) = found.labels
+    assert found.n_classes == 2 and (truth[0] == truth[1][::-1]).all()
 
 
 @pytest.mark.parametrize("n", [N - 1, N + 1])
@@ -224,6 +269,40 @@ def test_from_clients_refuses_labels_of_another_length(lengths, text):
     clients = [{0: np.ones((2, 1))}, {0: np.ones((3, 1))}]
     with pytest.raises(ValueError, match=text):
         Federation.from_clients(clients, [np.zeros(n, int) for n in lengths])
+
+
+# Groups 30 seconds apart, in seconds since 1970: float32 knows multiples of 128 there.
+TIMES = 1.7e9 + 30 * np.eye(3)[np.arange(N) % 3]
+ROUNDED = r"view 1: column 0: got numbers that float32 rounds by up to 30; allowed is 0\.0144, a"
+
+
+def test_features_that_float32_would_round_away_are_refused(views):
+    everyone = [Part((0, 1), np.arange(N)[None], np.array([0]))]
+    for times in (TIMES, TIMES.astype(int)):
+        with pytest.raises(ValueError, match=ROUNDED):
+            Federation.from_arrays([views[0], times], partition=everyone)
+        with pytest.raises(ValueError, match=ROUNDED):
+            Federation.from_agents([(range(N), views[0]), (range(N), times)])
+        with pytest.raises(ValueError, match=ROUNDED):
+            Federation.from_clients([{0: views[0][:5], 1: times[:5]}, {1: times[5:]}])
+    # As the error says, or by whoever has lost nothing.
+    centred = TIMES - TIMES.mean(axis=0)
+    Federation.from_arrays([views[0], centred], partition=everyone)
+    Federation.from_arrays([views[0], TIMES.astype(np.float32)], partition=everyone)
+
+
+def test_a_client_may_know_little_of_a_features_spread():
+    wide, narrow = np.array([[0.0], [1000.0]]), np.array([[1000.0], [1000.00003]])
+    Federation.from_clients([{0: wide}, {0: narrow}])
+    with pytest.raises(ValueError, match=r"view 0: column 0: .* rounds"):
+        Federation.from_clients([{0: narrow}])
+
+
+def test_rows_that_do_not_hold_a_view_count_nowhere_in_its_spread(views):
+    lacking = np.where(np.arange(N)[:, None] < 4, 0, TIMES)
+    some = [part((0,), [range(4)], [0]), part((0, 1), [range(4, N)], [1])]
+    with pytest.raises(ValueError, match=r"view 1: column 0: .* rounds by up to 30"):
+        Federation.from_arrays([views[0], lacking], partition=some)
 
 
 def test_from_arrays_refuses_a_cohort_without_clients(views):

@@ -23,8 +23,8 @@ class DataSettings(data.TableOptions):
 
     Attributes:
       dataset: A named set (digits, bdgp, multimodal, unequal_0, ...); the path of a .npz, .mat,
-        .csv or .parquet file; several tables with commas between, joined on --id; or a folder with
-        a file for each client.
+        .csv, .tsv or .parquet file; several tables with commas between, joined on --id; or a folder
+        with a file for each client.
       data_dir: Where sets lie; then $JAXFEDMVC_DATA, then ./data.
       scale: Scaling of features; auto: as is usual for a named set, else minmax.
       n_clusters: K; none: the number of classes where labels are known; auto: chosen without labels

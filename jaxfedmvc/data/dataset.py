@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,10 @@ class Dataset(NamedTuple):
 
 # Sums of squares of larger numbers leave float32's range.
 _LARGEST = 1e15
+# Rounding by this share of a feature's standard deviation changes no clustering.
+_PRECISE = 1e-3
+# What varies by less than this share of its size is constant but for float64's own rounding.
+_CONSTANT = 1e-12
 # Sets of fewer rows may have as many classes as rows.
 _FEW_ROWS = 20
 
@@ -69,7 +74,7 @@ def check_arrays(
     Raises:
       ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers
         within float32; the views differ in their number of rows; or the labels are not one per
-        row.
+        row, all numbers or all words.
     """
     if len(views) == 0:
         raise ValueError("no views: at least one array [n, D] is needed")
@@ -94,5 +99,77 @@ def check_arrays(
     rows = [len(view) for view in arrays]
     if len(set(rows)) > 1:
         raise ValueError(f"views must have the same number of rows; got {rows}")
-    if labels is not None and np.shape(labels) != (rows[0],):
-        raise ValueError(f"labels must have shape ({rows[0]},); got {np.shape(labels)}")
+    if labels is not None:
+        if np.shape(labels) != (rows[0],):
+            raise ValueError(f"labels must have shape ({rows[0]},); got {np.shape(labels)}")
+        kind_of_labels(labels)
+
+
+def check_precision(name: str, parts: Sequence[Any], columns: Sequence[str] | None = None) -> None:
+    """Checks that a view keeps its features when it becomes float32.
+
+    A feature that varies little around a large number, such as seconds since 1970, does not.
+
+    Args:
+      name: What errors call the view.
+      parts: Its rows, an array [rows, D] for each client, or one in all.
+      columns: What errors call its columns; their places if None.
+
+    Raises:
+      ValueError: Some number is rounded by more than a thousandth of the standard deviation of its
+        column, and the column is not constant.
+    """
+    arrays = [np.asarray(part) for part in parts]
+    if all(np.can_cast(x.dtype, np.float32) for x in arrays):
+        return
+    low = np.min([x.min(axis=0) for x in arrays], axis=0).astype(np.float64)
+    high = np.max([x.max(axis=0) for x in arrays], axis=0).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # infinite numbers are refused elsewhere
+        size, span = np.maximum(np.abs(low), np.abs(high)), high - low
+    # Two passes over the numbers tell most columns apart: float32 has 24 bits, above its smallest
+    # number, and the standard deviation of n numbers is their range by the root of 2 n, or more.
+    rounding = np.maximum(2.0**-24 * size, 2.0**-150)
+    least = span / np.sqrt(2 * sum(map(len, arrays)))
+    is_doubtful = (span > _CONSTANT * size) & (rounding > _PRECISE * least)
+    for column in map(int, np.flatnonzero(is_doubtful)):
+        x = np.concatenate([array[:, column] for array in arrays]).astype(np.float64)
+        error, allowed = np.abs(x - x.astype(np.float32)).max(), _PRECISE * x.std()
+        if error > allowed:
+            raise ValueError(
+                f"view {name}: column {column if columns is None else repr(columns[column])}: got"
+                f" numbers that float32 rounds by up to {error:.3g}; allowed is {allowed:.3g}, a"
+                " thousandth of their standard deviation: subtract the mean, or scale, before"
+            )
+
+
+def kind_of_labels(labels: Any) -> str:
+    """Returns what labels [n] are, "numbers" or "words".
+
+    Raises:
+      ValueError: Some are missing or neither, or there are both, which would never be equal.
+    """
+    # A list of words and NaN would become an array of words, 'nan' among them.
+    array = np.asarray(labels, None if hasattr(labels, "dtype") else object)
+    if array.dtype != object:
+        missing = array != array
+        kinds = {"numbers" if array.dtype.kind in "biuf" else "words"}
+    else:
+        of_each = np.asarray([_kind(label) for label in array])
+        missing = of_each == ""
+        kinds = set(of_each[~missing].tolist())
+    if missing.any():
+        raise ValueError(
+            f"labels: got {array[missing].tolist()[0]} in {int(missing.sum())} of {len(array)}"
+            " rows; allowed is a number or a word in each"
+        )
+    if len(kinds) > 1:
+        raise ValueError("labels: got numbers and words; allowed are either of them alone")
+    return kinds.pop()
+
+
+def _kind(label: Any) -> str:
+    """Says whether a label is one of the numbers or of the words; nothing where neither."""
+    if isinstance(label, str | bytes):
+        return "words"
+    is_number = isinstance(label, numbers.Real | np.bool_) and label == label
+    return "numbers" if is_number else ""

@@ -16,7 +16,14 @@ from scipy.sparse import csc_matrix, issparse
 
 from jaxfedmvc import checks
 from jaxfedmvc.data import tables
-from jaxfedmvc.data.dataset import Dataset, check_arrays, check_classes, some
+from jaxfedmvc.data.dataset import (
+    Dataset,
+    check_arrays,
+    check_classes,
+    check_precision,
+    kind_of_labels,
+    some,
+)
 from jaxfedmvc.data.records import RECORDS, Record, find_record
 from jaxfedmvc.data.synthetic import multimodal, unequal
 from jaxfedmvc.data.tables import TableOptions
@@ -31,8 +38,8 @@ _SCALED = {
 }
 _GENERATED = {"multimodal": "text", "multimodal_table1": "table1"}  # name: variant
 _FORMATS = (
-    ".npz with view_0.. and labels, .mat with X1.. or a cell array X, and labels Y, tables in .csv"
-    " or .parquet"
+    ".npz with view_0.. and labels, .mat with X1.. or a cell array X, and labels Y, tables in .csv,"
+    " .tsv or .parquet"
 )
 
 # What published .mat files call the cell array (or single matrix) of views, and files the labels.
@@ -56,8 +63,8 @@ def load(
     Args:
       name: ``"digits"``; ``"multimodal"`` or ``"multimodal_table1"``, the variants of
         `synthetic.multimodal` with seed 0; ``"unequal_7"``, `synthetic.unequal` with seed 7, or
-        another number; the path of a ``.npz``, ``.mat``, ``.csv`` or
-        ``.parquet`` file; the paths of several tables with commas between; the path of a folder
+        another number; the path of a ``.npz``, ``.mat``, ``.csv``, ``.tsv`` or ``.parquet`` file;
+        the paths of several tables with commas between; the path of a folder
         with a ``.npz`` file or a table for each client; or the name of a ``.npz`` or ``.mat`` file
         in the data folder, in any case and without its suffix. Files of the sets in `names` must
         have the published shapes, however they are asked for.
@@ -87,15 +94,17 @@ def load(
     elif paths := _own_tables(name):
         dataset, usual = tables.read(paths, options), "minmax"
     else:
+        path = Path(name).expanduser()
+        is_folder = path.is_dir() and find_record(name) is None
+        if not is_folder:
+            path = _find(name, data_dir)
         if options != TableOptions(labels=options.labels):
             raise ValueError(
                 f"views, id, categories, missing: are for tables; {name} has views of its own"
             )
-        path = Path(name).expanduser()
-        if path.is_dir() and find_record(name) is None:
+        if is_folder:
             dataset, record = _read_clients(path, options.labels), None
         else:
-            path = _find(name, data_dir)
             dataset, record = _read(path, options.labels), find_record(path.stem)
         usual = "minmax" if record is None else record.scale
         if record is not None:
@@ -103,6 +112,9 @@ def load(
     if scale == "auto":
         scale = usual
     held = dataset.held
+    if scale == "none":
+        for v, view in enumerate(dataset.views):
+            check_precision(str(v), [view if held is None else view[held[:, v]]])
     views = [
         scaled(view, scale, None if held is None else held[:, v])
         for v, view in enumerate(dataset.views)
@@ -180,14 +192,19 @@ def _check_record(path: Path, dataset: Dataset, record: Record) -> None:
 
 def _own_tables(name: str) -> list[Path]:
     """Returns the tables that a name means, or a folder of them; nothing where it means none."""
-    paths = [Path(part.strip()).expanduser() for part in name.split(",")]
-    if all(path.suffix.lower() in tables.SUFFIXES for path in paths):
-        return paths
-    folder = Path(name).expanduser()
-    is_own = find_record(name) is None and folder.is_dir()
-    if is_own and any(p.suffix.lower() in tables.SUFFIXES for p in folder.iterdir()):
-        return [folder]
-    return []
+    whole = Path(name).expanduser()
+    if whole.is_dir():
+        is_own = find_record(name) is None
+        has_tables = any(p.suffix.lower() in tables.SUFFIXES for p in whole.iterdir())
+        return [whole] if is_own and has_tables else []
+    # The name of a file may have commas.
+    parts = [whole] if whole.is_file() else [Path(p.strip()).expanduser() for p in name.split(",")]
+    others = [path for path in parts if path.suffix.lower() not in tables.SUFFIXES]
+    if others and len(others) < len(parts):
+        raise checks.wrong(
+            "dataset", str(others[0]), f"a table among several: {', '.join(tables.SUFFIXES)}"
+        )
+    return [] if others else parts
 
 
 def _find(name: str, data_dir: str | None) -> Path:
@@ -213,8 +230,8 @@ def _find(name: str, data_dir: str | None) -> Path:
         raise ValueError(
             f"unknown data set {name!r}: {checks.meant(name.lower(), names())}known names are "
             f"{', '.join(names())}; a path to a .npz, "
-            f".mat, .csv or .parquet file, or the name of one of the first two in the data folder, "
-            f"also works (looked in {looked})"
+            f".mat, .csv, .tsv or .parquet file, or the name of one of the first two in the data "
+            f"folder, also works (looked in {looked})"
         )
     wanted = " or ".join(f"{stem}.npz/.mat" for stem in stems)
     raise FileNotFoundError(
@@ -260,7 +277,7 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
     """Stacks the clients of a folder, a .npz file each with the views that it holds."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".npz")
     if not files:
-        raise ValueError(f"{folder}: has no .npz, .csv or .parquet file")
+        raise ValueError(f"{folder}: has no .npz, .csv, .tsv or .parquet file")
     dims: dict[int, int] = {}
     clients = [_client_views(file, dims) for file in files]
     if sorted(dims) != list(range(len(dims))):
@@ -283,6 +300,12 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
         if len(keys) < len(files):
             raise ValueError(f"{files[named.index(None)]}: has no labels, which other clients have")
         raw = [_dense(content[k]).ravel() for (_, content), k in zip(clients, keys, strict=True)]
+        for file, mine in zip(files, raw, strict=True):
+            if (kind := kind_of_labels(mine)) != (allowed := kind_of_labels(raw[0])):
+                raise ValueError(
+                    f"{file}: has labels that are {kind}; allowed are {allowed}, as in"
+                    f" {files[0].name}"
+                )
         labels, classes = _labels(np.concatenate(raw))
         notes.append(f"labels: array {keys[0]}, {len(classes)} classes: {some(classes)}")
     try:

@@ -1,4 +1,4 @@
-"""Tables of one's own: columns of CSV, Parquet or pandas become views, labels and ids.
+"""Tables of one's own: columns of CSV, TSV, Parquet or pandas become views, labels and ids.
 
     read([Path("patients.csv")], TableOptions("blood=hb,wbc; imaging=img_*", labels="diagnosis"))
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfedmvc import checks
-from jaxfedmvc.data.dataset import Dataset, check_classes, some
+from jaxfedmvc.data.dataset import Dataset, check_classes, check_precision, kind_of_labels, some
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
 
-SUFFIXES = (".csv", ".parquet")
+# Between the cells of a text, and what it is called.
+_SEPARATORS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}
+SUFFIXES = (*_SEPARATORS, ".parquet")
 # Columns of these names are no features unless somebody says so.
 _LIKE_LABELS = (
     *("label", "labels", "class", "classes", "target", "truth", "gt", "y"),
@@ -48,7 +51,8 @@ class TableOptions:
       id: Column that several tables are joined on, and that names the rows of the result. Its cells
         are read as text, so that 007 and 7 are two rows.
       categories: What is done about columns of words or of true and false: "refuse", or "onehot",
-        a column for each value.
+        a column for each value; refused all the same where most cells are numbers, or of many cells
+        more than half differ.
       missing: What is done about empty cells of a view that the row has other values of: "refuse";
         "median", of the column; "lack": the row does not hold this view at all.
     """
@@ -95,7 +99,8 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     """Reads tables that hold the same samples, or a folder with a table for each client.
 
     In columns of numbers the words that pandas takes for missing ones (NA, nan, None, ...) are
-    empty cells; elsewhere they are words like others, and only nothing is empty.
+    empty cells; elsewhere they are words like others, and only nothing is empty. Blanks around
+    words and ids do not count.
 
     Several tables are joined on the column `id`; a row of one that another lacks does not hold the
     other's views. The tables of a folder are clients, by the order of their names; views that a
@@ -113,7 +118,7 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     if len(paths) == 1 and paths[0].is_dir():
         files = sorted(p for p in paths[0].iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:
-            raise ValueError(f"{paths[0]}: has no .csv or .parquet file")
+            raise ValueError(f"{paths[0]}: has no .csv, .tsv or .parquet file")
         if arrays := sorted(p.name for p in paths[0].iterdir() if p.suffix.lower() == ".npz"):
             raise ValueError(
                 f"{paths[0]}: has tables, such as {files[0].name}, and arrays, such as {arrays[0]};"
@@ -129,11 +134,14 @@ def read(paths: Sequence[Path], options: TableOptions) -> Dataset:
     return _joined(frames, options)
 
 
-def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table") -> Dataset:
+def from_frame(
+    frame: pd.DataFrame, options: TableOptions = TableOptions(), *, name: str = "table"
+) -> Dataset:
     """Makes a data set of a pandas table.
 
     Args:
-      frame: A row for each sample.
+      frame: A row for each sample. Its index names the rows, as text, unless it is a plain range or
+        `options` names a column that does.
       options: What its columns are.
       name: Of the data set.
 
@@ -141,11 +149,10 @@ def from_frame(frame: pd.DataFrame, options: TableOptions, *, name: str = "table
       Views [n, D_v], unscaled, with zeros where a row does not hold one; see `Dataset`.
 
     Raises:
-      ValueError: Names the column that is wrong.
+      ValueError: Names the column that is wrong, or that float32 would round away.
     """
-    frame = frame.rename(columns=str)
-    found = _dataset(frame, _columns(frame, options), options, name)
-    return found._replace(views=tuple(view.astype(np.float32) for view in found.views))
+    frame = _stripped(frame.rename(columns=str))
+    return _dataset(frame, _columns(frame, options), options, name, is_final=True)
 
 
 def _dataset(
@@ -154,15 +161,21 @@ def _dataset(
     options: TableOptions,
     name: str,
     clients: np.ndarray | None = None,
+    *,
+    is_final: bool = False,
 ) -> Dataset:
     """Makes a data set of the columns of each view, and of the client of each row if known.
 
-    Its views are float64: whoever scales them loses nothing of wide ranges before the cast.
+    Its views are float64, unless they are final: whoever scales them loses nothing of wide ranges
+    before the cast.
     """
     notes, views, held = [], [], []
     for view, names in columns.items():
         encoded, note = _encoded(frame[list(names)], options, view)
         values, there = _filled(encoded, options, view)
+        if is_final:
+            check_precision(view, [values[there]], [str(column) for column in encoded])
+            values = values.astype(np.float32)
         views.append(values)
         held.append(there)
         notes.append(f"view {view}: {values.shape[1]} features of {note}")
@@ -187,6 +200,15 @@ def _dataset(
         where = own if clients is None else own.assign(**{"": clients[keep]})
         _check_ids(name, own[options.id], where.duplicated())
         ids = own[options.id].to_numpy(str)
+    elif not isinstance(frame.index, require_pandas().RangeIndex):
+        own = frame.index[keep].map(str)
+        if own.has_duplicates:
+            twice = own[own.duplicated()][0]
+            raise ValueError(
+                f"id: {name} has {twice!r} twice in its index; allowed are different names, or"
+                " none: reset_index(drop=True)"
+            )
+        ids = own.to_numpy(str)
     return Dataset(
         name,
         tuple(view[keep] for view in views),
@@ -205,40 +227,56 @@ def _frame(path: Path, id_column: str | None) -> pd.DataFrame:
     pandas = require_pandas()
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    is_csv = path.suffix.lower() == ".csv"
-    hint = "; cells must be separated by commas" if is_csv else ""
+    separator, separators = _SEPARATORS.get(path.suffix.lower(), (None, None))
+    hint = f"; cells must be separated by {separators}" if separator else ""
     try:
-        frame = _csv(path, id_column) if is_csv else _parquet(path, pandas, id_column)
+        frame = (
+            _text(path, separator, id_column) if separator else _parquet(path, pandas, id_column)
+        )
     except ImportError:
         raise
     except Exception as error:  # pandas and its readers raise a zoo of types on a damaged file
         text = f"{str(error).splitlines()[0]}{hint}"
         raise ValueError(f"{path}: is no readable table ({text})") from error
-    if not isinstance(frame.index, pandas.RangeIndex) and is_csv:
+    if not isinstance(frame.index, pandas.RangeIndex) and separator:
         raise ValueError(f"{path}: has rows that are longer than its head{hint}")
     frame.columns = [str(column).strip() for column in frame.columns]
     names = frame.columns
-    if is_csv:  # pandas has renamed what is there twice
-        first = pandas.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    if separator:  # pandas has renamed what is there twice
+        first = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str)
+        first = first.iloc[0].dropna()
         names = pandas.Index(first.str.strip())
     if names.duplicated().any():
         twice = names[names.duplicated()][0]
         raise ValueError(f"{path}: the column {twice!r} is there twice")
     if not len(frame) or not len(frame.columns):
         raise ValueError(f"{path}: has no row or no column")
-    return frame
+    return _stripped(frame)
 
 
-def _csv(path: Path, id_column: str | None) -> pd.DataFrame:
-    """Reads a file of commas; ids are text, and words such as None are words among words."""
+def _stripped(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table whose words have no blanks around them; of blanks alone a cell is empty."""
+    is_number = require_pandas().api.types.is_numeric_dtype
+    words = [c for c in frame if not is_number(frame[c])]
+    return frame.assign(**{c: frame[c].map(_without_blanks) for c in words})
+
+
+def _without_blanks(cell: Any) -> Any:
+    return cell.strip() or None if isinstance(cell, str) else cell
+
+
+def _text(path: Path, separator: str, id_column: str | None) -> pd.DataFrame:
+    """Reads a text of cells; ids are text, and words such as None are words among words."""
     pandas = require_pandas()
-    head = pandas.read_csv(path, nrows=0).columns
+    # Blanks alone are an empty cell, in columns of numbers too.
+    read_csv = functools.partial(pandas.read_csv, path, sep=separator, skipinitialspace=True)
+    head = read_csv(nrows=0).columns
     own = {column: str for column in head if column.strip() == id_column}
-    frame = pandas.read_csv(path, dtype=own)
+    frame = read_csv(dtype=own)
     is_number = pandas.api.types.is_numeric_dtype
     words = [c for c in frame if not is_number(frame[c]) or frame[c].isna().all()]
     if words:
-        plain = pandas.read_csv(path, dtype=own, keep_default_na=False, na_values=[""])
+        plain = read_csv(dtype=own, keep_default_na=False, na_values=[""])
         frame = frame.assign(**{c: plain[c] for c in words})
     return frame
 
@@ -295,7 +333,39 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
         for features in columns.values():
             _check_unnamed(features)
         columns = {name: features for name, features in columns.items() if features}
-    return _dataset(whole, columns, options, "-".join(frames))
+    shared = _shared_ids({name: list(frame[options.id]) for name, frame in frames.items()})
+    try:
+        found = _dataset(whole, columns, options, "-".join(frames))
+    except ValueError as error:
+        if not str(error).startswith("labels: "):
+            raise
+        # Rows without a class may be those that another table has under another id.
+        raise ValueError(f"{error} ({'; '.join(shared)})") from error
+    return found._replace(notes=(*shared, *found.notes))
+
+
+def _shared_ids(ids: Mapping[str, list[str]]) -> list[str]:
+    """Says of each table how many of its ids the first one has.
+
+    Raises:
+      ValueError: A table has no id of any other.
+    """
+    (first, known), *others = ids.items()
+    notes = []
+    for name, mine in others:
+        if not any(set(mine) & set(theirs) for other, theirs in ids.items() if other != name):
+            raise ValueError(
+                f"id: none of the {len(mine)} ids of {name}, such as {mine[0]!r}, is in another"
+                f" table; {first} has some such as {known[0]!r}; allowed are tables that share"
+                " samples, with ids written alike (1 and 1.0 are two ids)"
+            )
+        shared, n, n_known = set(mine) & set(known), len(mine), len(known)
+        note = f"ids: {len(shared)} of the {n} of {name} are in {first}, which has {n_known}"
+        if 2 * len(shared) < min(n, n_known):
+            here, there = (next(i for i in own if i not in shared) for own in (mine, known))
+            note += f"; are {here!r} and {there!r} written alike? (1 and 1.0 are two ids)"
+        notes.append(note)
+    return notes
 
 
 def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Dataset:
@@ -370,34 +440,8 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     words = [c for c in part if not pandas.api.types.is_numeric_dtype(part[c])]
     words += [c for c in part if pandas.api.types.is_bool_dtype(part[c]) and c not in words]
     words = [c for c in words if part[c].notna().any()]  # an empty column has no type
-    if words and options.categories == "refuse":
-        cells = part[words[0]].dropna()
-        names_rows = cells.is_unique and options.id is None
-        hint = f"id={words[0]} if these name the rows, " if names_rows else ""
-        if not cells.is_unique and options.labels is None:
-            hint = f"labels={words[0]} if these are classes, "
-        wrong = pandas.to_numeric(cells, errors="coerce").isna()
-        cell = str((cells[wrong] if wrong.any() else cells).iloc[0])
-        allowed = f"allowed are numbers, {hint}or categories=onehot"
-        if 0 < 2 * wrong.sum() < len(cells):
-            allowed = (
-                f"its other {int((~wrong).sum())} cells are numbers: write these {int(wrong.sum())}"
-                " as numbers too, or leave them empty"
-            )
-        elif (
-            pandas.to_numeric(cells.astype(str).str.replace(",", "."), errors="coerce")
-            .notna()
-            .all()
-        ):
-            has_commas = cells.astype(str).str.contains(",").any()
-            allowed = (
-                "write decimals with points"
-                if has_commas
-                else "these are numbers kept as text: convert the column"
-            )
-        raise ValueError(
-            f"views: the column {words[0]!r} of view {view} has cells such as {cell!r}; {allowed}"
-        )
+    for name in words:
+        _check_words(part[name].dropna(), options, view)
     columns, made = [], 0
     for name in part:
         if name not in words:
@@ -417,6 +461,59 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     if counted := [c for c in part if c not in words and _counts(part[c])]:
         note += f"; {some(counted)}: another whole number in every row, which may be no feature"
     return found, note
+
+
+def _check_words(cells: pd.Series, options: TableOptions, view: str) -> None:
+    """Checks that words are to be encoded, and that they are categories.
+
+    Most cells of a category are no numbers, unless its type says that it is one, and in many rows
+    it has two cells or more for each word on average.
+
+    Args:
+      cells: Of a column, without the empty ones.
+      options: What is done about words.
+      view: What errors call the view.
+
+    Raises:
+      ValueError: Names the column and one of its cells.
+    """
+    pandas = require_pandas()
+    text = cells.astype(str)
+    is_number = pandas.to_numeric(text, errors="coerce").notna()
+    with_points = pandas.to_numeric(text.str.replace(",", "."), errors="coerce").notna()
+    has_comma, n_words = with_points & ~is_number, text.nunique()
+    is_declared = isinstance(cells.dtype, pandas.CategoricalDtype)
+    wrong = ~is_number
+    if 2 * with_points.sum() > len(text) and not is_declared:
+        allowed = (
+            f"its other {int(is_number.sum())} cells are numbers: write these {int(wrong.sum())}"
+            " as numbers too, or leave them empty"
+        )
+        if has_comma.any():
+            wrong, allowed = has_comma, "write decimals with points"
+        elif not wrong.any():
+            allowed = (
+                "these are numbers kept as text: convert the column to numbers, or to pandas' type"
+                " category if they are categories"
+            )
+    elif options.categories == "refuse":
+        names_rows = n_words == len(text) and options.id is None
+        hint = f"id={cells.name} if these name the rows, " if names_rows else ""
+        if n_words < len(text) and options.labels is None:
+            hint = f"labels={cells.name} if these are classes, "
+        allowed = f"allowed are numbers, {hint}or categories=onehot"
+    elif len(text) >= _MANY_ROWS and 2 * n_words > len(text):
+        hint = f"give id={cells.name} if they name the rows, or " if options.id is None else ""
+        allowed = (
+            f"its {len(text)} cells are {n_words} different words; allowed are categories of two"
+            f" cells or more on average: {hint}leave the column out with views"
+        )
+    else:
+        return
+    cell = (text[wrong] if wrong.any() else text).iloc[0]
+    raise ValueError(
+        f"views: the column {cells.name!r} of view {view} has cells such as {cell!r}; {allowed}"
+    )
 
 
 def _counts(column: pd.Series) -> bool:
@@ -463,6 +560,7 @@ def _classes(column: pd.Series) -> tuple[np.ndarray, str]:
             f" {len(column)} rows; allowed are a class in every row, or no labels: leave the option"
             " out and name the features with views"
         )
+    kind_of_labels(column.to_numpy())
     codes, names = require_pandas().factorize(column, sort=True)
     check_classes(len(names), len(codes), f"the column {column.name!r}")
     return codes.astype(np.int32), f"labels: column {column.name}, classes {some(names)}"

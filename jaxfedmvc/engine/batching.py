@@ -13,6 +13,7 @@ as they are: axes are of type Auto, so that the compiler cuts the vmapped progra
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from jaxfedmvc.data.dataset import check_arrays
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine import phases
 from jaxfedmvc.engine.mesh import put, sharding
-from jaxfedmvc.federation import Cohort, Federation, check_partition
+from jaxfedmvc.federation import Cohort, Federation, check_held, check_partition
 
 PyTree = Any
 
@@ -98,6 +99,7 @@ def pooled(
                 f"partitions: one seed has the views and shapes {_layout(partition)}, the first has"
                 f" {_layout(first)}; they must be alike"
             )
+    check_held(views, itertools.chain.from_iterable(partitions))
     ids = [np.stack([p[c].sample_ids for p in partitions]) for c in range(len(first))]
     clients = [
         np.stack([np.asarray(p[c].client_ids, np.int32) for p in partitions])

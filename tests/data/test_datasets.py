@@ -11,6 +11,7 @@ import scipy.sparse
 from sklearn.datasets import load_digits
 
 from jaxfedmvc.data import TableOptions
+from jaxfedmvc.data.dataset import check_precision
 from jaxfedmvc.data.datasets import check_arrays, digits_views, load, names
 from jaxfedmvc.data.records import RECORDS
 from jaxfedmvc.data.vertical import prepare
@@ -385,14 +386,76 @@ def test_sets_of_openml_are_checked_and_kept_as_they_are(tmp_path):
         load("coil20", str(tmp_path))
 
 
+NORMAL = np.random.default_rng(0).normal(size=(400, 1))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.full((9, 1), 1.7e9 + 1),  # constant
+        NORMAL,
+        NORMAL + 1000,
+        np.where(np.arange(400)[:, None] == 7, 1e12, NORMAL),  # one number is all of the spread
+        np.exp(8 * NORMAL),
+        np.where(NORMAL > 0, 0.1 + 0.2, 0.3),  # constant but for rounding
+        NORMAL / 1e30,
+        np.array([[2**24], [0], [1]]),
+        (NORMAL * 1e6).astype(int),
+        (1.7e9 + 30 * NORMAL).astype(np.float32),  # whoever gave these knows no better
+        np.array([[60000], [60001]], np.uint16),
+        np.array([[True], [False]]),
+    ],
+)
+def test_precision_of_float32_is_enough(x):
+    check_precision("0", [x])
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (NORMAL + 1e5, "0.00391"),
+        (np.array([[2**24], [2**24 + 1]]), "1"),
+        (1e9 - np.arange(40)[:, None], "32"),
+        (NORMAL.astype(int) * 1e-50, "2e-50|3e-50"),  # all zero in float32
+    ],
+)
+def test_precision_of_float32_is_not_enough(x, error):
+    fine = np.zeros_like(x)
+    text = f"view a: column 1: got numbers that float32 rounds by up to ({error}); allowed is"
+    with pytest.raises(ValueError, match=text):
+        check_precision("a", [np.hstack([fine, x])])
+    with pytest.raises(ValueError, match="view a: column 'hb': got"):
+        check_precision("a", [x[:1], x[1:]], ["hb"])
+
+
+def test_features_are_scaled_before_they_are_cast(tmp_path):
+    save_npz(tmp_path / "times.npz", [1.7e9 + 30 * np.eye(3)], np.arange(3))
+    for scale in ("auto", "standard"):
+        (view,) = load(str(tmp_path / "times.npz"), scale=scale).views
+        assert np.ptp(view, axis=0).min() > 0.9
+    with pytest.raises(ValueError, match="view 0: column 0: got numbers that float32 rounds by"):
+        load(str(tmp_path / "times.npz"), scale="none")
+
+
 def test_unknown_names_and_paths(tmp_path):
     with pytest.raises(ValueError, match=f"unknown data set 'x'.*{', '.join(names())}.*a path to"):
         load("x")
     with pytest.raises(FileNotFoundError, match=r"gone\.mat: no such file; accepted"):
         load(str(tmp_path / "gone.mat"))
     (tmp_path / "some.txt").write_text("1,2\n")
-    with pytest.raises(ValueError, match=r"some\.txt: unknown format; accepted"):
-        load(str(tmp_path / "some.txt"))
+    # What is wrong is said before what the options are for.
+    for options in (TableOptions(), TableOptions("a=hb", id="id")):
+        with pytest.raises(ValueError, match=r"some\.txt: unknown format; accepted.*\.tsv"):
+            load(str(tmp_path / "some.txt"), options=options)
+        with pytest.raises(FileNotFoundError, match=r"gone\.tsv: no such file"):
+            load(str(tmp_path / "gone.tsv"), options=options)
+        with pytest.raises(
+            ValueError, match=r"some\.txt'; allowed is a table among several: \.csv"
+        ):
+            load(f"{tmp_path}/gone.csv,{tmp_path}/some.txt", options=options)
+    with pytest.raises(ValueError, match="are for tables; digits_0 has views of its own"):
+        save_npz(tmp_path / "digits_0.npz", [np.eye(3)], np.arange(3))
+        load("digits_0", str(tmp_path), options=TableOptions("a=hb"))
 
 
 def test_real_mnist_usps(real_data):

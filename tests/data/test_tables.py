@@ -50,6 +50,66 @@ def test_words_are_columns_of_their_own_when_asked_for():
     assert found.labels is None and "sex one-hot, 2 columns" in found.notes[0]
 
 
+# Of fifty rows: numbers, and categories that look like none.
+FIFTY = [f"{i / 7:.3f}" for i in range(50)]
+WORDS = pd.Series([f"w{i}" for i in range(50)])
+
+
+@pytest.mark.parametrize("categories", ["refuse", "onehot"])
+@pytest.mark.parametrize(
+    ("cells", "text"),
+    [
+        (["?", *FIFTY[1:]], r"such as '\?'; its other 49 cells are numbers: write these 1 as"),
+        ([*["?"] * 24, *FIFTY[24:]], r"such as '\?'; its other 26 cells are numbers"),
+        (["?", *([1, 2, 3] * 17)[1:50]], r"such as '\?'; its other 49 cells are numbers"),
+        ([x.replace(".", ",") for x in FIFTY], "such as '0,000'; write decimals with points"),
+        (["?", "3,5", *FIFTY[2:]], "such as '3,5'; write decimals with points"),
+        (FIFTY, "such as '0.000'; these are numbers kept as text: convert the column to numbers"),
+    ],
+)
+def test_numbers_are_no_categories(cells, text, categories):
+    table = pd.DataFrame({"hb": pd.Series(cells, dtype=object)})
+    with pytest.raises(ValueError, match=f"the column 'hb' of view 0 has cells {text}"):
+        from_frame(table, TableOptions(categories=categories))
+
+
+def test_a_bad_cell_of_a_file_is_no_category(tmp_path):
+    (tmp_path / "a.csv").write_text("\n".join(["hb", *FIFTY[:30], "?", *FIFTY[31:]]))
+    with pytest.raises(ValueError, match=r"such as '\?'; its other 49 cells are numbers"):
+        read([tmp_path / "a.csv"], TableOptions(categories="onehot"))
+
+
+def test_words_that_are_nearly_all_different_are_no_categories():
+    with pytest.raises(ValueError, match=r"50 different words; .*: give id=name if they name the"):
+        from_frame(pd.DataFrame({"name": WORDS}), TableOptions(categories="onehot"))
+    for n_words, columns in ((26, None), (25, 25)):
+        table = pd.DataFrame({"name": [*WORDS[:n_words], *["w0"] * (50 - n_words)]})
+        options = TableOptions(categories="onehot")
+        if columns is None:
+            with pytest.raises(ValueError, match="'w0'; its 50 cells are 26 different words"):
+                from_frame(table, options)
+        else:
+            assert from_frame(table, options).views[0].shape == (50, columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "n_columns"),
+    [
+        (["mild", "severe"] * 25, 2),
+        (["T1", "T2", "2", "3", "x"] * 10, 5),  # two of five are numbers
+        (pd.Series([1, 2] * 25).astype("category"), 2),
+        (pd.Series(["1", "2"] * 25).astype("category"), 2),
+        ([True, False] * 25, 2),
+        (pd.Series([True, False] * 24 + [True, None], dtype=object), 2),
+        (WORDS[:19].tolist() + [None] * 31, 19),  # too few cells to tell
+    ],
+)
+def test_categories_are_columns_of_their_own(column, n_columns):
+    table = pd.DataFrame({"kind": column, "hb": np.arange(50) / 7})
+    options = TableOptions("a=kind; b=hb", categories="onehot")
+    assert from_frame(table, options).views[0].shape == (50, n_columns)
+
+
 @pytest.mark.parametrize(
     ("missing", "view", "held"),
     [
@@ -103,6 +163,13 @@ def test_a_folder_has_a_table_for_each_client(tmp_path):
     parts = data.partition_as_held(0, found.held, clients=found.clients)
     told = [(p.view_ids, p.sample_ids.tolist(), p.client_ids.tolist()) for p in parts]
     assert told == [((0, 1), [[0]], [0]), ((0,), [[1, -1], [2, 3]], [1, 2])]
+
+
+def test_labels_of_clients_are_of_one_kind(tmp_path):
+    (tmp_path / "a.csv").write_text("hb,ill\n1,0\n2,1\n")
+    (tmp_path / "b.csv").write_text("hb,ill\n1,0\n2,?\n")
+    with pytest.raises(ValueError, match="labels: got numbers and words; allowed are either"):
+        read([tmp_path], TableOptions(labels="ill"))
 
 
 def test_parquet_is_as_csv(tmp_path):
@@ -197,6 +264,84 @@ def test_ids_are_text_and_heads_lose_their_blanks(tmp_path):
     assert by_id == {"0001": (1, 6), "1": (2, 5), "10E0": (3, 7)} and found.held is None
 
 
+def test_blanks_around_cells_make_no_classes_or_ids_of_their_own(tmp_path):
+    (tmp_path / "a.csv").write_text(
+        "number,hb,kind,ill\n1 , 1.5,mild ,flu\n 2,2.5 ,mild, flu \n"
+        "3,  ,\tsevere,cold\n4, 4, ,flu\n"
+    )
+    (tmp_path / "b.csv").write_text("number,wbc\n1,5\n2 ,6\n3,7\n4 ,8\n")
+    paths = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    options = TableOptions("a=hb; b=kind; c=wbc", labels="ill", id="number", categories="onehot")
+    found = read(paths, options)
+    assert found.ids.tolist() == ["1", "2", "3", "4"]
+    assert found.labels.tolist() == [1, 1, 0, 1] and "classes cold, flu" in "".join(found.notes)
+    np.testing.assert_array_equal(found.views[0], [[1.5], [2.5], [0], [4]])
+    np.testing.assert_array_equal(found.views[1], [[1, 0], [1, 0], [0, 1], [0, 0]])
+    np.testing.assert_array_equal(found.held, [[1, 1, 1], [1, 1, 1], [0, 1, 1], [1, 0, 1]])
+
+
+def test_blanks_in_a_frame_are_no_words():
+    table = TABLE.assign(ill=["no", "yes ", " no", "yes"], patient=["a ", "b", " c", "d"])
+    found, expected = from_frame(table, BLOOD), from_frame(TABLE, BLOOD)
+    assert found.notes == expected.notes and found.ids.tolist() == list("abcd")
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    with pytest.raises(ValueError, match="id: table has 'a' twice"):
+        from_frame(TABLE.assign(patient=["a", "a ", "c", "d"]), BLOOD)
+    with pytest.raises(ValueError, match="id: table has 1 empty cells"):
+        from_frame(TABLE.assign(patient=["a", "  ", "c", "d"]), BLOOD)
+    sexes = TABLE.assign(sex=pd.Series(["f", "m", "f ", "f"], dtype="category"))
+    options = TableOptions("who=sex", id="patient", categories="onehot")
+    np.testing.assert_array_equal(
+        from_frame(sexes, options).views[0], [[1, 0], [0, 1], [1, 0], [1, 0]]
+    )
+
+
+def joined(folder, *ids):
+    """Tables a, b, ... of these ids, read together."""
+    paths = [folder / f"{name}.csv" for name in "abc"[: len(ids)]]
+    for path, own in zip(paths, ids, strict=True):
+        path.write_text(
+            "\n".join([f"number,{path.stem}_0", *(f"{i},{k}" for k, i in enumerate(own))])
+        )
+    return read(paths, TableOptions(id="number"))
+
+
+def test_joined_tables_say_how_many_ids_they_share(tmp_path):
+    found = joined(tmp_path, "12345", "5432", ["1", "2.0", "3.0", "4.0"])
+    assert found.notes[:2] == (
+        "ids: 4 of the 4 of b are in a, which has 5",
+        "ids: 1 of the 4 of c are in a, which has 5; are '2.0' and '2' written alike? (1 and 1.0"
+        " are two ids)",
+    )
+    # Small, but all of it is there.
+    assert joined(tmp_path, "12345", "5").notes[0] == "ids: 1 of the 1 of b are in a, which has 5"
+    # Nothing in common with the first, but with another.
+    assert joined(tmp_path, "12", "34", "1234").notes[0].startswith("ids: 0 of the 2 of b are in a")
+
+
+@pytest.mark.parametrize("ids", [("123", ["1.0", "2.0"]), ("123", "12", ["1.0", "2.0"])])
+def test_tables_that_share_no_id_are_refused(ids, tmp_path):
+    text = (
+        "id: none of the 2 ids of [bc], such as '1.0', is in another table; a has some such as '1'"
+    )
+    with pytest.raises(ValueError, match=text):
+        joined(tmp_path, *ids)
+
+
+def test_classes_that_are_missing_may_stand_under_other_ids(tmp_path):
+    (tmp_path / "a.csv").write_text("number,hb,ill\n1,1,0\n2,2,1\n3,3,0\n")
+    for ids, text in (
+        (
+            ["1", "2.0", "3.0"],
+            r"labels: .* is empty in 2 of 5 rows.*1 of the 3 of b are .*'2.0' an",
+        ),
+        (["1.0", "2.0"], "id: none of the 2 ids of b"),
+    ):
+        (tmp_path / "b.csv").write_text("\n".join(["number,wbc", *(f"{i},1" for i in ids)]))
+        with pytest.raises(ValueError, match=text):
+            read([tmp_path / "a.csv", tmp_path / "b.csv"], TableOptions(labels="ill", id="number"))
+
+
 def test_none_is_a_word_among_words_and_an_empty_cell_among_numbers(tmp_path):
     (tmp_path / "a.csv").write_text("hb,gene,kind\n1,None,NA\nNA,mild,null\n3,,NA\n")
     options = TableOptions("a=hb; b=gene", labels="kind", categories="onehot")
@@ -257,6 +402,17 @@ def test_labels_are_no_features_however_columns_are_chosen(tmp_path):
     assert read(paths, TableOptions("all=h*,target", id="number")).views[0].shape[1] == 2
 
 
+def test_the_index_of_a_frame_names_its_rows():
+    columns = {"hb": [1.0, np.nan, 3.0]}
+    assert from_frame(pd.DataFrame(columns)).ids.tolist() == [0, 2]
+    assert from_frame(pd.DataFrame(columns, index=["p", "q", "r"])).ids.tolist() == ["p", "r"]
+    assert from_frame(pd.DataFrame(columns)[::-1].sort_values("hb")).ids.tolist() == ["0", "2"]
+    named = TABLE.set_index(pd.Index(list("wxyz")))
+    assert from_frame(named, BLOOD).ids.tolist() == list("abcd")
+    with pytest.raises(ValueError, match=r"id: table has 'p' twice in its index.*reset_index"):
+        from_frame(pd.DataFrame({"hb": [1.0, 2.0, 3.0]}, index=["p", "q", "p"]))
+
+
 def test_columns_of_a_table_may_be_numbers():
     found = from_frame(pd.DataFrame(np.ones((3, 2))), TableOptions("a=0; b=1"))
     assert [view.shape for view in found.views] == [(3, 1), (3, 1)]
@@ -284,6 +440,9 @@ def test_a_folder_of_arrays_has_a_file_for_each_client(tmp_path):
         partition=data.partition_as_held(0, found.held, clients=found.clients),
     )
     assert [c.view_ids for c in federation.cohorts] == [(0, 1), (1,)]
+    np.savez(tmp_path / "c.npz", view_1=views[1], Y=np.arange(5.0))
+    with pytest.raises(ValueError, match=r"c\.npz: has labels that are numbers; allowed are words"):
+        data.load(str(tmp_path))
     np.savez(tmp_path / "c.npz", view_1=views[1])
     with pytest.raises(ValueError, match=r"c\.npz: has no labels, which other clients have"):
         data.load(str(tmp_path))
@@ -310,6 +469,33 @@ def test_wide_ranges_lose_nothing_before_they_are_scaled(tmp_path):
     path.write_text(path.read_text().replace(",t,x", "id,t,x", 1))
     (view,) = data.load(str(path), options=TableOptions("all=t,x", id="id")).views
     np.testing.assert_allclose(view[:, 0], np.arange(40) / 39, atol=1e-6)
+
+
+def test_a_frame_keeps_its_features_in_float32():
+    times = 1_700_000_000 + 30 * np.arange(40) % 90
+    table = pd.DataFrame({"kind": ["u", "v"] * 20, "t": times, "x": np.arange(40.0)})
+    options = TableOptions("a=x; b=kind,t", categories="onehot")
+    with pytest.raises(ValueError, match="view b: column 't': got numbers that float32 rounds by"):
+        from_frame(table, options)
+    # Zeros where a row does not hold the view are no spread.
+    lacking = table.where(table.x > 3, np.nan).assign(x=table.x)
+    with pytest.raises(ValueError, match="view b: column 't': got numbers that float32 rounds by"):
+        from_frame(lacking, options)
+    assert from_frame(table.assign(t=times - times.mean()), options).views[1].dtype == np.float32
+
+
+def test_a_file_may_have_tabs_and_its_name_commas(tmp_path):
+    (tmp_path / "a,b.tsv").write_text("hb\twbc\tkind\n1\t\t2,5 mg\n3\t4\tx\n")
+    options = TableOptions("a=hb; b=wbc; c=kind", categories="onehot")
+    found = data.load(str(tmp_path / "a,b.tsv"), scale="none", options=options)
+    np.testing.assert_array_equal(found.views[0], [[1], [3]])
+    np.testing.assert_array_equal(found.held, [[1, 0, 1], [1, 1, 1]])
+    assert "columns kind; kind one-hot, 2 columns" in found.notes[2]
+    (tmp_path / "twice.tsv").write_text("a\ta\n1\t2\n")
+    (tmp_path / "long.tsv").write_text("a\tb\n1\t2\t3\n")
+    for name, text in (("twice", "'a' is there twice"), ("long", "longer.*separated by tabs")):
+        with pytest.raises(ValueError, match=text):
+            data.load(str(tmp_path / f"{name}.tsv"))
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path):

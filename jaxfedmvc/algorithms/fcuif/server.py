@@ -83,7 +83,7 @@ def aggregate(
     # Agents have numbered their clusters each for itself until they have taken C over.
     p = uploads.p if before is not None else matched(uploads.p, first.labels, complete)
     places = None
-    if align is not None:
+    if align is not None and same is not None:
         key_impute, key_align = jax.random.split(key_impute)
         z, p, places = align(key_align, z, p, prototypes, complete, real & ~same)
     qbar = mean_over_agents(p, held)
