@@ -45,7 +45,7 @@ from experiments.lib.command import (
     without,
 )
 from experiments.lib.grid import Axis
-from experiments.lib.groups import Group, flags_of, groups_of
+from experiments.lib.groups import Group, data_of, flags_of, groups_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.text import counted
@@ -248,7 +248,7 @@ def run(arguments: Sequence[str], command: Command) -> None:
         return
     checked(require_tqdm)
     checked(plots.require_matplotlib)
-    path = _folder(command, leads)
+    path = _folder(command, leads, groups)
     ledger = Ledger(path)
     if path is None:
         execute(groups, ledger, batch=batch, mesh=devices)
@@ -264,13 +264,13 @@ def run(arguments: Sequence[str], command: Command) -> None:
         print(line)
 
 
-def _folder(command: Command, leads: bool) -> Path | None:
+def _folder(command: Command, leads: bool, groups: Sequence[Group]) -> Path | None:
     """Returns the result folder of the process that leads; the others end if it has none."""
     path, wrong = None, None
     if leads:
         stem = command.data.stem
         try:
-            path = folder.open_folder(command, f"sweep-{command.name}-{stem}")
+            path = folder.open_folder(command, f"sweep-{command.name}-{stem}", data_of(groups))
         except (ValueError, OSError) as error:
             wrong = error
     if not as_the_first(int(path is not None)):

@@ -74,6 +74,10 @@ def choices(settings: Any) -> None:
 def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -> None:
     """Checks hyper-parameters that are concrete; traced ones and None (off) pass.
 
+    A traced number has no value to check, and out of its range it may give plausible results
+    without a NaN. Whoever traces numbers checks them before, all at once: a method that is made
+    with an array of them checks every entry.
+
     Args:
       settings: A dataclass of numbers or arrays of them.
       rules: Name -> (a predicate of arrays, what is allowed, in words).

@@ -56,6 +56,31 @@ class Cohort:
         return dict(zip(self.view_ids, self.views, strict=True))
 
 
+def check_views(client: Cohort, widths: Mapping[int, int], *, complete: bool = False) -> None:
+    """Checks that a model has the views of a client, which may be another than it was made with.
+
+    Args:
+      client: One client, or a stack of them; shapes are read, and no values.
+      widths: Features of each view of the model.
+      complete: Whether the client must hold all of them.
+
+    Raises:
+      ValueError: Names the first view that the model has not, or that has other features there; or
+        views are missing.
+    """
+    known = ", ".join(map(str, sorted(widths)))
+    for v, x in client.by_view().items():
+        if v not in widths:
+            raise ValueError(f"view {v} is none of the model's; allowed are {known}")
+        if x.shape[-1] != widths[v]:
+            raise ValueError(
+                f"view {v} has {x.shape[-1]} features; allowed is {widths[v]}, as when the model"
+                " was made"
+            )
+    if complete and len(client.view_ids) < len(widths):
+        raise ValueError(f"client: holds views {client.view_ids}; allowed are all of {known}")
+
+
 def single_client(views: Mapping[int, Any]) -> Cohort:
     """One client on its own, as `vmap` would hand it out: for `assign`, or on a real node.
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.federation import Federation, single_client
+from jaxfedmvc.federation import Federation, check_views, single_client
 
 N = 14
 DIMS = (3, 2, 4)
@@ -321,6 +321,22 @@ def test_a_single_client_is_a_row_of_a_cohort():
         single_client({1: np.array([[np.nan]])})
     with pytest.raises(ValueError, match="no views"):
         single_client({})
+
+
+def test_check_views_names_what_a_model_does_not_know():
+    client = single_client({0: np.ones((5, 4)), 1: np.ones((5, 3))})
+    check_views(client, {0: 4, 1: 3, 2: 2})
+    check_views(client, {1: 3, 0: 4}, complete=True)
+    with pytest.raises(
+        ValueError, match=r"^view 1 has 3 features; allowed is 1, as when the model"
+    ):
+        check_views(client, {0: 4, 1: 1})
+    with pytest.raises(ValueError, match=r"^view 1 is none of the model's; allowed are 0, 2$"):
+        check_views(client, {0: 4, 2: 3})
+    with pytest.raises(
+        ValueError, match=r"^client: holds views \(0, 1\); allowed are all of 0, 1, 2"
+    ):
+        check_views(client, {0: 4, 1: 3, 2: 2}, complete=True)
 
 
 def test_check_rows_names_the_first_client_with_too_few(federation):

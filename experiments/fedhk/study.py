@@ -24,7 +24,7 @@ from sklearn.metrics.cluster import contingency_matrix
 from experiments.lib import charts, folder
 from experiments.lib.batches import Group, execute
 from experiments.lib.command import JobSettings, checked, parse
-from experiments.lib.data import DataSettings
+from experiments.lib.data import DataSettings, fingerprint
 from experiments.lib.groups import groups_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress
@@ -421,7 +421,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     groups = checked(lambda: plan(settings, source, job, sets))
     if study.mesh is not None:
         checked(lambda: check_devices(settings, groups, study.mesh))
-    path = checked(lambda: study.open("fedhk-study"))
+    read = {name: fingerprint(dataset) for name, dataset in sets.items()}
+    path = checked(lambda: study.open("fedhk-study", read))
     ledger = Ledger(path)
     least = 1 if study.mesh is None else study.mesh.shape["sweep"]
     batch = least if settings.batch is None and jax.default_backend() == "cpu" else settings.batch

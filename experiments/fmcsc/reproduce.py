@@ -27,10 +27,10 @@ from experiments.fmcsc import figures, tables
 from experiments.fmcsc.rows import POOLED, SETS, ReproduceSettings, Request, Row, peers, rows
 from experiments.lib import folder, one_by_one, plots, runner
 from experiments.lib import peers as peers_lib
-from experiments.lib.batches import execute
+from experiments.lib.batches import Group, execute
 from experiments.lib.command import Command, FolderSettings, checked, fail, parse_or_exit
 from experiments.lib.data import count_classes, load_clients
-from experiments.lib.groups import flags_of, groups_of
+from experiments.lib.groups import data_of, data_read, flags_of, groups_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import k_means
@@ -73,10 +73,12 @@ class Job(NamedTuple):
     peers: list[peers_lib.Cell]
     seeds: list[int]
 
-    def open_folder(self) -> Path:
-        """Makes the result folder, or opens that of a job that goes on."""
-        name = f"reproduce-fmcsc-{self.asked.what}"
-        return checked(partial(folder.open_folder, self.command, name))
+    def open_folder(self, groups: Sequence[Group] = ()) -> Path:
+        """Makes the result folder, or opens that of a job that goes on with the same data."""
+        name, data = f"reproduce-fmcsc-{self.asked.what}", data_of(groups)
+        for cell in self.peers:
+            data |= checked(partial(data_read, cell.command.data))
+        return checked(partial(folder.open_folder, self.command, name, data))
 
 
 def job_of(command: Command) -> Job:
@@ -176,7 +178,7 @@ def show_scores(job: Job, devices: Any) -> None:
         for line in [f"{size}, one run at a time"] if program else plan(groups, devices, batch):
             print(line)
         return
-    path = job.open_folder()
+    path = job.open_folder(groups)
     with Progress(job.command.folder.progress) as progress:
         progress.write(size)
         execute(groups, Ledger(path), batch=batch, mesh=devices, progress=progress, program=program)

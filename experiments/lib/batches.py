@@ -77,6 +77,7 @@ class Group(NamedTuple):
         the host; for methods that find the number of clusters themselves.
       every_round: Whether every round is scored, as if it were the last, in columns that begin with
         `ROUNDS`.
+      data: The fingerprint of the data set, by its name; nothing of data that no file holds.
     """
 
     columns: list[dict[str, str]]
@@ -92,6 +93,7 @@ class Group(NamedTuple):
     client_chunk: int | None = None
     rate: Callable[[int, list[np.ndarray]], dict[str, float]] | None = None
     every_round: bool = False
+    data: Mapping[str, str] = {}
 
     @property
     def runs(self) -> list[tuple[int, int]]:

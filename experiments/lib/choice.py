@@ -83,7 +83,8 @@ def run(command: Command) -> Path:
     plan = checked(choosing.plan)
     checked(require_tqdm)
     checked(plots.require_matplotlib)
-    path = checked(partial(folder.open_folder, command, f"{command.name}-{command.data.stem}"))
+    name = f"{command.name}-{command.data.stem}"
+    path = checked(partial(folder.open_folder, command, name, choosing.data(plan)))
     found = choosing.saved(path)
     if found is None:
         with Progress(command.folder.progress) as progress:
@@ -100,6 +101,7 @@ def _choosing(command: Command) -> Choosing | None:
     return Choosing(
         command=command,
         plan=lambda: _planned(command, command.extra[-1]),
+        data=lambda plan: plan.job.data,
         make=_chosen,
         saved=criterion.saved,
         applied=lambda found: _with_clusters(command, found.n_clusters),

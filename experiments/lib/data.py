@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -118,6 +119,7 @@ class Problem(NamedTuple):
       held: [n, V], which samples have which views, and zeros where not; None: all have all.
       notes: What was found in the data, and what was done to it.
       repeats: What rows are called that were left out because they repeat a sample, and its place.
+      fingerprint: Of the data set, see `fingerprint`.
     """
 
     federation: Federation
@@ -127,6 +129,19 @@ class Problem(NamedTuple):
     held: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     repeats: tuple[np.ndarray, np.ndarray] | None = None
+    fingerprint: str = ""
+
+
+def fingerprint(dataset: data.Dataset) -> str:
+    """Returns a hash of what a set holds: views, labels, ids, and who holds what."""
+    found = hashlib.sha256()
+    held = (dataset.labels, dataset.ids, dataset.held, dataset.clients)
+    for part in (*dataset.views, *held):
+        x = np.ascontiguousarray(np.empty(0) if part is None else part)
+        x = x.astype(str) if x.dtype == object else x
+        found.update(f"{x.shape} {x.dtype.str};".encode())
+        found.update(x.reshape(-1).view(np.uint8))
+    return found.hexdigest()
 
 
 class Partitioned(NamedTuple):
@@ -221,6 +236,7 @@ def load_clients(
     rows = np.arange(len(dataset.views[0])) if dataset.ids is None else dataset.ids
     constant = [v for v, x in enumerate(dataset.views) if not np.ptp(x, axis=0).any()]
     notes = [f"view {v} is the same in all rows: leave it out" for v in constant]
+    whole = fingerprint(dataset)
     return [
         Problem(
             Federation.from_arrays(
@@ -233,6 +249,7 @@ def load_clients(
             rows,
             dataset.held,
             (*dataset.notes, *notes),
+            fingerprint=whole,
         )
         for parts in divisions
     ]
@@ -280,7 +297,9 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
         if held is None:
             held = _held(split, seed, n, len(views))
         found = _agents(views, dataset.labels, ids, held, split.shuffled, seed)
-        return found._replace(held=dataset.held, notes=dataset.notes)
+        return found._replace(
+            held=dataset.held, notes=dataset.notes, fingerprint=fingerprint(dataset)
+        )
     if dataset.held is not None:
         raise ValueError("split: rows lack views; allowed is --split=views")
     if split.hybrid is not None:
@@ -301,7 +320,11 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
             " clusters in labels.csv"
         )
     left_out, places = _repeats(pooled, rows)
-    return found._replace(notes=(*dataset.notes, *notes), repeats=(ids[left_out], places))
+    return found._replace(
+        notes=(*dataset.notes, *notes),
+        repeats=(ids[left_out], places),
+        fingerprint=fingerprint(dataset),
+    )
 
 
 def _repeats(x: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

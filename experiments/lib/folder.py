@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import itertools
+import json
 import os
 import platform
 import re
@@ -26,6 +27,8 @@ from experiments.lib.command import FREE_FLAGS, FolderSettings
 from jaxfedmvc.files import locked, write_text
 
 _ROOT = Path(__file__).parents[2]
+# Holds the fingerprints of a job's data.
+_DATA = "data.json"
 # Folders of this process' jobs, and the files that keep others out while they are open.
 _held: dict[Path, IO[str]] = {}
 
@@ -110,19 +113,22 @@ def use_compilation_cache(command: Parsed) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.01)
 
 
-def open_folder(command: Parsed, name: str) -> Path:
+def open_folder(command: Parsed, name: str, data: Mapping[str, str] = {}) -> Path:
     """Makes the result folder with flags.txt in it, or opens that of a job that goes on.
 
     Args:
       command: The job or the study; its flags are what flags.txt starts it again with.
       name: For a folder of its own under results/, where --output_dir is not given.
+      data: The fingerprint of each data set that is read, by what the flags call it; kept in
+        data.json, so that a job goes on with the data that it was begun with.
 
     Raises:
       OSError, ValueError: The folder cannot be written, holds results already, or another process
-        writes into it; or --resume is given and the job knows nothing of it.
+        writes into it; or --resume is given and the job knows nothing of it, or its data have
+        changed.
     """
     if command.folder.resume:
-        return _reopened(command)
+        return _reopened(command, data)
     asked = command.folder.output_dir
     folder = unused(name) if asked is None else Path(asked)
     try:
@@ -142,6 +148,8 @@ def open_folder(command: Parsed, name: str) -> Path:
         )
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another{ends}")
     _hold(folder)
+    if data:  # before the flags, without which there is no job to go on with
+        write_text(folder / _DATA, json.dumps(data, indent=1) + "\n")
     write_text(folder / "flags.txt", "\n".join(command.flag_lines()) + "\n")
     return folder
 
@@ -170,7 +178,7 @@ def unused(name: str) -> Path:
     return next(folder for folder in tries if not folder.exists())
 
 
-def _reopened(command: Parsed) -> Path:
+def _reopened(command: Parsed, data: Mapping[str, str]) -> Path:
     if command.folder.output_dir is None:
         raise ValueError("resume: needs --output_dir, the folder of the job that is to go on")
     folder = Path(command.folder.output_dir)
@@ -196,8 +204,26 @@ def _reopened(command: Parsed) -> Path:
             f"resume: {str(folder)!r} was begun with other flags: {', '.join(different)}; allowed"
             " are the same, as by --flagfile with its flags.txt"
         )
+    _check_data(folder, data)
     _hold(folder)
     return folder
+
+
+def _check_data(folder: Path, data: Mapping[str, str]) -> None:
+    """Checks that a job goes on with its data; earlier versions kept no fingerprints of them.
+
+    Raises:
+      ValueError: Names the sets that have changed.
+    """
+    if not (folder / _DATA).exists():
+        return
+    then = json.loads((folder / _DATA).read_text())
+    changed = sorted(name for name in data if data[name] != then.get(name))
+    if changed:
+        raise ValueError(
+            f"resume: {str(folder)!r} was begun with other data: {', '.join(changed)} changed"
+            " since; allowed are the same, or a new folder"
+        )
 
 
 def _by_name(lines: Iterable[str]) -> dict[str, str]:

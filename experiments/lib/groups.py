@@ -7,7 +7,7 @@ groups = groups_of(commands, [{"tau_m": "0.3"}, {"tau_m": "0.5"}])
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 from experiments.lib import runner, settings
 from experiments.lib.batches import Group, outline
 from experiments.lib.command import Command, FolderSettings
-from experiments.lib.data import count_classes, partitioned
+from experiments.lib.data import DataSettings, count_classes, fingerprint, partitioned
 from experiments.lib.references import internal_scores
 from jaxfedmvc import data
 from jaxfedmvc.engine import batching, mesh
@@ -25,6 +25,26 @@ from jaxfedmvc.metrics import host
 
 # The same set is asked for once for every program.
 _load = functools.lru_cache(maxsize=4)(data.load)
+
+
+@functools.lru_cache(maxsize=4)
+def _fingerprint(*loaded: Any) -> str:
+    return fingerprint(_load(*loaded))
+
+
+def data_read(settings: DataSettings) -> dict[str, str]:
+    """Returns the fingerprint of a set, by its name."""
+    loaded = settings.dataset, settings.data_dir, settings.scale, settings.table
+    return {str(settings.dataset): _fingerprint(*loaded)}
+
+
+def data_of(groups: Iterable[Group]) -> dict[str, str]:
+    """Returns fingerprints of the groups' data, by set; of one in several forms all of them."""
+    found: dict[str, set[str]] = {}
+    for group in groups:
+        for name, mine in group.data.items():
+            found.setdefault(name, set()).add(mine)
+    return {name: " ".join(sorted(forms)) for name, forms in found.items()}
 
 
 def flags_of(dataclass: type) -> list[str]:
@@ -110,6 +130,7 @@ def _of_clients(command: Command) -> Group:
         runner.participation_shares(federation, job),
         job.resample_participants,
         runner.client_chunk(job, job.mesh),
+        data=data_read(command.data),
     )
 
 
@@ -145,4 +166,5 @@ def _of_agents(command: Command) -> Group:
         command.job.resample_participants,
         command.job.client_chunk,
         rate,
+        data=job.data,
     )

@@ -49,6 +49,7 @@ class Choosing(NamedTuple):
     Attributes:
       command: The job, as its folder keeps it.
       plan: Prepares the choice; raises ValueError or OSError for everything that can be wrong.
+      data: `plan -> {set: fingerprint}`, the data that were read for it.
       make: `(plan, progress) -> criterion.Found`.
       saved: `folder -> criterion.Found`, the choice that a folder holds; None if it holds none.
       applied: `found -> command`, the job with what was chosen.
@@ -56,6 +57,7 @@ class Choosing(NamedTuple):
 
     command: Any
     plan: Callable[[], Any]
+    data: Callable[[Any], Mapping[str, str]]
     make: Callable[[Any, Any], Any]
     saved: Callable[[Path], Any]
     applied: Callable[[Any], Any]

@@ -62,6 +62,11 @@ class Job(NamedTuple):
         """That of the first seed."""
         return self.problems[0].federation
 
+    @property
+    def data(self) -> dict[str, str]:
+        """The fingerprint of the first seed's data set, by its name."""
+        return {str(self.command.data.dataset): self.problems[0].fingerprint}
+
 
 def prepare(command: Command) -> Job:
     """Reads the data and builds the method: everything that can be wrong is found here.
@@ -274,7 +279,7 @@ def run(command: Command, path: Path | None = None, choice: Found | None = None)
     checked(plots.require_matplotlib)
     stem = command.data.stem
     if path is None:
-        path = checked(partial(folder.open_folder, command, f"{command.name}-{stem}"))
+        path = checked(partial(folder.open_folder, command, f"{command.name}-{stem}", job.data))
     if (path / "summary.json").exists():
         checkpoint.delete(path / _CHECKPOINT)
         print(f"finished already, nothing is left to do: {path}/")

@@ -70,11 +70,12 @@ class Study(NamedTuple):
         given = {name for name in known if name in self.flags and self.flags[name].present}
         return list(settings.flag_lines(self.flags, set(self.flags) - given))
 
-    def open(self, name: str) -> Path:
+    def open(self, name: str, data: Mapping[str, str] = {}) -> Path:
         """Makes the result folder, and turns on the cache of compiled programs.
 
         Args:
           name: For a folder of its own under results/, where --output_dir is not given.
+          data: Fingerprints of what is read, see `folder.open_folder`.
 
         Raises:
           OSError, ValueError, ImportError: Says what is wrong with the folder, or which extra
@@ -83,7 +84,7 @@ class Study(NamedTuple):
         require_tqdm()
         plots.require_matplotlib()
         folders.use_compilation_cache(self)
-        return folders.open_folder(self, name)
+        return folders.open_folder(self, name, data)
 
 
 def parse(

@@ -136,6 +136,7 @@ def choosing(command: Command) -> Choosing | None:
     return Choosing(
         command=whole,
         plan=partial(_planned, whole),
+        data=lambda job: job.data,
         make=partial(_made, whole),
         saved=saved,
         applied=partial(_applied, whole),

@@ -231,6 +231,8 @@ def _own_columns(state: CoresetState, view_ids: tuple[int, ...]) -> dict[str, Ar
 
 def _assign(server: CoresetState, state: tuple, client: Cohort) -> Array:
     """Labels an agent's samples by the nearest centroid on its own features."""
+    if client.view_ids not in server.centroids:
+        raise checks.wrong("view_ids", client.view_ids, f"one of {sorted(server.centroids)}")
     x = jnp.concatenate(client.views, axis=-1)
     labels = nearest(x, **_own_columns(server, client.view_ids))
     return jnp.where(client.mask, labels, -1)

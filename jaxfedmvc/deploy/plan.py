@@ -23,7 +23,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.deploy import wire
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.engine import streaming
-from jaxfedmvc.engine.phases import RunState, leading_cohort
+from jaxfedmvc.engine.phases import RunState, check_phases, leading_cohort, named
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages import secure
 
@@ -240,7 +240,11 @@ class Wire:
         Args:
           algorithm: The method.
           plan: Who holds what.
+
+        Raises:
+          ValueError: A phase whose `reduce` or `who` there is not.
         """
+        check_phases(algorithm)
         self.algorithm, self.plan = algorithm, plan
         self.federation = shapes_of(skeleton(plan))
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -284,7 +288,8 @@ class Wire:
         leaves, tree = jax.tree.flatten(server)
         known = place.stage, place.phase, tree, tuple((x.shape, str(x.dtype)) for x in leaves)
         if known not in self._found:
-            self._found[known] = self._traced(place, server)
+            with named(place.stage, place.phase):
+                self._found[known] = self._traced(place, server)
         return self._found[known]
 
     def _traced(self, place: Place, server: PyTree) -> tuple[dict[int, Travels], PyTree]:
@@ -301,7 +306,7 @@ class Wire:
                 *(self.key, sent, self.states[c], one, real),
             )
             travels[c] = Travels(sent, shapes_of(message))
-            n = 1 if phase.who == "leader" else cohort.n_clients
+            n = cohort.n_clients if phase.who == "everyone" else 1
             if phase.reduce == "stack":
                 message, weight = jax.tree.map(
                     lambda x, n=n: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype),

@@ -6,19 +6,21 @@ module, where the data lies on the device, and `streaming`, where it does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxfedmvc import keys
-from jaxfedmvc.algorithm import Phase
+from jaxfedmvc import checks, keys
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import nbytes
 
 PyTree = Any
+_ALLOWED = {"reduce": ("stack", "sum"), "who": ("everyone", "leader")}
 Progress = Callable[[str, int, int, int], None]
 
 
@@ -52,6 +54,59 @@ class Exchanged(NamedTuple):
     sent_bytes: int
 
 
+def check_phases(algorithm: FederatedAlgorithm) -> None:
+    """Checks what the phases of a method say of themselves.
+
+    Raises:
+      ValueError: Names the first phase with another `reduce` or `who` than there are.
+    """
+    for stage in ("setup", "round", "finish"):
+        for p, phase in enumerate(getattr(algorithm, stage)):
+            for name, allowed in _ALLOWED.items():
+                if getattr(phase, name) not in allowed:
+                    what = " or ".join(map(repr, allowed))
+                    raise checks.wrong(f"{stage}[{p}].{name}", getattr(phase, name), what)
+
+
+class _WrongReturn(ValueError):
+    """A function of a phase returned something else than it must."""
+
+
+@contextmanager
+def named(stage: str, place: int) -> Iterator[None]:
+    """Says in which phase it was that a function returned something else than it must.
+
+    Raises:
+      ValueError: Names the phase, the function, what it returned and what is allowed.
+    """
+    try:
+        yield
+    except _WrongReturn as error:
+        raise ValueError(f"{stage}[{place}].{error}") from None
+
+
+def returned(result: Any, function: str, *parts: str) -> tuple:
+    """Returns what a phase's `client` or `server` returned, once it has as many parts as it must.
+
+    Raises:
+      ValueError: It has others; `named` adds the phase.
+    """
+    if isinstance(result, tuple | list) and len(result) == len(parts):
+        return tuple(result)
+    is_some = isinstance(result, tuple | list)
+    got = f"{len(result)} values" if is_some else f"one value, {type(result).__name__}"
+    raise _WrongReturn(f"{function}: returned {got}; allowed is ({', '.join(parts)})")
+
+
+def serve(
+    phase: Phase, key: jax.Array, server: PyTree, messages: tuple, weights: tuple
+) -> tuple[PyTree, PyTree]:
+    """Calls the server function of a phase; `key` is the phase's."""
+    key = jax.random.fold_in(key, keys.SERVER)
+    server, info = returned(phase.server(key, server, messages, weights), "server", "state", "info")
+    return server, info
+
+
 def run_phases(
     phases: Sequence[Phase],
     stage: str,
@@ -78,16 +133,19 @@ def run_phases(
       The state after the phases, and `{"clients", "server"}` with the info of each phase.
 
     Raises:
-      ValueError: `client_chunk` below 1.
+      ValueError: `client_chunk` below 1, or a function of a phase returned something else than
+        it must.
     """
     if client_chunk is not None and client_chunk < 1:
         raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more, or None")
     infos = []
     for p, phase in enumerate(phases):
         report = None if progress is None else _reporter(progress, stage, p)
-        state, info = _run_phase(
-            phase, federation, jax.random.fold_in(key, p), state, client_chunk, report, ledger
-        )
+        phase_key = jax.random.fold_in(key, p)
+        with named(stage, p):
+            state, info = _run_phase(
+                phase, federation, phase_key, state, client_chunk, report, ledger
+            )
         infos.append(info)
     return state, infos
 
@@ -132,9 +190,7 @@ def _run_phase(
         if ledger is not None:
             n = places.shape[0]
             ledger.append(Exchanged(n, message_bytes, nbytes(sent)))
-    server, server_info = phase.server(
-        jax.random.fold_in(key, keys.SERVER), state.server, tuple(messages), tuple(weights)
-    )
+    server, server_info = serve(phase, key, state.server, tuple(messages), tuple(weights))
     info = {"clients": tuple(infos), "server": server_info}
     return RunState(server, tuple(client_states), state.participants), info
 
@@ -239,10 +295,13 @@ def map_chunk(
       weights [chunk], or their sum; the infos, stacked; the bytes of one client's message.
     """
     size = clients.n_clients
+
+    def one(key: jax.Array, state: PyTree, client: Cohort) -> tuple:
+        result = phase.client(key, sent, state, client)
+        return returned(result, "client", "state", "message", "info")
+
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, clients.client_ids)
-    states, message, info = batched(
-        lambda key, state, client: phase.client(key, sent, state, client), size
-    )(keys, states, clients)
+    states, message, info = batched(one, size)(keys, states, clients)
     message_bytes = nbytes(message) // size
     weight = (real & jnp.any(clients.mask, axis=-1)).astype(jnp.float32)
     if phase.reduce == "sum":

@@ -20,7 +20,13 @@ import numpy as np
 
 from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.engine.phases import Progress, RunState, over_clients, run_phases
+from jaxfedmvc.engine.phases import (
+    Progress,
+    RunState,
+    check_phases,
+    over_clients,
+    run_phases,
+)
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.federation import tables
 
@@ -70,8 +76,9 @@ def start(
 
     Raises:
       ValueError: A share outside (0, 1], or not one for each cohort, or of fewer clients than the
-        method needs.
+        method needs; or a phase whose `reduce` or `who` there is not.
     """
+    check_phases(algorithm)
     server, clients = algorithm.init(
         jax.random.fold_in(key, keys.INIT), federation.without_labels()
     )

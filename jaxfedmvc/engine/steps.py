@@ -475,9 +475,10 @@ class Steps:
             places: jax.Array,
         ) -> tuple:
             phase = getattr(self._make(hyper), stage)[p]
-            *results, message_bytes = phases.map_clients(
-                phase, key, sent, states, cohort, places, None, None
-            )
+            with phases.named(stage, p):
+                *results, message_bytes = phases.map_clients(
+                    phase, key, sent, states, cohort, places, None, None
+                )
             self._noted = message_bytes, phases.nbytes(sent)
             return tuple(results)
 
@@ -515,8 +516,8 @@ class Steps:
                 for chunks, n in zip(parts, sizes, strict=True)
             ]
             messages, weights = (tuple(part[i] for part in whole) for i in range(2))
-            server_key = jax.random.fold_in(key, keys.SERVER)
-            return phase.server(server_key, server, messages, weights)
+            with phases.named(stage, p):
+                return phases.serve(phase, key, server, messages, weights)
 
         donated, trains = ((), False) if stage == "finish" else ((2,), True)
         name = _server_name(stage, self._alike(stage, p, "server"))

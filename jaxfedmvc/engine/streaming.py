@@ -30,6 +30,8 @@ from jaxfedmvc.engine.phases import (
     batched,
     chunk_sizes,
     map_chunk,
+    named,
+    serve,
     taking_part,
 )
 from jaxfedmvc.engine.run import RunResult, draw_participants, start
@@ -65,7 +67,7 @@ def server_program(
     phase: Phase, key: jax.Array, server: PyTree, messages: tuple, weights: tuple
 ) -> tuple[PyTree, PyTree]:
     """Computes the server's part of a phase; `key` is the phase's."""
-    server, info = phase.server(jax.random.fold_in(key, keys.SERVER), server, messages, weights)
+    server, info = serve(phase, key, server, messages, weights)
     return strong(server), info
 
 
@@ -168,6 +170,7 @@ def _stream_phase(
 
 def _stream_phases(
     phases: Sequence[Phase],
+    stage: str,
     federation: Federation,
     key: jax.Array,
     state: RunState,
@@ -177,22 +180,28 @@ def _stream_phases(
     all_infos = []
     for p, phase in enumerate(phases):
         phase_key = jax.random.fold_in(key, p)
-        messages, weights, infos = [], [], []
-        for c, places in taking_part(phase, federation, state.participants):
-            cohort = federation.cohorts[c]
-            sent = broadcast_program(phase, state.server, cohort.view_ids)
-            message, weight, info = _stream_phase(
-                phase, cohort, phase_key, sent, state.clients[c], np.asarray(places), client_chunk
-            )
-            messages.append(message)
-            weights.append(weight)
-            infos.append(info)
-        server, server_info = server_program(
-            phase, phase_key, state.server, tuple(messages), tuple(weights)
-        )
-        state = state._replace(server=server)
-        all_infos.append({"clients": tuple(infos), "server": jax.device_get(server_info)})
+        with named(stage, p):
+            state, info = _one_phase(phase, federation, phase_key, state, client_chunk)
+        all_infos.append(info)
     return state, all_infos
+
+
+def _one_phase(
+    phase: Phase, federation: Federation, key: jax.Array, state: RunState, client_chunk: int
+) -> tuple[RunState, Any]:
+    messages, weights, infos = [], [], []
+    for c, places in taking_part(phase, federation, state.participants):
+        cohort = federation.cohorts[c]
+        sent = broadcast_program(phase, state.server, cohort.view_ids)
+        message, weight, info = _stream_phase(
+            phase, cohort, key, sent, state.clients[c], np.asarray(places), client_chunk
+        )
+        messages.append(message)
+        weights.append(weight)
+        infos.append(info)
+    server, server_info = server_program(phase, key, state.server, tuple(messages), tuple(weights))
+    info = {"clients": tuple(infos), "server": jax.device_get(server_info)}
+    return state._replace(server=server), info
 
 
 def _stream_assign(
@@ -267,11 +276,14 @@ def run_streaming(
     shares = participation if np.ndim(participation) == 0 else tuple(participation)  # type: ignore[arg-type]
     drawable = _reduced(host, lambda c: c.replace(views=(), mask=(), sample_ids=()))
 
-    def stage(phases: Sequence[Phase], name: int, r: int, state: RunState) -> tuple:
-        stage_key = keys.of_stage(key, name, r)
-        return _stream_phases(phases, host, stage_key, state, client_chunk)
+    stages = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
 
-    state, setup_info = stage(algorithm.setup, keys.SETUP, 0, state)
+    def stage(name: str, r: int, state: RunState) -> tuple:
+        stage_key = keys.of_stage(key, stages[name], r)
+        phases = getattr(algorithm, name)
+        return _stream_phases(phases, name, host, stage_key, state, client_chunk)
+
+    state, setup_info = stage("setup", 0, state)
     infos: list[Any] = []
     while len(infos) < rounds:
         if algorithm.done is not None and done_program(algorithm.done, state.server):
@@ -280,12 +292,12 @@ def run_streaming(
         if resample_participants:
             drawn = draw(drawable, key, shares, jnp.int32(r))
             state = state._replace(participants=jax.device_get(drawn))
-        state, info = stage(algorithm.round, keys.ROUND, r, state)
+        state, info = stage("round", r, state)
         infos.append(info)
         if on_round is not None:
             on_round(len(infos), state, info)
     last = max(len(infos) - 1, 0)
-    state, finish_info = stage(algorithm.finish, keys.FINISH, last, state)
+    state, finish_info = stage("finish", last, state)
     labels: tuple = _stream_assign(algorithm, host, state, client_chunk) if assign else ()
     stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
     info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}

@@ -90,6 +90,8 @@ def scores(
 ) -> dict[str, Array]:
     """All scores of one clustering, sharing one contingency matrix.
 
+    Rows that are in no cluster, -1, are not scored: leaving hard ones out raises every score.
+
     Args:
         labels: Class of each row, integer [n].
         predicted: Cluster of each row, integer [n].

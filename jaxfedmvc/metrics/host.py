@@ -156,12 +156,31 @@ def score(
 ) -> Scores:
     """Scores the clusters of a federation; see `group_scores`.
 
+    A row labelled -1 is in no cluster, as those of a client that a method gives none, and counts
+    nowhere: leaving hard rows out raises every score. How many were scored stands beside them.
+
     Args:
       federation: With labels.
       predicted: For each cohort int [clients, rows]; any number of clusters.
       participants: For each cohort the places of those that take part; None means all.
 
+    Returns:
+      As `group_scores`, and for each group `{"clustered": {"share": share of its rows}}`, of those
+      that are in a cluster.
+
     Raises:
       ValueError: As `tables`.
     """
-    return group_scores(tables(federation, predicted), members(federation, participants))
+    counts, groups = tables(federation, predicted), members(federation, participants)
+    clustered = counts.sum(axis=(1, 2))
+    masks = [np.asarray(cohort.mask) for cohort in federation.cohorts]
+    rows = np.concatenate([np.sum(mask, axis=1) for mask in masks])
+
+    def share(chosen: np.ndarray) -> float:
+        n = rows[chosen].sum()
+        return float(clustered[chosen].sum() / n) if n else float("nan")
+
+    return {
+        name: {**scores, "clustered": {"share": share(groups[name])}}
+        for name, scores in group_scores(counts, groups).items()
+    }

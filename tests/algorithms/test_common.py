@@ -16,7 +16,7 @@ import pytest
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.federation import Federation
+from jaxfedmvc.federation import Federation, single_client
 from tests.helpers import programs
 
 K = 2
@@ -186,6 +186,10 @@ def federation(kind, partition):
     centers = [2 * rng.normal(size=(K, d)) for d in DIMS[kind]]
     views = [c[truth] + rng.normal(size=(40, c.shape[1])) for c in centers]
     return Federation.from_arrays(views, truth, partition=partition)
+
+
+# Methods whose model clusters clients that come later.
+JOINED = ("e_fkmvc", "fedhk_tucker", "fedhk_parafac2", "private_e_fkmvc", "fmcsc", "local_fmcsc")
 
 
 class Lab:
@@ -479,6 +483,27 @@ def test_a_client_with_fewer_samples_than_clusters_is_named(lab):
     least = K + 1 if lab.name == "mgcd" else K  # its criterion asks for one eigenvector more
     with pytest.raises(ValueError, match=rf"{named} .*1 samples; allowed is {least}"):
         engine.start(lab.algorithm, federation(lab.kind, few), lab.key)
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_client_that_joins_with_other_views_is_refused(name):
+    """From shapes alone: other widths would be broadcast, or fail far inside of the method."""
+    algorithm = small(name)
+    whole = federation("full", parts("full"))
+    server, (states,) = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), whole))
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), states)
+
+    def assigned(*views):
+        client = single_client({v: np.ones((9, width)) for v, width in views})
+        return jax.eval_shape(algorithm.assign, server, state, client)
+
+    assert assigned((0, 4), (1, 3)).shape == (9,)
+    for width in (1, 2):
+        text = f"view 1 has {width} features; allowed is 3, as when the model was made"
+        with pytest.raises(ValueError, match=text):
+            assigned((0, 4), (1, width))
+    with pytest.raises(ValueError, match=r"^(view 5 is none|client: holds views \(0, 5\))"):
+        assigned((0, 4), (5, 3))
 
 
 def test_a_whole_run_is_as_its_stages_one_by_one(lab):

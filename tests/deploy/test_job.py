@@ -10,10 +10,11 @@ import pytest
 
 from jaxfedmvc.deploy import Job
 from jaxfedmvc.deploy.__main__ import main, parser
-from jaxfedmvc.deploy.plan import Card, Plan
+from jaxfedmvc.deploy.plan import Card, Place, Plan, Wire
 from jaxfedmvc.deploy.policy import Policy, load
 from jaxfedmvc.deploy.wire import Refused
 from tests.deploy import local
+from tests.engine import test_run as toys
 
 SETTINGS = {"n_clusters": 3}
 PRIVATE = {"method": "private_e_fkmvc", "rounds": 100}
@@ -256,6 +257,16 @@ def test_a_plan_is_the_federation_of_the_same_clients():
     assert plan.groups[0].clients == (0, 1) and plan.groups[0].capacity == 9
     assert plan.view_dims == (2, 3) and plan.find(1) == (0, 1)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_phase_that_the_engine_refuses_is_refused_in_a_job():
+    plan = Plan.of_cards([Card(0, {0: 1, 1: 2}, 5)], False)
+    with pytest.raises(ValueError, match=r"round\[1\]\.who: got 'all'"):
+        Wire(toys.changed("round", 1, who="all"), plan)
+    lead = toys.TOY.round[1].client
+    wire = Wire(toys.changed("round", 1, client=lambda *args: lead(*args)[:2]), plan)
+    with pytest.raises(ValueError, match=r"round\[1\]\.client: returned 2 values"):
+        wire.at(Place("round", 0, 1))
 
 
 @pytest.mark.parametrize(

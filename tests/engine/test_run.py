@@ -15,6 +15,8 @@ from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine.phases import Traffic
+from jaxfedmvc.engine.steps import Steps
+from jaxfedmvc.engine.streaming import run_streaming
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics import host
 
@@ -637,6 +639,47 @@ def test_bad_rounds_and_tables_without_labels_raise():
         engine.run(TOY, FEDERATION, KEY, -1)
     with pytest.raises(ValueError, match="no labels"):
         engine.run(TOY, FEDERATION.without_labels(), KEY, 1, n_clusters=2)
+
+
+def changed(stage, place, **fields):
+    """The toy with another phase."""
+    phases = list(getattr(TOY, stage))
+    phases[place] = phases[place]._replace(**fields)
+    return TOY._replace(**{stage: tuple(phases)})
+
+
+WAYS = {
+    "run": lambda toy: jax.eval_shape(lambda: engine.run(toy, FEDERATION, KEY, 1)),
+    "chunks": lambda toy: jax.eval_shape(
+        lambda: engine.run(toy, FEDERATION, KEY, 1, participation=0.5, client_chunk=1)
+    ),
+    "streaming": lambda toy: run_streaming(toy, FEDERATION, KEY, 1, client_chunk=2),
+    "steps": lambda toy: Steps(lambda hyper: toy, None, FEDERATION).state_shapes(),
+    "traffic": lambda toy: engine.traffic(toy, FEDERATION),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_phase_with_an_unknown_setting_is_named(way):
+    with pytest.raises(ValueError, match=r"^round\[1\]\.who: got 'all'; allowed is 'everyone' or"):
+        WAYS[way](changed("round", 1, who="all"))
+    with pytest.raises(
+        ValueError, match=r"^finish\[0\]\.reduce: got 'mean'; allowed is 'stack' or"
+    ):
+        WAYS[way](changed("finish", 0, reduce="mean"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_function_that_returns_something_else_is_named(way):
+    lead, add = TOY.round[1].client, TOY.round[0].server
+    without_info = changed("round", 1, client=lambda *args: lead(*args)[:2])
+    text = r"^round\[1\]\.client: returned 2 values; allowed is \(state, message, info\)"
+    with pytest.raises(ValueError, match=text):
+        WAYS[way](without_info)
+    state_alone = changed("round", 0, server=lambda *args: add(*args)[0])
+    text = r"^round\[0\]\.server: returned one value, dict; allowed is \(state, info\)"
+    with pytest.raises(ValueError, match=text):
+        WAYS[way](state_alone)
 
 
 def test_a_federation_without_labels_runs():

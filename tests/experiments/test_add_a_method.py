@@ -69,6 +69,7 @@ def test_it_runs_and_is_scored(plugin, tmp_path):
         "rounds.csv",
         "labels.csv",
         "flags.txt",
+        "data.json",
         ".lock",
         "curves.png",
         "report.html",

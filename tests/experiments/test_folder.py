@@ -4,11 +4,14 @@ import os
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from experiments.lib import folder
 from experiments.lib.command import FolderSettings
+from experiments.lib.data import fingerprint
 from experiments.published import ROOT
+from jaxfedmvc import data
 from tests.helpers import locks
 
 
@@ -66,6 +69,38 @@ def test_a_folder_that_another_process_writes_into_is_refused(tmp_path, resume):
             folder.open_folder(command, "job")
     assert folder.open_folder(command, "job") == tmp_path / "out"
     assert (tmp_path / "out" / "flags.txt").read_text() == "--seeds=2\n"
+
+
+def test_a_job_goes_on_with_its_data_alone(tmp_path):
+    def opened(data, resume):
+        options = FolderSettings(output_dir=str(tmp_path / "out"), resume=resume)
+        command = SimpleNamespace(folder=options, flags={}, flag_lines=lambda: ["--seeds=2"])
+        return folder.open_folder(command, "job", data)
+
+    opened({"a": "1", "b": "2"}, False)
+    assert opened({"a": "1", "b": "2"}, True) == tmp_path / "out"
+    with pytest.raises(ValueError, match=r"was begun with other data: b changed since; allowed"):
+        opened({"a": "1", "b": "3"}, True)
+    (tmp_path / "out" / "data.json").unlink()  # as earlier versions left it
+    assert opened({"a": "1", "b": "3"}, True) == tmp_path / "out"
+
+
+def test_a_fingerprint_tells_values_shapes_and_ids_apart():
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    sets = [
+        data.Dataset("a", (x,), None),
+        data.Dataset("a", (x + (x == 5),), None),
+        data.Dataset("a", (x.reshape(2, 3),), None),
+        data.Dataset("a", (x[:, :1], x[:, 1:]), None),
+        data.Dataset("a", (x,), np.arange(3)),
+        data.Dataset("a", (x,), None, ids=np.arange(3)),
+        data.Dataset("a", (x,), None, ids=np.array(["p", "q", "r"], object)),
+        data.Dataset("a", (x,), None, ids=np.array(["p", "q", "s"], object)),
+        data.Dataset("a", (x,), None, held=np.ones((3, 1), bool)),
+    ]
+    found = [fingerprint(one) for one in sets]
+    assert len(set(found)) == len(sets)
+    assert fingerprint(data.Dataset("b", (np.asfortranarray(x),), None)) == found[0]
 
 
 def test_rows_that_are_kept_keep_their_text(tmp_path):

@@ -145,6 +145,25 @@ def test_flags_that_change_no_result_may_differ(arguments, broken_off):
     assert f"{broken_off / 'checkpoint.npz'}: no checkpoint, or a damaged one" in err
 
 
+@pytest.mark.ci
+def test_other_data_are_refused_by_name(arguments, broken_off, digits):
+    """A row is gone; a folder of before, without fingerprints, gets as far as the checkpoint."""
+    name = str(digits)
+    assert list(json.loads((broken_off / "data.json").read_text())) == [name]
+    flags = (*arguments, f"--output_dir={broken_off}")
+    assert "no checkpoint, or a damaged one" in refusal(broken_off, *flags)
+    kept = digits.read_bytes()
+    arrays = dict(np.load(digits))
+    try:
+        np.savez(digits, **{part: x[:-1] for part, x in arrays.items()})
+        err = refusal(broken_off, *flags)
+        assert f"resume: '{broken_off}' was begun with other data: {name} changed since" in err
+        (broken_off / "data.json").unlink()
+        assert "no checkpoint, or a damaged one" in refusal(broken_off, *flags)
+    finally:
+        digits.write_bytes(kept)
+
+
 def test_nothing_to_resume(arguments, tmp_path):
     assert "resume: needs --output_dir" in refusal(tmp_path, *arguments)
     err = refusal(tmp_path, *arguments, f"--output_dir={tmp_path}")

@@ -148,7 +148,7 @@ def is_png(path):
 def test_pictures_and_no_leftovers(job):
     folder, _ = job
     names = {"summary.json", "rounds.csv", "labels.csv", "flags.txt", "curves.png"}
-    names |= {"report.html", ".lock"}
+    names |= {"report.html", "data.json", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
     assert is_png(folder / "curves.png")
 

@@ -102,7 +102,7 @@ def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     assert re.search(best + r"beta=\S+, hkc=\w+: ", out)
     assert "first by silhouette (no labels): " in out
     names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt"}
-    names |= {"heatmap.png", "report.html", ".lock"}
+    names |= {"data.json", "heatmap.png", "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
 
 
@@ -285,6 +285,25 @@ def test_a_folder_is_gone_on_with_by_the_same_flags_alone(swept, toy):
     code, out, err = launch(*job, "--batch=4", "--resume")
     assert code == 0 and "0 compilations in this process" in out
     assert (folder / "runs.csv").read_bytes() == before
+
+
+@pytest.mark.ci
+def test_a_sweep_does_not_go_on_with_other_data(tmp_path):
+    rng = np.random.default_rng(0)
+    views = {f"view_{v}": rng.normal(size=(40, 4)) for v in (0, 1)}
+    np.savez(tmp_path / "toy.npz", labels=np.arange(40) % 3, **views)
+    flags = (*FEDHK, f"--dataset={tmp_path / 'toy.npz'}", f"--output_dir={tmp_path / 'out'}")
+    sets = [groups.groups_of([parse([*flags, f"--scale={s}"])], [{}]) for s in ("none", "minmax")]
+    (name, both), *rest = groups.data_of([group for of in sets for group in of]).items()
+    assert name == str(tmp_path / "toy.npz") and not rest and len(set(both.split())) == 2
+    assert launch(*flags)[0] == 0
+    assert launch(*flags, "--resume")[0] == 0
+    views["view_1"][3, 2] += 1
+    np.savez(tmp_path / "toy.npz", labels=np.arange(40) % 3, **views)
+    groups._load.cache_clear()  # as another process would begin
+    groups._fingerprint.cache_clear()
+    code, _, err = launch(*flags, "--resume")
+    assert code == 2 and f"begun with other data: {name} changed since" in err
 
 
 # --- Kills ----------------------------------------------------------------------------------------

@@ -33,6 +33,20 @@ def test_tables_worked_by_hand():
     assert host.table_scores(np.array([[3]])) == dict.fromkeys(host.METRICS, 1.0)
 
 
+def test_the_share_of_rows_in_a_cluster_stands_beside_their_scores():
+    """Ten rows of two clients, five of them in no cluster; clusters of padding count nowhere."""
+    views = [{0: np.ones((6, 1))}, {0: np.ones((4, 1))}]
+    federation = Federation.from_clients(views, [np.arange(6) % 2, np.arange(4) % 2])
+    predicted = [np.array([[0, 1, 0, -1, -1, -1], [0, 1, -1, -1, 0, 1]])]
+    found = host.score(federation, predicted, [np.array([0])])
+    assert found["all"]["pooled"] == pytest.approx(dict.fromkeys(host.METRICS, 1.0))
+    groups = ("all", "participating", "non_participating")
+    assert [found[name]["clustered"] for name in groups] == [{"share": 0.5}] * 3
+    assert np.isnan(found["partial_view"]["clustered"]["share"])
+    nowhere = host.score(federation, [np.full((2, 6), -1)])["all"]
+    assert nowhere["clustered"] == {"share": 0.0} and np.isnan(nowhere["pooled"]["acc"])
+
+
 def test_tables_inside_a_program_are_those_of_the_host():
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 3, 60)

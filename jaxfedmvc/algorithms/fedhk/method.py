@@ -52,7 +52,7 @@ from jaxfedmvc.algorithms.fedhk.setup import (
     setup_phases,
     warn_of_few_summaries,
 )
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, check_views
 from jaxfedmvc.messages.transforms import transformed
 
 # Of the objective: starts that find the same clusters, under other numbers, differ by rounding.
@@ -143,6 +143,7 @@ def e_fkmvc(
         return states
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
+        check_views(client, widths(server.scales))
         model = best(server.models)
         basis = best(server.models, server.basis) if codec.own else server.basis
         held = widths({v: server.scales[v] for v in client.view_ids})

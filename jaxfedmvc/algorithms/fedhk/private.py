@@ -64,6 +64,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
     Sums,
     positive,
     whole,
+    widths,
 )
 from jaxfedmvc.algorithms.fedhk.rounds import broadcast, progress
 from jaxfedmvc.algorithms.fedhk.settings import (
@@ -73,7 +74,7 @@ from jaxfedmvc.algorithms.fedhk.settings import (
     PrivateHyperparams,
     check_accountable,
 )
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, check_views
 from jaxfedmvc.messages import gaussian_noise, transformed
 
 # A cluster whose noisy weight is below so many deviations of its noise cannot be told from empty.
@@ -165,6 +166,7 @@ def e_fkmvc_with_noise(
         return first_states(dataclasses.replace(config, n_restarts=1), whole(), federation)
 
     def assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
+        check_views(client, widths(server.scales), complete=True)
         model = best(server.models)
         samples = samples_of(config, hyper, server.scales, client)
         samples = clip_samples(privacy, server.scales, samples)

@@ -26,10 +26,11 @@ from jaxfedmvc.algorithms.fedhk.model import (
     positive,
     unused,
     whole,
+    widths,
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, check_views
 from jaxfedmvc.tensor import parafac2 as pf
 
 # Federated sweeps before the rounds, and passes in which a client finds P_l and s_l from H and Q.
@@ -80,7 +81,7 @@ def of_samples(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgo
     """Returns E-FKMVC on PARAFAC2 scores of the samples; see `fedhk_parafac2` for arguments.
 
     `init` raises ValueError also where a client lacks a view, or has fewer samples than R; `assign`
-    does where a client that comes later has fewer than R.
+    does where a client that comes later has fewer than R, or other views.
     """
     r = config.n_clusters if config.rank is None else config.rank
     cluster = e_fkmvc(config, hyper)
@@ -143,6 +144,7 @@ def of_samples(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgo
         # The P_l of fewer rows has no R orthonormal columns.
         if (n := client.mask.shape[0]) < r:
             raise ValueError(f"client: has {n} samples; allowed is {r} or more, the rank")
+        check_views(client, widths(server.raw.scales), complete=True)
         rows = scores(_rows(server.raw.scales, client), server.h, server.q, client.mask)
         scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
         return cluster.assign(server.scores, state.scores, scored)

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model
+from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model, view_dims
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info, fit_autoencoders, fit_multi_view, last
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, check_views
 
 Nothing = tuple[()]
 
@@ -116,6 +116,7 @@ def _train(
 
 def _embed(config: FMCSCConfig, server: Nothing, state: LocalState, client: Cohort) -> jax.Array:
     """Computes H [rows, d] on clients with all views, and Z^v side by side on others."""
+    check_views(client, view_dims(state.model), complete=True)
     out = features(config, state.model, client.by_view())
     return out.h if state.model.view_heads else jnp.concatenate(list(out.z.values()), axis=-1)
 

@@ -11,7 +11,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fmcsc import centroids, teaching
 from jaxfedmvc.algorithms.fmcsc.client import ClientState, Part, lead, pretrain, train
-from jaxfedmvc.algorithms.fmcsc.networks import PyTree, features, init_models
+from jaxfedmvc.algorithms.fmcsc.networks import PyTree, features, init_models, view_dims
 from jaxfedmvc.algorithms.fmcsc.server import (
     ServerState,
     adopt,
@@ -24,7 +24,7 @@ from jaxfedmvc.algorithms.fmcsc.server import (
 )
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
 from jaxfedmvc.algorithms.fmcsc.uploads import protected
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, check_views
 
 
 def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> FederatedAlgorithm:
@@ -167,7 +167,9 @@ def _embed(config: FMCSCConfig, server: ServerState, state: PyTree, client: Coho
             f"client: holds views {client.view_ids}; there are global models for"
             f" {sorted(server.models)}. Drop a view, or train with such a client"
         )
-    return features(config, server.models[client.view_ids], client.by_view()).h
+    model = server.models[client.view_ids]
+    check_views(client, view_dims(model))
+    return features(config, model, client.by_view()).h
 
 
 def _assign(

@@ -158,6 +158,12 @@ def features(config: FMCSCConfig, model: Model, views: Views) -> Features:
     )
 
 
+def view_dims(model: Model) -> dict[int, int]:
+    """Returns the features of each view that a model takes."""
+    kernels = {v: a.encoder["params"]["Dense_0"]["kernel"] for v, a in model.autoencoders.items()}
+    return {v: kernel.shape[0] for v, kernel in kernels.items()}
+
+
 def stacked(config: FMCSCConfig, model: Model) -> Model:
     """Returns a model as it is trained: networks of equal shapes are one stack, if config says so.
 

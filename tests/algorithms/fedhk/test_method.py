@@ -918,3 +918,9 @@ def test_who_asks_for_more_clusters_than_summaries_is_warned():
     part = federation(make_views()[0], shares("iid"))
     with pytest.warns(UserWarning, match=r"got 5, .* send 4 summaries .* every 8 samples"):
         e_fkmvc(FedHKConfig(5, min_cluster_size=4)).init(KEY, part)
+
+
+def test_numbers_that_will_be_mapped_are_checked_all_at_once():
+    e_fkmvc(FedHKConfig(C), FedHKHyperparams(fuzzifier=jnp.array([1.01, 1.05])))
+    with pytest.raises(ValueError, match=r"fuzzifier: got Array\(\[1\.05, 0\.9"):
+        e_fkmvc(FedHKConfig(C), FedHKHyperparams(fuzzifier=jnp.array([1.05, 0.9])))
