@@ -391,7 +391,9 @@ def test_clusters_of_shuffled_rows_are_found_and_come_back_to_their_rows():
 def test_rows_that_are_aligned_stay_where_they_are():
     config = FCUIFConfig(K, imputer_epochs=20, align=True, **SMALL)
     algorithm = fcuif(config, FCUIFHyperparams(0.1, 0.01))
-    started = engine.start(algorithm, vertical(views()), jax.random.key(0))
+    clients = vertical(views())
+    started = engine.start(algorithm, clients, jax.random.key(0))
+    jax.eval_shape(lambda key: engine.start(algorithm, clients, key), jax.random.key(0))
     assert np.asarray(started.server.same).all()
     np.testing.assert_array_equal(
         started.server.clusters.places, np.arange(N)[:, None].repeat(2, 1)

@@ -164,17 +164,20 @@ def _build_init(name: str, config: FedDMVCConfig, align: bool) -> Callable[..., 
             jnp.tile(jnp.arange(n, dtype=jnp.int32)[:, None], len(cohorts)) if align else None,
         )
         held = {cohort.view_ids: cohort.mask[0] for cohort in cohorts}
-        return ServerState(held, clusters, same if align else None), tuple(states)
+        return ServerState(held, clusters, jnp.asarray(same) if align else None), tuple(states)
 
     return init
 
 
 def _same_samples(federation: Federation) -> Array:
     """Tells which rows are one sample at all agents that hold them, bool [N]."""
-    masks = jnp.stack([cohort.mask[0] for cohort in federation.cohorts])
-    ids = jnp.stack([cohort.sample_ids[0] for cohort in federation.cohorts])
-    one = jnp.max(jnp.where(masks, ids, -1), axis=0)
-    return jnp.all(~masks | (ids == one[None]), axis=0)
+    cohorts = federation.cohorts
+    traced = isinstance(cohorts[0].mask, jax.core.Tracer)
+    xp: Any = jnp if traced else np  # numbers are to stay numbers where only the key is traced
+    masks = xp.stack([cohort.mask[0] for cohort in cohorts])
+    ids = xp.stack([cohort.sample_ids[0] for cohort in cohorts])
+    one = xp.max(xp.where(masks, ids, -1), axis=0)
+    return xp.all(~masks | (ids == one[None]), axis=0)
 
 
 def _check(name: str, federation: Federation, same: Array, n_clusters: int) -> None:
@@ -185,10 +188,11 @@ def _check(name: str, federation: Federation, same: Array, n_clusters: int) -> N
     if any(isinstance(mask, jax.core.Tracer) for mask in masks):
         return
     whole = np.logical_and.reduce([np.asarray(mask)[0] for mask in masks])
-    if (~np.asarray(same) & ~whole).any():
+    lost = ~np.asarray(same) & ~whole
+    if lost.any():
         raise ValueError(
-            f"{name}: agents have different samples in row {np.argmax(~np.asarray(same) & ~whole)},"
-            " which one of them lacks; allowed are such rows where all agents hold one"
+            f"{name}: agents have different samples in row {np.argmax(lost)}, which one of them"
+            " lacks; allowed are such rows where all agents hold one"
         )
     complete = int((whole & np.asarray(same)).sum())
     if complete < n_clusters:
