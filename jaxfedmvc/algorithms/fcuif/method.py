@@ -174,8 +174,8 @@ def _same_samples(federation: Federation) -> Array:
     cohorts = federation.cohorts
     traced = isinstance(cohorts[0].mask, jax.core.Tracer)
     xp: Any = jnp if traced else np  # numbers are to stay numbers where only the key is traced
-    masks = xp.stack([cohort.mask[0] for cohort in cohorts])
-    ids = xp.stack([cohort.sample_ids[0] for cohort in cohorts])
+    masks = xp.stack([xp.asarray(cohort.mask)[0] for cohort in cohorts])
+    ids = xp.stack([xp.asarray(cohort.sample_ids)[0] for cohort in cohorts])
     one = xp.max(xp.where(masks, ids, -1), axis=0)
     return xp.all(~masks | (ids == one[None]), axis=0)
 
