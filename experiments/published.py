@@ -100,8 +100,10 @@ _SENT = {
     ),
 }
 _MADE_BY = ("command", "commit", "device", "jax", "seconds")
-# What a cell's runs may differ in.
-_OF_A_RUN = re.compile(r"--(seeds?|sets|runs_file|output_dir|peers_file)=\S+ ?")
+# What a cell's runs may differ in; later rows also spell out defaults that earlier ones left out.
+_OF_A_RUN = re.compile(
+    r"--(?:(?:seeds?|sets|runs_file|output_dir|peers_file)=\S+|(?:categories|missing)=refuse) ?"
+)
 
 
 class Shown(NamedTuple):
