@@ -202,8 +202,8 @@ def show_peers(job: Job, path: Path) -> None:
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers_lib.markdown(table, SETS))
     title = peers_lib.title_of("FMCSC's table 1", len(job.seeds), job.asked.peers_training)
-    peers_lib.draw(path / "peers.png", table, SETS, title)
-    print(f"\nwritten: {path}/ (peers_table.csv, peers.md, peers.png)")
+    drawn = peers_lib.draw(path / "peers.png", table, SETS, title)
+    print(f"\nwritten: {path}/ ({', '.join(['peers_table.csv', 'peers.md', *drawn])})")
 
 
 def pooled_kmeans(rows: Sequence[Row]) -> pd.DataFrame:

@@ -333,8 +333,12 @@ def markdown(table: pd.DataFrame, titles: Mapping[str, str]) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
-def draw(path: Path, table: pd.DataFrame, titles: Mapping[str, str], title: str) -> None:
-    """Draws ACC of every method, ours beside the published, a panel for each set and partition."""
+def draw(path: Path, table: pd.DataFrame, titles: Mapping[str, str], title: str) -> list[str]:
+    """Draws ACC of every method, ours beside the published, a panel for each set and partition.
+
+    Returns:
+      The picture's name, or nothing where all methods refused and there is nothing to draw.
+    """
     panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     for (dataset, x), mine in table[table["seeds"] > 0].groupby(["set", "x"], sort=False):
         panel = panels.setdefault(f"ACC, {titles.get(dataset, dataset)} {x}", {})
@@ -344,4 +348,7 @@ def draw(path: Path, table: pd.DataFrame, titles: Mapping[str, str], title: str)
             if not np.isnan(line["acc_published"]):
                 pair["published"] = (line["acc_published"], 0.0)
             panel[line["method"]] = pair
+    if not panels:
+        return []
     charts.bars(path, panels, "ACC", title)
+    return [path.name]

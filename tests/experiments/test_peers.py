@@ -53,6 +53,16 @@ def test_a_method_that_refuses_says_why_and_the_others_go_on(ran):
     assert rows["acc"].isna().all()
 
 
+def test_where_all_methods_refuse_there_is_no_picture(ran, tmp_path):
+    runs = ran[2]
+    paper = pd.DataFrame()
+    table = peers.compare(runs[runs["x"] == "too many"], paper)
+    assert peers.draw(tmp_path / "a.png", table, {}, "none") == []
+    assert not (tmp_path / "a.png").exists()
+    assert peers.draw(tmp_path / "b.png", peers.compare(runs, paper), {}, "one") == ["b.png"]
+    assert (tmp_path / "b.png").stat().st_size > 1000
+
+
 def test_what_is_there_is_not_run_again(ran, monkeypatch):
     path, cells, runs = ran
     before = path.read_text()

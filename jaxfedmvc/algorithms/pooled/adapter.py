@@ -249,7 +249,7 @@ def needs_views(method: str, least: int, why: str) -> Callable[[Federation], Non
 def needs_at_most(
     method: str, rows: Callable[[int], int], why: str
 ) -> Callable[[Federation], None]:
-    """Returns a check that there are no more rows in all, padding included.
+    """Returns a check that there are no more rows in all, padding included; not while tracing.
 
     Args:
       method: Its name.
@@ -258,11 +258,15 @@ def needs_at_most(
     """
 
     def check(federation: Federation) -> None:
-        n, most = sum(c.mask.size for c in federation.cohorts), rows(federation.n_views)
+        masks = [cohort.mask for cohort in federation.cohorts]
+        if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+            return
+        n, most = sum(mask.size for mask in masks), rows(federation.n_views)
         if n > most:
+            padding = n - sum(int(np.asarray(mask).sum()) for mask in masks)
             raise ValueError(
-                f"{method}: got {n} rows, those counted that pad clients to as many as the largest"
-                f" has; allowed is {most} or fewer for {federation.n_views} views ({why})"
+                f"{method}: got {n} rows, of which {padding} are padding; allowed is {most} or"
+                f" fewer for {federation.n_views} views ({why})"
             )
 
     return check
