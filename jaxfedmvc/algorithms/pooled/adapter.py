@@ -266,7 +266,7 @@ def needs_at_most(
             padding = n - sum(int(np.asarray(mask).sum()) for mask in masks)
             raise ValueError(
                 f"{method}: got {n} rows, of which {padding} are padding; allowed is {most} or"
-                f" fewer for {federation.n_views} views ({why})"
+                f" fewer with {federation.n_views} view{'s' * (federation.n_views > 1)} ({why})"
             )
 
     return check

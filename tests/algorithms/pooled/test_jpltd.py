@@ -151,5 +151,5 @@ def test_refusals():
         JPLTDConfig(K, start="svd")
     with pytest.raises(ValueError, match="growth: got 0"):
         jpltd(CONFIG, JPLTDHyperparams(growth=0.0))
-    with pytest.raises(ValueError, match="13130 or fewer for 2 views"):  # sqrt(10e9 / (29 * 2))
-        planted.starts_with_rows(jpltd(CONFIG), 13_131)
+    with pytest.raises(ValueError, match="18569 or fewer with 1 view "):  # sqrt(10e9 / 29)
+        planted.starts_with_rows(jpltd(CONFIG), 18_570)
