@@ -350,7 +350,7 @@ def many_clients(job: Job) -> Iterator[Row]:
 PIECES = (
     Piece("ceilings", "matrix products, memory, launches: what the device can do", (10, 20), own),
     Piece("fmcsc", "a run of FMCSC with the paper's settings on MNIST-USPS", (25, 180), own),
-    Piece("compile", "FMCSC compiled with less effort: seconds of both", (5, 180), own),
+    Piece("compile", "FMCSC compiled with less effort: how long, and its run", (5, 180), own),
     Piece("sweep", "figure 2: 25 temperatures with 5 seeds each, batched", (30, 240), own, 0.6),
     Piece("batch", "runs per second against the size of a batch", (25, 180), own, 0.4),
     Piece("precision", "float32, TF32 and bfloat16: seconds and accuracy", (30, 180), own, 0.4),

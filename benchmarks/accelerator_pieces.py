@@ -345,15 +345,19 @@ def ceilings(job: Job) -> None:
     emit("launch", seconds=took, unit="kernel in a loop")
 
 
+def single_run(job: Job, options: Mapping[str, Any] | None = None) -> Row:
+    """Measures a run of FMCSC, compiled with these options."""
+    setting = setting_of(job.size, job.data_dir)
+    batch = Batch(setting, 1, options=options)
+    runs = [(setting.hyper.tau_m, setting.hyper.tau_p, 0)]
+    took, acc = median_seconds(partial(batch.run, runs), 3), batch.acc(batch.run(runs), 1)
+    return {"unit": f"run of {setting.rounds} rounds", "acc": acc, **batch.row(1, took)}
+
+
 def fmcsc(job: Job) -> None:
     """Measures a run of FMCSC."""
-    setting = setting_of(job.size, job.data_dir)
-    batch = Batch(setting, 1)
-    runs = [(setting.hyper.tau_m, setting.hyper.tau_p, 0)]
-    took, acc = median_seconds(lambda: batch.run(runs), 3), batch.acc(batch.run(runs), 1)
     goal = "5 s on an H100 or H200" if job.size == "full" else None
-    unit = f"run of {setting.rounds} rounds"
-    emit("run", unit=unit, acc=acc, goal=goal, **batch.row(1, took))
+    emit("run", goal=goal, **single_run(job))
 
 
 # What XLA may do otherwise where it compiles for NVIDIA's devices.
@@ -366,8 +370,6 @@ FASTER_TO_COMPILE: dict[str, dict[str, Any]] = {
 def compiling(job: Job) -> None:
     """Measures FMCSC's run again, compiled with options that may take less time."""
     until, took = time.monotonic() + job.seconds, 0.0
-    setting = setting_of(job.size, job.data_dir)
-    runs = [(setting.hyper.tau_m, setting.hyper.tau_p, 0)]
     for name, options in FASTER_TO_COMPILE.items():
         if name in job.have:
             continue
@@ -378,10 +380,8 @@ def compiling(job: Job) -> None:
             emit(name, "skipped", note=f"the last took {took:.0f} s")
             continue
         began = time.monotonic()
-        batch = Batch(setting, 1, options=options)
-        each, acc = median_seconds(partial(batch.run, runs), 3), batch.acc(batch.run(runs), 1)
+        emit(name, **single_run(job, options))
         took = time.monotonic() - began
-        emit(name, unit=f"run of {setting.rounds} rounds", acc=acc, **batch.row(1, each))
 
 
 def batch_size(job: Job, n_runs: int, setting: Setting) -> int:

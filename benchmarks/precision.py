@@ -184,7 +184,10 @@ def _has_products(equation: Any) -> bool:
 
 
 def _scan(params: dict[str, Any], inputs: list[Any], bits: Bits) -> list[Any]:
-    n_consts, n_carry = params["num_consts"], params["num_carry"]
+    if "num_consts" in params:
+        n_consts, n_carry = params["num_consts"], params["num_carry"]
+    else:  # jax 0.11
+        n_consts, n_carry, _ = map(len, params["ft_in"].unpack())
     consts, carry = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:

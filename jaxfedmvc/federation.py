@@ -173,12 +173,13 @@ class Federation:
         held = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in self.cohorts]
         apart: list[tuple[set[int], np.ndarray]] = []
         for cohort, ids in zip(self.cohorts, held, strict=True):
-            views = set(cohort.view_ids)
-            near = [g for g in apart if g[0] & views or np.intersect1d(g[1], ids).size]
-            apart = [g for g in apart if not any(g is other for other in near)]
-            for group in near:
-                views, ids = views | group[0], np.union1d(ids, group[1])
-            apart.append((views, ids))
+            views, others = set(cohort.view_ids), []
+            for group in apart:
+                if group[0] & views or np.intersect1d(group[1], ids).size:
+                    views, ids = views | group[0], np.union1d(ids, group[1])
+                else:
+                    others.append(group)
+            apart = [*others, (views, ids)]
         if len(apart) > 1:
             first, other = sorted(tuple(sorted(views)) for views, _ in apart)[:2]
             raise ValueError(

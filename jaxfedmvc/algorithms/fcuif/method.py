@@ -91,7 +91,7 @@ def fcuif(config: FCUIFConfig, hyper: FCUIFHyperparams | None = None) -> Federat
     """Returns FCUIF for a vertical federation; agents may lack rows, in the same order.
 
     With `config.align` a row may be another sample at each agent, by its `sample_ids`. That two ids
-    are the same is all that the server knows of them.
+    are the same is all that the server knows of them. Real nodes refuse such data.
 
     Raises:
       ValueError: As `feddmvc`; with `align`, a row that is not one sample is not held by all.

@@ -274,5 +274,4 @@ def needs_at_most(
 
 def needs_features(method: str, least: int, why: str) -> Callable[[Federation], None]:
     """Returns a check that every view has as many features."""
-
     return lambda federation: check_widths(method, federation.view_dims, least, why)
