@@ -1,9 +1,10 @@
 """Comparison methods beside the form that authors give them: `python -m benchmarks.pooled`.
 
 A deep method, MFLVC, against an eager PyTorch loop over batches (`benchmarks.references.mflvc`; it
-takes `.venv/bin/pip install -e '.[bench]'`), and one of anchor graphs, IMVC-CBG, against NumPy
-(`benchmarks.references.anchor`), in float64, which is MATLAB's type, and in float32. Views are
-random; the number of passes is fixed, since it is all that depends on them. All variants take turns
+takes `.venv/bin/pip install -e '.[bench]'`). Two of anchor graphs: IMVC-CBG against NumPy
+(`benchmarks.references.anchor`), in float64, which is MATLAB's type, and in float32; LMVSC against
+SciPy, which solves a quadratic program for each sample as its authors do. Views are random; the
+number of passes of IMVC-CBG is fixed, since it is all that depends on them. All variants take turns
 in one run, the median time of each counts, compilation is apart.
 
 Last the memory that XLA plans for IMVC-CBG, by the number of samples: it should grow with N (D + m)
@@ -24,17 +25,18 @@ import numpy as np
 from absl import app, flags, logging
 
 from benchmarks.machine import machine_peaks, peak_of, take_turns
-from benchmarks.references.anchor import imvc_cbg_labels
-from jaxfedmvc.algorithms.pooled import imvc_cbg, mflvc
+from benchmarks.references.anchor import imvc_cbg_labels, lmvsc_labels
+from jaxfedmvc.algorithms.pooled import imvc_cbg, lmvsc, mflvc
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("parts", ["deep", "anchor", "memory"], "Which of deep, anchor, memory.")
+PARTS = ("deep", "anchor", "lmvsc", "memory")
+flags.DEFINE_list("parts", list(PARTS), f"Which of {', '.join(PARTS)}.")
 flags.DEFINE_integer("deep_rows", 2048, "Samples of MFLVC, a multiple of 256.")
 flags.DEFINE_integer("deep_width", 784, "Features of each of its two views.")
 flags.DEFINE_integer("effort", 20, "MFLVC's epochs and k-means starts, divided by this.")
-flags.DEFINE_integer("anchor_rows", 10_000, "Samples of IMVC-CBG.")
-flags.DEFINE_list("anchor_widths", ["512", "256", "128"], "Features of its views.")
-flags.DEFINE_integer("anchors_per_cluster", 2, "Anchors m, of ten clusters.")
+flags.DEFINE_integer("anchor_rows", 10_000, "Samples of IMVC-CBG and LMVSC.")
+flags.DEFINE_list("anchor_widths", ["512", "256", "128"], "Features of their views.")
+flags.DEFINE_integer("anchors_per_cluster", 2, "Anchors of a view, for each of ten clusters.")
 flags.DEFINE_integer("passes", 20, "Passes of IMVC-CBG.")
 flags.DEFINE_list("memory_rows", ["10000", "40000"], "Samples whose memory is tabulated.")
 flags.DEFINE_integer("repeats", 2, "Turns; the median counts.", lower_bound=1)
@@ -138,6 +140,26 @@ def anchor_calls() -> tuple[Calls, dict[str, float]]:
     return calls, {"IMVC-CBG, ours": took}
 
 
+def lmvsc_calls() -> tuple[Calls, dict[str, float]]:
+    """Returns a run of ours and of SciPy, and what they took to compile."""
+    views = random_views(FLAGS.anchor_rows, [int(width) for width in FLAGS.anchor_widths])
+    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((FLAGS.anchor_rows, len(views)), bool)
+    config = lmvsc.LMVSCConfig(CLUSTERS, FLAGS.anchors_per_cluster * CLUSTERS)
+    hyper = lmvsc.LMVSCHyperparams()
+    program, took = compiled(lambda *data: lmvsc.fit(*data, config, hyper), x, observed)
+    calls: Calls = {
+        "LMVSC, ours": lambda: program(jax.random.key(0), x, observed),
+        "LMVSC, SciPy": lambda: lmvsc_labels(
+            views,
+            CLUSTERS,
+            n_anchors=FLAGS.anchors_per_cluster * CLUSTERS,
+            alpha=float(hyper.alpha),
+            n_init=config.n_init,
+        ),
+    }
+    return calls, {"LMVSC, ours": took}
+
+
 def memory_table() -> list[dict[str, float]]:
     """Returns what XLA plans for a fit of so many samples, in MB; nothing is computed."""
     rows = []
@@ -166,7 +188,7 @@ def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     print(f"{jax.devices()[0].device_kind} ({jax.default_backend()}), jax {jax.__version__}")
-    makers = {"deep": deep_calls, "anchor": anchor_calls}
+    makers = {"deep": deep_calls, "anchor": anchor_calls, "lmvsc": lmvsc_calls}
     variants: Calls = {"matmul": machine_peaks()["matmul"]}
     compiling: dict[str, float] = {}
     for part in (part for part in FLAGS.parts if part in makers):

@@ -1,13 +1,16 @@
-"""IMVC-CBG in plain NumPy: its equations, samples in columns as the paper writes them.
+"""IMVC-CBG in plain NumPy, and LMVSC in NumPy and SciPy.
 
-It is an oracle, small enough to check by eye, and the peer that `benchmarks.pooled` measures
-against. Everything is computed for all samples at once, which is kinder to NumPy than a loop over
-samples for their projections onto the simplex. Computed in the type of the views; the last k-means
-is scikit-learn's.
+They are oracles, small enough to check by eye, and the peers that `benchmarks.pooled` measures
+against. k-means is scikit-learn's.
 
-Source: Wang et al., "Highly-efficient incomplete large-scale multi-view clustering with consensus
-bipartite graph", CVPR 2022; what is minimised, and where it starts, is said in
-`jaxfedmvc.algorithms.pooled.imvc_cbg`.
+IMVC-CBG: its equations, samples in columns as the paper writes them. Everything is computed for all
+samples at once, which is kinder to NumPy than a loop over samples for their projections onto the
+simplex, and in the type of the views. Source: Wang et al., "Highly-efficient incomplete large-scale
+multi-view clustering with consensus bipartite graph", CVPR 2022; what is minimised, and where it
+starts, is said in `jaxfedmvc.algorithms.pooled.imvc_cbg`.
+
+LMVSC: one quadratic program after the other, a sample each, as its authors solve it. Source: Kang
+et al., "Large-scale multi-view subspace clustering in linear time", AAAI 2020.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.linalg import solve_triangular
+from scipy.optimize import nnls
 from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
@@ -123,6 +128,46 @@ def imvc_cbg_labels(
     z = anchor_graph(views, observed, n_clusters, **settings).z
     rows = np.linalg.svd(z.T, full_matrices=False)[0][:, :n_clusters]
     return k_means(rows / norms(rows.T)[:, None], n_clusters, n_init)
+
+
+def anchor_weights(x: np.ndarray, anchors: np.ndarray, alpha: float) -> np.ndarray:
+    """Returns LMVSC's weights of the anchors, argmin |x - S H|^2 + alpha |S|^2, [N, m], float64.
+
+    Non-negative least squares of each row: with R^T R = H H^T + alpha I the objective is, but for a
+    constant, |R s - R^-T H x|^2. That weights sum to 1 is a row that outweighs the others.
+
+    Args:
+      x: [N, D].
+      anchors: H, [m, D].
+      alpha: Weight of the squares, above 0.
+    """
+    m, heavy = len(anchors), 1e4
+    h = anchors.astype(np.float64)
+    r = np.linalg.cholesky(h @ h.T + alpha * np.eye(m)).T
+    right = solve_triangular(r, h @ x.T, trans="T")  # [m, N]
+    left = np.vstack([r, np.full((1, m), heavy)])
+    return np.stack([nnls(left, np.append(column, heavy))[0] for column in right.T])
+
+
+def lmvsc_labels(
+    views: Sequence[np.ndarray], n_clusters: int, *, n_anchors: int, alpha: float, n_init: int
+) -> np.ndarray:
+    """Clusters the rows [N] by k-means of the weights' left singular vectors.
+
+    Args:
+      views: [N, D_v] each.
+      n_clusters: c.
+      n_anchors: m, centroids of each view.
+      alpha: See `anchor_weights`.
+      n_init: Starts of each k-means.
+    """
+    parts = []
+    for x in views:
+        with threadpool_limits(1, "openmp"):
+            found = KMeans(n_anchors, n_init=n_init, max_iter=100, random_state=0).fit(x)
+        parts.append(anchor_weights(x, found.cluster_centers_, alpha))
+    rows = np.linalg.svd(np.hstack(parts) / len(views) ** 0.5, full_matrices=False)[0]
+    return k_means(rows[:, :n_clusters], n_clusters, n_init)
 
 
 def k_means(rows: np.ndarray, n_clusters: int, n_init: int) -> np.ndarray:

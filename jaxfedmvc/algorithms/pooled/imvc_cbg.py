@@ -108,27 +108,28 @@ def fit(
     n, m = len(observed), c * config.anchors_per_cluster
     real = is_real(observed)[:, None]
     seen = observed.astype(jnp.float32)
+    columns = [seen[:, v, None] for v in range(len(x))]
 
-    def reconstruction(w: Array, anchors: Array, z: Array) -> Array:
-        return z @ anchors.T @ w.T
+    spread = jnp.stack([jnp.sum(x_v**2) for x_v in x])
 
-    def errors(w: tuple[Array, ...], anchors: Array, z: Array) -> Array:
-        """Squared residuals M_v, [V]."""
-        return jnp.stack(
-            [
-                jnp.sum(seen[:, v, None] * (x[v] - reconstruction(w[v], anchors, z)) ** 2)
-                for v in range(len(x))
-            ]
-        )
+    def errors(projected: list[Array], embedded: Array) -> Array:
+        """Squared residuals M_v, [V], of X W_v and Z^T A^T: no matrix is as wide as a view.
+
+        |x - W y|^2 = |x|^2 - |W^T x|^2 + |W^T x - y|^2, since W^T W = I.
+        """
+        outside = spread - jnp.stack([jnp.sum(xw**2) for xw in projected])
+        within = [jnp.sum((xw - embedded * columns[v]) ** 2) for v, xw in enumerate(projected)]
+        return jnp.maximum(outside, 0.0) + jnp.stack(within)
 
     def step(state: Any) -> tuple[Any, Array]:
         anchors, z, a = state
-        w = tuple(polar(x_v.T @ z @ anchors.T) for x_v in x)
-        mixed = sum(a[v] ** 2 * x_v @ w[v] for v, x_v in enumerate(x))  # [N, c]
+        embedded = z @ anchors.T  # [N, c]
+        projected = [x_v @ polar(x_v.T @ embedded) for x_v in x]  # X W_v, [N, c] each
+        mixed = sum(a[v] ** 2 * xw for v, xw in enumerate(projected))
         anchors = polar(mixed.T @ z)
         weight = seen @ a**2 + hyper.lam
         z = simplex(mixed @ anchors / jnp.where(weight > 0, weight, 1.0)[:, None]) * real
-        found = errors(w, anchors, z)
+        found = errors(projected, z @ anchors.T)
         a = view_weights(found, 2.0)
         value = jnp.sum(a**2 * found) + hyper.lam * jnp.sum(z**2)
         return (anchors, z, a), value

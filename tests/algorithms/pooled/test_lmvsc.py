@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.optimize import nnls
 
+from benchmarks.references import anchor
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.pooled.lmvsc import (
     LMVSCConfig,
@@ -29,14 +29,6 @@ def program():
     return jax.jit(lambda views, observed: fit(KEY, views, observed, CONFIG, HYPER))
 
 
-def exact_weights(x, anchors, alpha):
-    """The quadratic program of each row as non-negative least squares, in float64; the constraint
-    that weights sum to 1 is a row that outweighs the others."""
-    m, heavy = len(anchors), 1e4
-    left = np.vstack([anchors.T, np.sqrt(alpha) * np.eye(m), np.full((1, m), heavy)])
-    return np.stack([nnls(left, np.concatenate([row, np.zeros(m), [heavy]]))[0] for row in x])
-
-
 @pytest.mark.parametrize("alpha", [0.01, 1.0, 100.0])
 def test_weights_of_anchors_solve_the_quadratic_programs(alpha):
     x = RNG.normal(size=(12, 6)).astype(np.float32) + 3
@@ -45,7 +37,7 @@ def test_weights_of_anchors_solve_the_quadratic_programs(alpha):
     hyper = LMVSCHyperparams(alpha=alpha)
     solve = jax.jit(lambda x: anchor_weights(x, anchors, where, hyper, 500))
     found = np.asarray(solve(x))
-    np.testing.assert_allclose(found[:10], exact_weights(x[:10], anchors, alpha), atol=1e-4)
+    np.testing.assert_allclose(found[:10], anchor.anchor_weights(x[:10], anchors, alpha), atol=1e-4)
     assert not found[10:].any()
 
 
