@@ -163,8 +163,7 @@ def lmvsc_labels(
     """
     parts = []
     for x in views:
-        with threadpool_limits(1, "openmp"):
-            found = KMeans(n_anchors, n_init=n_init, max_iter=100, random_state=0).fit(x)
+        found = KMeans(n_anchors, n_init=n_init, max_iter=100, random_state=0).fit(x)
         parts.append(anchor_weights(x, found.cluster_centers_, alpha))
     rows = np.linalg.svd(np.hstack(parts) / len(views) ** 0.5, full_matrices=False)[0]
     return k_means(rows[:, :n_clusters], n_clusters, n_init)
