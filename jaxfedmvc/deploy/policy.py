@@ -1,10 +1,10 @@
 """What the operator of a node wrote down: its data, and what the node agrees to.
 
 client = 0
-data = "hospital0.npz"          # or .npy, .csv; beside this file
+data = "hospital0.npz"          # or .npy, .csv, .tsv; beside this file
 folder = "state"                # states of jobs, and found labels
 
-[views]                         # view id -> array of the .npz, or columns of the .csv
+[views]                         # view id -> array of the .npz, or columns of the table
 0 = "blood"
 1 = "imaging"
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.data.dataset import check_arrays
+from jaxfedmvc.data.dataset import check_arrays, check_precision
 from jaxfedmvc.deploy import masks
 from jaxfedmvc.deploy.job import Job, read_toml
 from jaxfedmvc.deploy.wire import Refused
@@ -149,6 +149,7 @@ class Holding:
 
 
 _OF_DATA = ("client", "data", "folder", "views", "ids", "labels")
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _ENTRIES = (*_OF_DATA, "agrees", "identity", "identities")
 
 
@@ -183,8 +184,11 @@ def load(path: str | Path) -> Holding:
     policy = Policy(**(agrees | lists))
     columns = _columns_of(told)
     arrays = _read(path.parent / str(told["data"]), columns)
-    views = {v: _matrix(arrays[name], name) for v, name in columns["views"].items()}
-    check_arrays(list(views.values()), None, [str(v) for v in views])
+    given = {v: _matrix(arrays[name], name) for v, name in columns["views"].items()}
+    check_arrays(list(given.values()), None, [str(v) for v in given])
+    for v, name in columns["views"].items():
+        check_precision(str(v), [given[v]], columns["features"].get(name))
+    views = {v: x.astype(np.float32) for v, x in given.items()}
     ids, labels = arrays.get(columns["ids"]), arrays.get(columns["labels"])
     rows = len(next(iter(views.values())))
     for name, array in (("ids", ids), ("labels", labels)):
@@ -208,7 +212,10 @@ def _identities_of(told: Mapping[str, Any], folder: Path) -> tuple[Any, dict[int
 
 
 def _columns_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the names of arrays or columns: of each view, of the ids and of the labels."""
+    """Returns the names of arrays or columns: of each view, of the ids and of the labels.
+
+    A table's `features` are filled in as it is read, by the names of its views.
+    """
     views = told.get("views")
     if views is not None:
         if not isinstance(views, dict) or not views or not all(v.isdecimal() for v in views):
@@ -220,25 +227,26 @@ def _columns_of(told: Mapping[str, Any]) -> dict[str, Any]:
         views = {
             int(v): name if isinstance(name, str) else tuple(name) for v, name in views.items()
         }
-    found = {"views": views, "ids": told.get("ids", "ids"), "labels": told.get("labels", "labels")}
-    for name in ("ids", "labels"):
-        if not isinstance(found[name], str):
-            raise checks.wrong(name, found[name], "a name")
-    return found
+    found = {"ids": told.get("ids", "ids"), "labels": told.get("labels", "labels")}
+    for name, value in found.items():
+        if not isinstance(value, str):
+            raise checks.wrong(name, value, "a name")
+    return found | {"views": views, "features": {}}
 
 
 def _read(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     """Returns the arrays of a data file by the names that `columns` has; may fill in its views."""
-    if file.suffix == ".npy":
+    suffix = file.suffix.lower()
+    if suffix == ".npy":
         columns["views"] = {v: "view" for v in columns["views"] or {0: ""}}
         if len(columns["views"]) > 1:
             raise checks.wrong("views", sorted(columns["views"]), "one view for a .npy file")
         return {"view": _loaded(file)}
-    if file.suffix == ".npz":
+    if suffix == ".npz":
         return _from_npz(file, columns)
-    if file.suffix == ".csv":
-        return _from_csv(file, columns)
-    raise checks.wrong("data", str(file), "a .npz, .npy or .csv file")
+    if suffix in _SEPARATORS:
+        return _from_table(file, columns)
+    raise checks.wrong("data", str(file), "a .npz, .npy, .csv or .tsv file")
 
 
 def _loaded(file: Path) -> Any:
@@ -271,7 +279,7 @@ def _from_npz(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
             raise ValueError(f"data: {file} cannot be read ({error})") from error
 
 
-def _from_csv(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
+def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     """A view of a table is a pattern of column names, or several; without any, all but the rest.
 
     Columns come in the order of the patterns, and those of one pattern in that of their names: in
@@ -279,7 +287,7 @@ def _from_csv(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     """
     try:
         with file.open(newline="", encoding="utf-8") as opened:
-            head, *lines = csv.reader(opened)
+            head, *lines = csv.reader(opened, delimiter=_SEPARATORS[file.suffix.lower()])
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ValueError(f"data: {file} is no table ({error})") from error
     if any(len(line) != len(head) for line in lines) or not lines:
@@ -301,6 +309,7 @@ def _from_csv(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
             arrays[patterns] = np.asarray([table[n] for n in names], np.float64).T
         except ValueError as error:
             raise ValueError(f"views: a cell of {file} is no number ({error})") from error
+        columns["features"][patterns] = names
     return arrays
 
 
@@ -311,4 +320,4 @@ def _matrix(array: Any, name: Any) -> np.ndarray:
             f"views: {name} is {array.dtype} of shape {array.shape}; allowed are numbers"
             " [rows, features]"
         )
-    return array.astype(np.float32)
+    return array

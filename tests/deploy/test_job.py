@@ -111,16 +111,27 @@ def test_a_node_reads_an_npz(tmp_path):
     np.testing.assert_array_equal(holding.labels, np.arange(6))
 
 
-def test_a_node_reads_a_table(tmp_path):
-    (tmp_path / "t.csv").write_text("id,hb,wbc,img_0,img_1,kind\nx,1,2,3,4,a\ny,5,6,7,8,b\n")
+@pytest.mark.parametrize(("file", "separator"), [("t.csv", ","), ("t.tsv", "\t"), ("T.CSV", ",")])
+def test_a_node_reads_a_table(tmp_path, file, separator):
+    lines = "id,hb,wbc,img_0,img_1,kind\nx,1,2,3,4,a\ny,5,6,7,8,b\n"
+    (tmp_path / file).write_text(lines.replace(",", separator))
     (tmp_path / "node.toml").write_text(
-        'client=0\ndata="t.csv"\nids="id"\nlabels="kind"\n[views]\n0=["hb","wbc"]\n1="img_*"\n'
+        f'client=0\ndata="{file}"\nids="id"\nlabels="kind"\n'
+        '[views]\n0=["hb","wbc"]\n1="img_*"\n'
         '[agrees]\nmethods=["fmcsc"]\n'
     )
     holding = load(tmp_path / "node.toml")
     np.testing.assert_array_equal(holding.views[0], [[1, 2], [5, 6]])
     np.testing.assert_array_equal(holding.views[1], [[3, 4], [7, 8]])
     assert holding.ids.tolist() == ["x", "y"] and holding.labels.tolist() == ["a", "b"]
+
+
+def test_a_node_refuses_a_feature_that_float32_rounds_away(tmp_path):
+    rows = "\n".join(f"{i},{1.7e9 + i}" for i in range(9))
+    (tmp_path / "t.csv").write_text(f"hb,seconds\n{rows}\n")
+    (tmp_path / "node.toml").write_text('client=0\ndata="t.csv"\n[agrees]\nmethods=["fmcsc"]\n')
+    with pytest.raises(ValueError, match="column 'seconds': got numbers that float32 rounds"):
+        load(tmp_path / "node.toml")
 
 
 def test_columns_of_a_table_have_one_order_on_every_node(tmp_path):
