@@ -38,19 +38,41 @@ def has_nan(tree: Any) -> bool:
 def at_least(settings: Any, least: int, *names: str) -> None:
     """Checks that these fields of `settings` are whole numbers, `least` or more.
 
-    None, where it means off, passes.
+    None passes where the field's annotation has it, which then says what it means.
 
     Raises:
       ValueError: Names the first field that is smaller, or no whole number.
     """
     for name in names:
         value = getattr(settings, name)
-        if value is None:
+        if value is None and _may_be_none(settings, name):
             continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise wrong(name, value, f"a whole number, {least} or more")
         if not value >= least:
             raise wrong(name, value, f"{least} or more")
+
+
+def _may_be_none(settings: Any, name: str) -> bool:
+    """Whether a field's annotation has None; without an annotation, it may be."""
+    hint = get_type_hints(type(settings)).get(name)
+    return hint is None or type(None) in get_args(hint)
+
+
+def widths(settings: Any, name: str) -> None:
+    """Checks that a field is a tuple of widths of layers, whole numbers of 1 or more.
+
+    Raises:
+      ValueError: Names the field.
+    """
+    value = getattr(settings, name)
+    allowed = "widths of 1 or more, such as (256, 128)"
+    if not isinstance(value, tuple | list):
+        raise wrong(name, value, allowed)
+    for width in value:
+        is_whole = isinstance(width, int | np.integer) and not isinstance(width, bool)
+        if not is_whole or width < 1:
+            raise wrong(name, value, allowed)
 
 
 def up_to(n_clusters: int) -> tuple[Callable[[Any], Any], str]:
@@ -72,7 +94,7 @@ def choices(settings: Any) -> None:
 
 
 def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -> None:
-    """Checks hyper-parameters that are concrete; traced ones and None (off) pass.
+    """Checks hyper-parameters that are concrete; traced ones pass, and None where it is a choice.
 
     A traced number has no value to check, and out of its range it may give plausible results
     without a NaN. Whoever traces numbers checks them before, all at once: a method that is made
@@ -87,9 +109,11 @@ def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -
     """
     for name, (is_right, allowed) in rules.items():
         value = getattr(settings, name)
-        if value is None or isinstance(value, jax.core.Tracer):
+        if isinstance(value, jax.core.Tracer) or (value is None and _may_be_none(settings, name)):
             continue
-        if not np.all(is_right(np.asarray(value))):
+        array = np.asarray(value)
+        is_number = jnp.issubdtype(array.dtype, np.number) or array.dtype == bool
+        if not is_number or not np.all(is_right(array)):
             # Where Python reserves the name, such as lambda, the flag has it and the field another.
             field = getattr(settings, "__dataclass_fields__", {}).get(name)
             flag = None if field is None else field.metadata.get("flag")

@@ -223,6 +223,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         Raises:
           ValueError: There are not as many classes as rows.
         """
+        if y is None:
+            raise checks.wrong("y", None, "classes [rows], or one such array for each client")
         found = self.predict(clients)
         if isinstance(found, list):
             rows, classes = [len(part) for part in found], [np.size(part) for part in y]
@@ -250,11 +252,11 @@ def parameters(method: str) -> list[str]:
 
 def _read(clients: Any, dtype: Any = np.float32) -> tuple[bool, list[dict[int, np.ndarray]]]:
     """Returns whether these are clients, and the views of each; of one place there is one."""
+    allowed = "dictionaries of arrays, one for each client, views of the same rows, or one array"
     if isinstance(clients, (list, tuple)) and not clients:
-        allowed = (
-            "dictionaries of arrays, one for each client, views of the same rows, or one array"
-        )
         raise checks.wrong("clients", clients, allowed)
+    if isinstance(clients, Mapping):
+        raise checks.wrong("clients", "a dictionary", f"a list of {allowed}")
     if isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping):
         given = [_views(client, f"client {i}: ", dtype) for i, client in enumerate(clients)]
         return True, given

@@ -234,6 +234,12 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         (CLIENTS, {"rounds": -1}, "rounds: got -1; allowed is 0 or more"),
         (CLIENTS, {"n_clusters": 3.0}, "n_clusters: got 3.0; allowed is a whole number, 1 or more"),
         ([], {}, r"clients: got \[\]; allowed is dictionaries of arrays"),
+        (CLIENTS[0], {}, "clients: got 'a dictionary'; allowed is a list of dictionaries"),
+        (CLIENTS, {"n_clusters": None}, "n_clusters: got None; allowed is a whole number, 1 or"),
+        (CLIENTS, {"fuzzifier": "1.1"}, r"fuzzifier: got '1\.1'; allowed is more than 1"),
+        (CLIENTS, {"alpha": None}, "alpha: got None; allowed is more than 1"),
+        (CLIENTS, {"method": "fmcsc", "hidden": 64}, "hidden: got 64; allowed is widths of 1 or"),
+        (VIEWS, {"method": "fcuif", "imputer_hidden": (8, 0)}, r"imputer_hidden: got \(8, 0\)"),
         (CLIENTS, {"tau": -1.0}, "tau: got -1.0"),
         (CLIENTS, {"method": "mgcd"}, "agents of a vertical method hold one view each"),
     ],
@@ -247,6 +253,11 @@ def test_bad_input_is_named(clients, options, text):
 def test_classes_of_other_rows_are_refused(fitted):
     with pytest.raises(ValueError, match=r"y: got '\[3\] classes'; allowed is \[4\], those of"):
         fitted.score([{0: np.ones((4, 5))}], [np.zeros(3)])
+
+
+def test_without_classes_there_is_no_score(fitted):
+    with pytest.raises(ValueError, match="y: got None; allowed is classes"):
+        fitted.score(CLIENTS, None)
 
 
 def test_rows_with_other_features_are_refused(fitted):

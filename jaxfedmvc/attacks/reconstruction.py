@@ -23,6 +23,7 @@ import optax
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, n_samples
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlp
 
@@ -78,8 +79,7 @@ class InverterConfig:
         for name in ("epochs", "snapshots", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed is 1 or more")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden: got {self.hidden}; allowed are widths of 1 or more")
+        checks.widths(self, "hidden")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate: got {self.learning_rate}; allowed is above 0")
         if not self.penalties or not all(penalty > 0 for penalty in self.penalties):

@@ -9,7 +9,6 @@ from flax import struct
 from jax import Array
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithms.pooled.networks import check_hidden
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +46,7 @@ class FedDMVCConfig:
         checks.at_least(self, 1, "n_clusters", "latent_dim", "batch_size", "n_init")
         checks.at_least(self, 0, "pretrain_epochs", "local_epochs")
         checks.choices(self)
-        check_hidden(self)
+        checks.widths(self, "hidden")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +75,7 @@ class FCUIFConfig(FedDMVCConfig):
         """
         super().__post_init__()
         checks.at_least(self, 0, "imputer_epochs", "align_steps")
-        if any(width < 1 for width in self.imputer_hidden):
-            raise checks.wrong("imputer_hidden", self.imputer_hidden, "widths of 1 or more")
+        checks.widths(self, "imputer_hidden")
 
 
 @struct.dataclass

@@ -67,6 +67,18 @@ def distances(
     return phis, keds, jnp.asarray(combined)
 
 
+def nearest(hyper: FedHKHyperparams, samples: Samples, centres: Centres, weights: Array) -> Array:
+    """Returns the centre of the least D_ik of each sample, int32 [n].
+
+    So far from all centres that all KED round to 1, sum_h (v_h / max v)^alpha phi_ik^h tells.
+    """
+    phis, _, combined = distances(hyper, samples, centres, weights)
+    relevance = jnp.exp(hk.log_relevance(weights, hyper.alpha))
+    far = sum(r * phi for r, phi in zip(relevance, phis.values(), strict=True))
+    is_least = combined <= jnp.min(combined, axis=1, keepdims=True)
+    return jnp.argmin(jnp.where(is_least, far, jnp.inf), axis=1).astype(jnp.int32)
+
+
 def powers_of(hyper: FedHKHyperparams, samples: Samples, combined: Array) -> Array:
     """Computes mu_ik^m of (29), zero on padding, [n, c]."""
     return hk.powered(hk.memberships(combined, hyper.fuzzifier), hyper.fuzzifier, samples.mask)

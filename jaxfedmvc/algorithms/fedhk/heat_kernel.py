@@ -80,6 +80,8 @@ def exponents(x: Array, centres: Array, delta: Array) -> Array:
       delta: Scalar or [n, d], not negative.
     """
     high = lax.Precision.HIGHEST
+    if x.shape[1] == 1:  # nothing to multiply, and expanded it would be less accurate
+        return delta * jnp.square(x - centres.T)
     if delta.ndim == 0:
         squares = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(centres * centres, axis=1)[None]
         return jnp.maximum(delta * (squares - 2 * jnp.matmul(x, centres.T, precision=high)), 0.0)

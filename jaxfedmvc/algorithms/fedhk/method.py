@@ -28,7 +28,7 @@ from jax import Array
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.fedhk.client import distances, personalised, samples_of
+from jaxfedmvc.algorithms.fedhk.client import nearest, personalised, samples_of
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
     ClientState,
@@ -112,9 +112,9 @@ def e_fkmvc(
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC as a federation; with a codec, FedHK with compressed centres.
 
-    Clients may lack views; one with all views, at least, must take part. They may have any number
-    of samples, one included. One that joins after the setup adds nothing to the rounds, whose model
-    it is sent like the others. See `centres` for the model.
+    Clients may lack views; one with all views and two samples, at least, must take part. The others
+    may have any number of samples, one included. One that joins after the setup adds nothing to the
+    rounds, whose model it is sent like the others. See `centres` for the model.
 
     Args:
       config: Static settings.
@@ -126,8 +126,8 @@ def e_fkmvc(
 
     Raises:
       ValueError: A hyper-parameter out of range, where it is concrete. From `init`: no client has
-        all views, there are fewer samples than clusters, or a client has fewer than
-        `min_cluster_size` samples.
+        all views and samples enough to start from, there are fewer samples than clusters, or a
+        client has fewer than `min_cluster_size` samples.
     """
     hyper = hyper or FedHKHyperparams()
     if hyper.limit is not None and codec is not None:
@@ -153,8 +153,7 @@ def e_fkmvc(
             found = {v: jnp.where(state.took_part, state.personal[v], found[v]) for v in found}
             weights = jnp.where(state.took_part, state.personal_weights, weights)
         samples = samples_of(config, hyper, server.scales, client)
-        _, _, combined = distances(hyper, samples, found, weights)
-        return jnp.where(client.mask, jnp.argmin(combined, axis=1), -1).astype(jnp.int32)
+        return jnp.where(client.mask, nearest(hyper, samples, found, weights), -1)
 
     def done(server: ServerState) -> Array:
         return jnp.all(server.models.change <= hyper.tolerance)

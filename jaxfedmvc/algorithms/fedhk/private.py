@@ -53,7 +53,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.accounting import PrivacySettings, privacy_settings
-from jaxfedmvc.algorithms.fedhk.client import Samples, distances, local_sums, samples_of
+from jaxfedmvc.algorithms.fedhk.client import Samples, local_sums, nearest, samples_of
 from jaxfedmvc.algorithms.fedhk.method import best, check_federation, e_fkmvc, first_states
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
@@ -170,11 +170,10 @@ def e_fkmvc_with_noise(
         model = best(server.models)
         samples = samples_of(config, hyper, server.scales, client)
         samples = clip_samples(privacy, server.scales, samples)
-        _, _, combined = distances(hyper, samples, model.fit, model.view_weights)
         # NaN after a refused sum: no cluster is better than the first one for every sample.
         is_model = jnp.all(jnp.isfinite(jnp.concatenate([a.ravel() for a in model.fit.values()])))
-        nearest = jnp.argmin(combined, axis=1)
-        return jnp.where(client.mask & is_model, nearest, -1).astype(jnp.int32)
+        labels = nearest(hyper, samples, model.fit, model.view_weights)
+        return jnp.where(client.mask & is_model, labels, -1)
 
     setup = _moments(config, privacy), *[_start(config, hyper, privacy)] * privacy.start_steps
     each = (_round(config, hyper, privacy),)

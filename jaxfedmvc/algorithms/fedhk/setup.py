@@ -53,7 +53,10 @@ def warn_of_few_summaries(
 ) -> None:
     """Warns where clients send fewer summaries than clusters; nothing is looked at while tracing.
 
-    K-means over them then starts clusters at the same place, which no round separates.
+    K-means over them then starts clusters at the same place.
+
+    Raises:
+      ValueError: They send none.
     """
     masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
     if any(isinstance(x, jax.core.Tracer) for x in (*masks, limit)):
@@ -63,10 +66,15 @@ def warn_of_few_summaries(
     least, average = _sizes(config)
     each = np.clip(rows // average, 1, 2 * config.n_clusters)
     n = int(each[rows >= least].sum())
-    if n < wanted and wanted > 1:  # a single centre starts at the mean, whatever was sent
+    if n == 0 and wanted > 1:  # a single centre starts at the mean, whatever was sent
+        raise ValueError(
+            f"federation: all clients with all views have fewer than {least} samples, so that none"
+            f" sends a summary to start from; allowed is one with {least} or more"
+        )
+    if n < wanted and wanted > 1:
         warnings.warn(
             f"n_clusters: got {wanted}, and the clients with all views send {n} summaries to start"
-            f" from, one for every {average} samples of a client: {n} clusters or fewer are found",
+            f" from, one for every {average} samples of a client: fewer clusters may be found",
             stacklevel=2,
         )
 

@@ -118,8 +118,7 @@ class FMCSCConfig:
         checks.choices(self)
         if self.teach_features < 0 or self.teach_features % 2:
             raise checks.wrong("teach_features", self.teach_features, "an even number, 0 or more")
-        if any(width < 1 for width in self.hidden):
-            raise checks.wrong("hidden", self.hidden, "widths of 1 or more")
+        checks.widths(self, "hidden")
         if not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")
         if self.leader_epochs and "A" not in self.components:

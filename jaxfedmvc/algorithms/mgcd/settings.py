@@ -8,7 +8,16 @@ from typing import Literal, NamedTuple, get_args
 from flax import struct
 from jax import Array
 
-from jaxfedmvc.checks import NOT_NEGATIVE, POSITIVE, SHARE, at_least, choices, numbers, wrong
+from jaxfedmvc.checks import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    at_least,
+    choices,
+    numbers,
+    widths,
+    wrong,
+)
 
 Mode = Literal["robust", "literal"]
 Server = Literal["trained", "average"]
@@ -128,8 +137,7 @@ class MGCDConfig:
         at_least(self, 0, "pretrain_epochs", "local_epochs", "server_epochs")
         if not set(self.losses) <= set(LOSSES):
             raise wrong("losses", self.losses, f"any of {', '.join(LOSSES)}")
-        if any(width < 1 for width in self.hidden):
-            raise wrong("hidden", self.hidden, "widths of 1 or more")
+        widths(self, "hidden")
         if self.choose_views and (self.mode, self.server or "average") != ("robust", "average"):
             raise wrong(
                 "choose_views",

@@ -33,7 +33,6 @@ from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
-    check_hidden,
     columns,
     encode,
     fit_autoencoders,
@@ -87,7 +86,7 @@ class CPSPANConfig:
         )
         checks.at_least(self, 0, "align_epochs")
         checks.choices(self)
-        check_hidden(self)
+        checks.widths(self, "hidden")
 
 
 @struct.dataclass

@@ -43,7 +43,6 @@ from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
     PyTree,
     apply,
-    check_hidden,
     columns,
     encode,
     fit_autoencoders,
@@ -106,7 +105,7 @@ class DSIMVCConfig:
         checks.at_least(self, 1, "steps", "batch_size", "weight_hidden")
         checks.at_least(self, 0, "pretrain_epochs", "neighbour_pretrain_epochs", "neighbour_epochs")
         checks.choices(self)
-        check_hidden(self)
+        checks.widths(self, "hidden")
 
 
 @struct.dataclass

@@ -38,7 +38,6 @@ from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, poo
 from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
     apply,
-    check_hidden,
     encode,
     fit_autoencoders,
     init_networks,
@@ -88,7 +87,7 @@ class GCFAggConfig:
         checks.at_least(self, 1, "n_clusters", "latent_dim", "feature_dim", "attention_hidden")
         checks.at_least(self, 1, "pretrain_epochs", "batch_size", "n_init")
         checks.at_least(self, 0, "contrast_epochs")
-        check_hidden(self)
+        checks.widths(self, "hidden")
 
 
 @struct.dataclass

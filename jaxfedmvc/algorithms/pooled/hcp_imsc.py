@@ -31,9 +31,15 @@ from jax import Array, lax
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_at_most, needs_linked_views, pooled
+from jaxfedmvc.algorithms.pooled.adapter import (
+    Fitted,
+    needs_at_most,
+    needs_features,
+    needs_linked_views,
+    pooled,
+)
 from jaxfedmvc.algorithms.pooled.matrices import alternate, neighbours, spectral_rows
-from jaxfedmvc.algorithms.pooled.rows import is_real, unit_samples
+from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
 
@@ -88,7 +94,7 @@ def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> 
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there are too many samples, or
-        fewer than clusters, or views that no samples link.
+        fewer than clusters, a view of one feature, or views that no samples link.
     """
     hyper = hyper or HCPIMSCHyperparams()
     tenth = (
@@ -101,6 +107,7 @@ def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> 
         config,
         hyper,
         needs_at_most("hcp_imsc", lambda n_views: _MOST_ROWS, _WHY),
+        needs_features("hcp_imsc", 2, UNIT_ROWS),
         needs_linked_views("hcp_imsc"),
     )
 

@@ -32,9 +32,15 @@ from jax import Array, lax
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_at_most, needs_linked_views, pooled
+from jaxfedmvc.algorithms.pooled.adapter import (
+    Fitted,
+    needs_at_most,
+    needs_features,
+    needs_linked_views,
+    pooled,
+)
 from jaxfedmvc.algorithms.pooled.matrices import polar, soft, spectral_rows
-from jaxfedmvc.algorithms.pooled.rows import is_real, unit_samples
+from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 
 # By the compiler's account a run takes 29 bytes for each pair of rows and view: 8.4 GB for 12 000
@@ -121,7 +127,7 @@ def jpltd(config: JPLTDConfig, hyper: JPLTDHyperparams | None = None) -> Federat
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there are too many samples, or
-        fewer than clusters, or views that no samples link.
+        fewer than clusters, a view of one feature, or views that no samples link.
     """
     hyper = hyper or JPLTDHyperparams()
     growing = (lambda x: (x >= 1) & np.isfinite(x), "a finite number, 1 or more")
@@ -135,7 +141,12 @@ def jpltd(config: JPLTDConfig, hyper: JPLTDHyperparams | None = None) -> Federat
         },
     )
     return pooled(
-        fit, config, hyper, needs_at_most("jpltd", _most_rows, _WHY), needs_linked_views("jpltd")
+        fit,
+        config,
+        hyper,
+        needs_at_most("jpltd", _most_rows, _WHY),
+        needs_features("jpltd", 2, UNIT_ROWS),
+        needs_linked_views("jpltd"),
     )
 
 

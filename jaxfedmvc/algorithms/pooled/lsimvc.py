@@ -27,7 +27,13 @@ from jax import Array
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_features, needs_linked_views, pooled
+from jaxfedmvc.algorithms.pooled.adapter import (
+    Fitted,
+    needs_features,
+    needs_linked_views,
+    needs_varied_views,
+    pooled,
+)
 from jaxfedmvc.algorithms.pooled.matrices import (
     alternate,
     neighbours,
@@ -108,7 +114,8 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a view has fewer features than
-        there are clusters, or there are fewer samples, or no samples link the views.
+        there are clusters, or is constant, or there are fewer samples, or no samples link the
+        views.
     """
     hyper = hyper or LSIMVCHyperparams()
     above = (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1")
@@ -122,7 +129,8 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
         },
     )
     wide = needs_features("lsimvc", config.n_clusters, _WHY)
-    return pooled(fit, config, hyper, wide, needs_linked_views("lsimvc"))
+    linked, varied = needs_linked_views("lsimvc"), needs_varied_views("lsimvc")
+    return pooled(fit, config, hyper, wide, linked, varied)
 
 
 @jax.default_matmul_precision("highest")

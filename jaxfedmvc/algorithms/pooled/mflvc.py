@@ -35,7 +35,6 @@ from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, nee
 from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
     apply,
-    check_hidden,
     column_contrast,
     encode,
     fit_autoencoders,
@@ -91,7 +90,7 @@ class MFLVCConfig:
         checks.at_least(self, 1, "n_clusters", "latent_dim", "feature_dim", "pretrain_epochs")
         checks.at_least(self, 1, "batch_size", "n_init")
         checks.at_least(self, 0, "contrast_epochs", "tune_epochs")
-        check_hidden(self)
+        checks.widths(self, "hidden")
 
 
 @struct.dataclass

@@ -15,20 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxfedmvc import checks, nn
+from jaxfedmvc import nn
 from jaxfedmvc.losses import l2_normalize, masked_mean, mean_squared_error, ntxent
 
 PyTree = Any
-
-
-def check_hidden(config: Any) -> None:
-    """Checks the widths in a config's `hidden`.
-
-    Raises:
-      ValueError: One is below 1.
-    """
-    if any(width < 1 for width in config.hidden):
-        raise checks.wrong("hidden", config.hidden, "widths of 1 or more")
 
 
 class Networks(NamedTuple):

@@ -40,7 +40,7 @@ from optax.assignment import hungarian_algorithm
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_views, pooled
-from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden, layer_norm
+from jaxfedmvc.algorithms.pooled.networks import batch_norm, layer_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
@@ -82,7 +82,7 @@ class ProImpConfig:
         checks.at_least(self, 1, "latent_dim", "n_init")
         checks.at_least(self, 0, "pretrain_epochs")
         checks.at_least(self, self.pretrain_epochs + 1, "epochs")
-        check_hidden(self)
+        checks.widths(self, "hidden")
 
 
 @struct.dataclass

@@ -9,6 +9,9 @@ from jax import Array
 
 from jaxfedmvc.losses import l2_normalize
 
+# Why a view needs two features, for those who use `unit_samples`.
+UNIT_ROWS = "rows are scaled to length 1; join it with another view"
+
 
 def blank(views: Sequence[Array], observed: Array) -> tuple[Array, ...]:
     """Puts zeros in the place of what is not observed, whatever lies there.
@@ -65,7 +68,8 @@ def check_widths(method: str, widths: Sequence[int], least: int, why: str) -> No
     for v, width in enumerate(widths):
         if width < least:
             raise ValueError(
-                f"{method}: view {v} has {width} features; allowed is {least} or more ({why})"
+                f"{method}: view {v} has {width} feature{'s' * (width != 1)}; allowed is {least} or"
+                f" more ({why})"
             )
 
 

@@ -35,7 +35,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, needs_views, pooled
 from jaxfedmvc.algorithms.pooled.matrices import squared_distances
-from jaxfedmvc.algorithms.pooled.networks import batch_norm, check_hidden
+from jaxfedmvc.algorithms.pooled.networks import batch_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.losses import l2_normalize, masked_mean
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
@@ -82,7 +82,7 @@ class SiMVCConfig:
         checks.at_least(self, 1, "latent_dim", "head_hidden", "check_every", "n_runs")
         checks.at_least(self, 1, "runs_at_once")
         checks.at_least(self, self.check_every, "epochs")
-        check_hidden(self)
+        checks.widths(self, "hidden")
 
 
 @dataclasses.dataclass(frozen=True)

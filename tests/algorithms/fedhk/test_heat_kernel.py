@@ -136,6 +136,15 @@ def test_kernel_distance_is_exact_near_the_centre():
     )
 
 
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_exponents_of_one_feature_lose_nothing_to_rounding(per_sample):
+    x = np.float32([[0.9], [0.9001], [0.1]])
+    a = np.float32([[0.90005], [0.1]])
+    delta = np.full((3, 1), 2.0, np.float32) if per_sample else np.float32(2.0)
+    exact = 2 * (x.astype(float) - a.T.astype(float)) ** 2
+    np.testing.assert_allclose(hk.exponents(x, a, delta), exact, rtol=1e-6)
+
+
 def test_bandwidth_makes_the_exponent_of_a_random_pair_beta():
     x = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32) * 7
     delta = hk.bandwidth(x.var(axis=0).sum(), 0.3)

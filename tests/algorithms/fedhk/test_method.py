@@ -796,7 +796,7 @@ def test_degenerate_samples_give_finite_models(case):
         views = [x.copy() for x in views]
         views[0][5] = 1e6
     else:
-        kind = [np.array([0]), np.array([1]), np.array([30]), np.array([40])]
+        kind = [np.array([0, 2]), np.array([1]), np.array([30]), np.array([40])]
     for m, alpha, tau in ((1.05, np.inf, 10.0), (1.001, 1.001, 0.0), (10.0, 30.0, np.inf)):
         fed, result = run(views, kind, fuzzifier=m, alpha=alpha, tau=tau)
         chex.assert_tree_all_finite((result.state.server, result.state.clients))
@@ -918,6 +918,25 @@ def test_who_asks_for_more_clusters_than_summaries_is_warned():
     part = federation(make_views()[0], shares("iid"))
     with pytest.warns(UserWarning, match=r"got 5, .* send 4 summaries .* every 8 samples"):
         e_fkmvc(FedHKConfig(5, min_cluster_size=4)).init(KEY, part)
+
+
+def test_who_has_no_summary_to_start_from_is_told():
+    rows = [{0: np.full((1, 2), i % 2, np.float32)} for i in range(6)]
+    with pytest.raises(ValueError, match="have fewer than 2 samples, so that none sends a summary"):
+        engine.start(e_fkmvc(FedHKConfig(2)), Federation.from_clients(rows), KEY)
+
+
+def test_rows_beyond_every_kernel_go_to_the_nearest_centre():
+    x = np.linspace(0.0, 0.1, 20, dtype=np.float32)[:, None] + 0.8 * (np.arange(20)[:, None] % 2)
+    federation = Federation.from_clients([{0: np.repeat(x, 3, 1), 1: np.repeat(x, 2, 1)}])
+    algorithm = e_fkmvc(FedHKConfig(2))
+    server = engine.run(algorithm, federation, KEY, 5).state.server
+    far = np.float32([[-90.0], [-9.0], [-3.0], [0.1], [0.8], [4.0], [9.0], [90.0]])
+    rows = Federation.from_clients([{0: np.repeat(far, 3, 1), 1: np.repeat(far, 2, 1)}])
+    _, states = algorithm.init(KEY, rows)
+    one = jax.tree.map(lambda x: x[0], (states[0], rows.cohorts[0]))
+    found = np.asarray(algorithm.assign(server, *one))
+    assert len(set(found[:4])) == len(set(found[4:])) == 1 and found[0] != found[-1]
 
 
 def test_numbers_that_will_be_mapped_are_checked_all_at_once():

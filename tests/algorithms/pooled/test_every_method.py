@@ -176,6 +176,13 @@ def test_shapes_that_do_not_agree_are_named(name):
         program(name)((VIEWS[0], VIEWS[1][1:]), COMPLETE)
 
 
+@pytest.mark.parametrize("name", ["hcp_imsc", "jpltd"])
+def test_a_view_of_one_feature_whose_rows_would_all_be_one_is_refused(name):
+    narrow = planted.federation(COMPLETE, (VIEWS[0], VIEWS[1][:, :1]))
+    with pytest.raises(ValueError, match=f"{name}: view 1 has 1 feature; allowed is 2 or more"):
+        start(name, narrow)
+
+
 @pytest.mark.parametrize("name", ["imvc_cbg", "lsimvc"])
 def test_fewer_features_than_clusters_are_named(name):
     with pytest.raises(ValueError, match="view 1 has 2 features; allowed is 3 or more"):
