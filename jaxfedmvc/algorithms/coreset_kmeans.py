@@ -17,6 +17,7 @@ the sensitivities of k-means. As in published comparisons rows are drawn without
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ def coreset_kmeans(
         },
     )
     return FederatedAlgorithm(
-        init=partial(_init, config),
+        init=partial(_init, config, hyper),
         setup=(_draw(config, hyper), _collect(config, hyper)),
         round=(),
         finish=(_share_columns(),),
@@ -120,8 +121,25 @@ def coreset_kmeans(
     )
 
 
+def _warn_of_few_rows(config: CoresetKMeansConfig, mask: Any) -> None:
+    """Warns where fewer rows are drawn than there are clusters; not while tracing."""
+    if isinstance(mask, jax.core.Tracer):
+        return
+    n, n_clusters = int(np.asarray(mask)[0].sum()), config.n_clusters
+    n_drawn = max(n // 10, 1) if config.n_coreset is None else min(config.n_coreset, n)
+    if n_drawn < n_clusters:
+        warnings.warn(
+            f"n_coreset: {n_drawn} rows are drawn, a centroid each, so that no more than {n_drawn}"
+            f" of {n_clusters} clusters are found",
+            stacklevel=3,
+        )
+
+
 def _init(
-    config: CoresetKMeansConfig, key: Array, federation: Federation
+    config: CoresetKMeansConfig,
+    hyper: CoresetKMeansHyperparams,
+    key: Array,
+    federation: Federation,
 ) -> tuple[CoresetState, tuple[tuple, ...]]:
     """Returns the state before anything was sent.
 
@@ -131,6 +149,8 @@ def _init(
     federation.check_vertical()
     federation.check_rows(config.n_clusters, "as many as clusters, for k-means to start from")
     federation.check_rows(config.n_coreset or 1, "as many as the coreset draws")
+    if hyper.limit is None:
+        _warn_of_few_rows(config, federation.cohorts[0].mask)
     mask = federation.cohorts[0].mask[0]
     n_samples = jnp.sum(mask, dtype=jnp.int32)
     if config.n_coreset is None:

@@ -273,7 +273,8 @@ def test_limit_is_the_number_of_clusters_in_one_program(result):
 def test_no_more_clusters_than_drawn_rows():
     federation = vertical(blobs()[0])
     algorithm = coreset_kmeans(CoresetKMeansConfig(K, n_coreset=2, n_init=2))
-    state = engine.start(algorithm, federation, jax.random.key(0)).server
+    with pytest.warns(UserWarning, match="n_coreset: 2 rows are drawn, .* no more than 2 of 3"):
+        state = engine.start(algorithm, federation, jax.random.key(0)).server
     state = state._replace(rows=jnp.array([5, 9]), weights=jnp.array([0.3, 0.7]))
     messages = tuple({(a,): v[None, [5, 9]]} for a, v in enumerate(blobs()[0]))
     state, _ = jit(algorithm.setup[1].server)(jax.random.key(0), state, messages, ())
