@@ -236,7 +236,8 @@ def costs() -> list[str]:
     return [
         f"| {fmcsc_rows.SETS[line.set]} | `{line.row}` | {millions(line.parameters_single)} |"
         f" {millions(line.parameters_multi)} | {line.paper_parameters} | {line.megabytes:.0f} |"
-        f" {line.seconds:.0f} | {line.paper_seconds_rtx3090:.0f} |"
+        f" {'-' if pd.isna(line.seconds) else f'{line.seconds:.0f}'} |"
+        f" {line.paper_seconds_rtx3090:.0f} |"
         for line in runs.itertuples()
     ]
 
