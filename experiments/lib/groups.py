@@ -18,7 +18,7 @@ from experiments.lib.batches import Group, outline
 from experiments.lib.command import Command, FolderSettings
 from experiments.lib.data import DataSettings, count_classes, fingerprint, partitioned
 from experiments.lib.references import internal_scores
-from jaxfedmvc import data
+from jaxfedmvc import data, engine
 from jaxfedmvc.engine import batching, mesh
 from jaxfedmvc.engine.steps import as_number
 from jaxfedmvc.metrics import host
@@ -101,12 +101,15 @@ def _group(
     for hyper in hyperparams:
         algorithm = group.make(hyper)
     jax.eval_shape(lambda key: algorithm.init(key, group.federation), jax.random.key(0))
+    if command.job.secure_aggregation:
+        engine.traffic(algorithm, group.federation)  # raises where a message would be read
     return group
 
 
 def _of_clients(command: Command) -> Group:
     """Returns a group without settings; the device holds the samples of all seeds once."""
     job = command.job
+    runner.check_participation(command)
     if command.split.scale_by == "client":
         raise ValueError(
             "scale_by: got 'client' for a sweep, whose seeds share data; allowed is all"

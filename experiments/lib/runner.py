@@ -84,12 +84,7 @@ def prepare(command: Command) -> Job:
     n_clusters = count_classes(command.data, problems[0].labels)
     federation = problems[0].federation
     shares = participation_shares(federation, command.job)
-    asked = command.job.participation
-    if command.method.topology == "pooled" and any(share < 1 for share in asked):
-        raise ValueError(
-            f"participation: got {asked} for {command.name}, which gives labels to the rows that it"
-            " is sent; allowed is 1"
-        )
+    check_participation(command)
     config = command.config(n_clusters, federation.n_clients)
     hyperparams = command.hyperparams()
     make = maker(command, config, federation)
@@ -107,6 +102,23 @@ def prepare(command: Command) -> Job:
     if command.job.secure_aggregation:
         engine.traffic(algorithm, federation)  # raises where a message would be read
     return job
+
+
+def check_participation(command: Command) -> None:
+    """Checks that a method can do without clients, if the job leaves some out.
+
+    Raises:
+      ValueError: It cannot.
+    """
+    reasons = {
+        "pooled": "gives labels to the rows that it is sent",
+        "vertical": "needs every agent's features",
+    }
+    asked, reason = command.job.participation, reasons.get(command.method.topology)
+    if reason and any(share < 1 for share in asked):
+        raise ValueError(
+            f"participation: got {asked} for {command.name}, which {reason}; allowed is 1"
+        )
 
 
 def _check_counts(job: Job) -> None:
@@ -412,7 +424,7 @@ class _Runner:
     def _traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of the stages; where every round ends with clusters, as its own."""
         found = dict(self.steps.traffic())
-        if self.job.command.job.until_stable is not None:
+        if self.job.command.job.until_stable is not None and self.job.command.rounds:
             # Each client's numbers of rows by old and new cluster.
             tables = 4 * (self.job.n_clusters or 1) ** 2 * self.job.federation.n_clients
             up, down = (a + b for a, b in zip(found["round"], found["finish"], strict=True))

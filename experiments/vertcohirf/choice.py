@@ -167,6 +167,11 @@ def _planned(command: Command) -> runner.Job:
     runner.start_devices(command.job)
     job = runner.prepare(_with(command, {"local_clusters": "2"}))
     choice.check(job.config, job.federation)
+    if job.command.rounds < 1:
+        raise ValueError(
+            "rounds: got 0; allowed is 1 or more where settings are chosen by what agents send in"
+            " rounds, or --local_clusters"
+        )
     return job
 
 

@@ -85,6 +85,9 @@ def load(
     """
     if scale not in _SCALES:
         raise ValueError(f"scale must be one of {', '.join(_SCALES)}; got {scale!r}")
+    is_made = name.lower() in ("digits", *_GENERATED) or name.lower().startswith("unequal_")
+    if is_made and options != TableOptions():
+        raise ValueError(f"views, id, labels, categories, missing: are for files; {name} is none")
     if name.lower() == "digits":
         dataset, usual = digits_views(), "minmax"
     elif name.lower() in _GENERATED:

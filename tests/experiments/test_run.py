@@ -284,6 +284,10 @@ BAD = {
         ["--algorithm=lmvsc", "--participation=0.5"],
         r"participation: got \(0.5,\) for lmvsc",
     ),
+    "columns of what is no file": (
+        ["--dataset=unequal_0", "--labels=kind"],
+        "labels, categories, missing: are for files; unequal_0 is none",
+    ),
     "share of words": (["--participation=half"], "participation=half"),
     "a message that would be read": (
         ["--algorithm=e_fkmvc", "--ratio=1:0", "--secure_aggregation"],

@@ -100,6 +100,13 @@ def test_a_job_without_settings_finds_the_groups(data, tmp_path):
     assert "Local number of clusters" in (folder / "report.html").read_text()
 
 
+def test_without_rounds_there_is_nothing_to_choose_by(data, tmp_path):
+    given = (*COMMON, f"--dataset={data / 'right.npz'}", "--rounds=0")
+    code, _, err = binaries.launch(run.main, *given, f"--output_dir={tmp_path / 'out'}")
+    assert code == 2 and err.startswith("error: rounds: got 0; allowed is 1 or more where")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_labels_do_not_matter(data, tmp_path):
     for name in ("plain", "wrong"):
