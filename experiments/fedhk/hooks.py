@@ -71,6 +71,7 @@ HOOKS = Hooks(
     after_seed=_after_seed,
     check=_check,
     facts=_facts,
+    late_clients=False,
     replaced={
         "method": "give --algorithm=e_fkmvc, fedhk_tucker or fedhk_parafac2",
         "privacy": "give --secure_aggregation, or --algorithm=private_e_fkmvc",

@@ -84,6 +84,7 @@ class Hooks(NamedTuple):
       check: `(job)`, raises ValueError where the method and the job do not go together.
       facts: `(job) -> entries` of summary.json.
       choosing: `(command) -> Choosing`, what single jobs choose without labels; None for nothing.
+      late_clients: Whether clients that were not in the setup add to the rounds.
     """
 
     defaults: Callable[[DataSettings], Mapping[str, str]] = lambda settings: {}
@@ -98,6 +99,7 @@ class Hooks(NamedTuple):
     check: Callable[[Any], None] | None = None
     facts: Callable[[Any], dict[str, Any]] | None = None
     choosing: Callable[[Any], Choosing | None] | None = None
+    late_clients: bool = True
 
 
 def family_of(method: Method) -> str:

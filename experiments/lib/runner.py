@@ -105,7 +105,7 @@ def prepare(command: Command) -> Job:
 
 
 def check_participation(command: Command) -> None:
-    """Checks that a method can do without clients, if the job leaves some out.
+    """Checks that a method bears clients that are left out, or come late, if the job has such.
 
     Raises:
       ValueError: It cannot.
@@ -115,9 +115,16 @@ def check_participation(command: Command) -> None:
         "vertical": "needs every agent's features",
     }
     asked, reason = command.job.participation, reasons.get(command.method.topology)
-    if reason and any(share < 1 for share in asked):
+    if all(share == 1 for share in asked):
+        return
+    if reason:
         raise ValueError(
             f"participation: got {asked} for {command.name}, which {reason}; allowed is 1"
+        )
+    if command.job.resample_participants and not command.hooks.late_clients:
+        raise ValueError(
+            f"resample_participants: who was not in the setup of {command.name} adds nothing to its"
+            f" rounds; allowed is none, or participation 1, got {asked}"
         )
 
 

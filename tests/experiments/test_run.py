@@ -284,6 +284,10 @@ BAD = {
         ["--algorithm=lmvsc", "--participation=0.5"],
         r"participation: got \(0.5,\) for lmvsc",
     ),
+    "clients that come too late": (
+        ["--participation=0.5", "--resample_participants"],
+        "resample_participants: who was not in the setup of e_fkmvc adds nothing to its rounds",
+    ),
     "columns of what is no file": (
         ["--dataset=unequal_0", "--labels=kind"],
         "labels, categories, missing: are for files; unequal_0 is none",
