@@ -41,6 +41,8 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         raise FileNotFoundError(f"{path}: no such folder")
     if not (path / "summary.json").exists():
         raise ValueError(f"{path}: has no summary.json; the job is not finished")
+    if not (path / "rounds.csv").exists():
+        raise ValueError(f"{path}: has no rounds.csv; allowed are folders of experiments.run")
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         return line_of(summary), pd.read_csv(path / "rounds.csv")
