@@ -224,6 +224,11 @@ def participation() -> list[str]:
     return lines
 
 
+def _seconds(value: float) -> str:
+    """Formats seconds; a dash where none were kept."""
+    return "-" if pd.isna(value) else f"{value:.{0 if value >= 10 else 1}f}"
+
+
 def costs() -> list[str]:
     """Returns parameters, megabytes and seconds of FMCSC's table 5, beside the paper's."""
     runs = pd.read_csv(FMCSC / "table5_runs.csv")
@@ -236,8 +241,7 @@ def costs() -> list[str]:
     return [
         f"| {fmcsc_rows.SETS[line.set]} | `{line.row}` | {millions(line.parameters_single)} |"
         f" {millions(line.parameters_multi)} | {line.paper_parameters} | {line.megabytes:.0f} |"
-        f" {'-' if pd.isna(line.seconds) else f'{line.seconds:.0f}'} |"
-        f" {line.paper_seconds_rtx3090:.0f} |"
+        f" {_seconds(line.seconds)} | {line.paper_seconds_rtx3090:.0f} |"
         for line in runs.itertuples()
     ]
 
@@ -498,7 +502,7 @@ def side_by_side() -> list[str]:
         f" {METHODS[line.method].topology} |"
         f" {line.seeds} | {spread(line.acc, line.acc_std)} |"
         f" {spread(line.nmi, line.nmi_std)} | {line.megabytes:.3g} |"
-        f" {line.seconds:.{0 if line.seconds >= 10 else 1}f} |"
+        f" {_seconds(line.seconds)} |"
         f" {KINDS[reveals(line.method, METHODS[line.method]).kind]} |"
         for line in table.itertuples()
     ]

@@ -19,8 +19,10 @@ from experiments.lib.command import Command, FolderSettings
 from experiments.lib.data import DataSettings, count_classes, fingerprint, partitioned
 from experiments.lib.references import internal_scores
 from jaxfedmvc import data, engine
+from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine import batching, mesh
 from jaxfedmvc.engine.steps import as_number
+from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics import host
 
 # The same set is asked for once for every program.
@@ -100,10 +102,23 @@ def _group(
     # Whatever the algorithm itself refuses is found here, from shapes.
     for hyper in hyperparams:
         algorithm = group.make(hyper)
-    jax.eval_shape(lambda key: algorithm.init(key, group.federation), jax.random.key(0))
+    views = [cohort.views for cohort in group.federation.cohorts]
+    jax.eval_shape(functools.partial(_start, algorithm, group.federation), views)
     if command.job.secure_aggregation:
         engine.traffic(algorithm, group.federation)  # raises where a message would be read
     return group
+
+
+def _start(
+    algorithm: FederatedAlgorithm, federation: Federation, views: Sequence[tuple[Any, ...]]
+) -> Any:
+    """Returns the first states, with these features in the place of the outline's, which are none.
+
+    Traced features are none to look at, while masks and ids stay what they are.
+    """
+    pairs = zip(federation.cohorts, views, strict=True)
+    cohorts = tuple(cohort.replace(views=mine) for cohort, mine in pairs)
+    return algorithm.init(jax.random.key(0), federation.replace(cohorts=cohorts))
 
 
 def _of_clients(command: Command) -> Group:

@@ -85,14 +85,15 @@ def load(
     """
     if scale not in _SCALES:
         raise ValueError(f"scale must be one of {', '.join(_SCALES)}; got {scale!r}")
-    is_made = name.lower() in ("digits", *_GENERATED) or name.lower().startswith("unequal_")
+    numbered = re.fullmatch(r"unequal_(\d+)", name.lower())
+    is_made = numbered or name.lower() in ("digits", *_GENERATED)
     if is_made and options != TableOptions():
         raise ValueError(f"views, id, labels, categories, missing: are for files; {name} is none")
     if name.lower() == "digits":
         dataset, usual = digits_views(), "minmax"
     elif name.lower() in _GENERATED:
         dataset, usual = multimodal(0, _GENERATED[name.lower()]), "none"
-    elif numbered := re.fullmatch(r"unequal_(\d+)", name.lower()):
+    elif numbered:
         dataset, usual = unequal(int(numbered[1])), "minmax"
     elif paths := _own_tables(name):
         dataset, usual = tables.read(paths, options), "minmax"

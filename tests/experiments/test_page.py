@@ -166,6 +166,11 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
         with pytest.raises(SystemExit):
             compare.main(["compare", *given])
         assert text in capsys.readouterr().err
+    (folders / "sweep").mkdir(exist_ok=True)
+    (folders / "sweep" / "summary.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        compare.main(["compare", str(folders / "sweep")])
+    assert "has no rounds.csv; allowed are folders of experiments.run" in capsys.readouterr().err
     lines = pd.DataFrame(
         {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "seeds": 1, "device": "cpu"}
     )

@@ -275,3 +275,17 @@ def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkey
     }
     code, _, error = binaries.launch(run.main, "--algorithm=mgcd", "--until_stable=0.9", whole)
     assert code and "until_stable: mgcd finds its end itself" in error
+
+
+@pytest.mark.slow
+def test_without_rounds_the_last_exchange_counts_all_the_same(digits, tmp_path):
+    """With --until_stable every round counts it; there is none."""
+    arguments = ("--algorithm=fmcsc", *HORIZONTAL, *NETWORKS, f"--dataset={digits}")
+    arguments += ("--n_clusters=3", "--noprogress", "--rounds=0")
+    sent = []
+    for name, more in (("plain", ()), ("stable", ("--until_stable=0.9",))):
+        folder = tmp_path / name
+        code, _, err = binaries.launch(run.main, *arguments, *more, f"--output_dir={folder}")
+        assert code == 0, err
+        sent.append(json.loads((folder / "summary.json").read_text())["bytes_finish"])
+    assert sent[0] == sent[1] and sent[0]["down"] > 0

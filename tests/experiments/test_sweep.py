@@ -180,6 +180,13 @@ def test_numbers_that_are_off_are_another_program():
     assert batches.Program(found[0]).compilations == 0
 
 
+def test_what_looks_at_features_does_not_look_at_those_of_an_outline():
+    """LSIMVC refuses a constant view, and an outline has zeros for features."""
+    flags = ["--algorithm=lsimvc", "--dataset=digits", "--n_clients=3", "--ratio=1:0"]
+    (found,) = groups.groups_of([parse(flags)], [{}])
+    assert not any(np.any(view) for cohort in found.federation.cohorts for view in cohort.views)
+
+
 def test_whole_numbers_that_mean_something_else_are_another_program():
     values = ("0.5", "1", "1.0")
     commands = [
