@@ -31,6 +31,7 @@ from jaxfedmvc.algorithms.fedhk import (
     fedhk_tucker,
 )
 from jaxfedmvc.algorithms.fmcsc import local_fmcsc
+from jaxfedmvc.algorithms.label_consensus import LabelConsensusConfig, label_consensus
 from jaxfedmvc.algorithms.local_kmeans import LocalKMeansConfig, local_kmeans
 from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams, mgcd
 from jaxfedmvc.algorithms.vertcohirf import (
@@ -67,6 +68,11 @@ GRAPHS = {
 RUNS = {
     "coreset_kmeans": ("vertical", 0, lambda: coreset_kmeans(CoresetKMeansConfig(K))),
     "distr_kmeans": ("vertical", 0, lambda: distr_kmeans(DistrKMeansConfig(K))),
+    "label_consensus": (
+        "vertical",
+        0,
+        lambda: label_consensus(LabelConsensusConfig((2, 3, 4), n_init=3)),
+    ),
     "dpfmps": ("vertical", 0, lambda: dpfmps(DPFMPSConfig(K, epsilon=4.0))),
     "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(P2EstConfig(K, epsilon=4.0))),
     "e_fkmvc": ("partial", 3, lambda: e_fkmvc(FedHKConfig(K, n_restarts=2))),

@@ -34,6 +34,7 @@ from jaxfedmvc.algorithms.fedhk import (
 from jaxfedmvc.algorithms.fedmvl import FedMVLConfig, FedMVLHyperparams, fedmvl
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.local import local_fmcsc
+from jaxfedmvc.algorithms.label_consensus import LabelConsensusConfig, label_consensus
 from jaxfedmvc.algorithms.local_kmeans import (
     LocalKMeansConfig,
     LocalKMeansHyperparams,
@@ -101,6 +102,9 @@ METHODS: dict[str, Method] = {
     "hcp_imsc": Method(hcp_imsc, HCPIMSCConfig, HCPIMSCHyperparams, "pooled", "li2022", 0),
     "imvc_cbg": Method(imvc_cbg, IMVCCBGConfig, IMVCCBGHyperparams, "pooled", "wang2022", 0),
     "jpltd": Method(jpltd, JPLTDConfig, JPLTDHyperparams, "pooled", "lv2023", 0),
+    "label_consensus": Method(
+        label_consensus, LabelConsensusConfig, NoHyperparams, "vertical", "fern2004", 0
+    ),
     "lmvsc": Method(lmvsc, LMVSCConfig, LMVSCHyperparams, "pooled", "kang2020", 0, complete=True),
     "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
     "local_kmeans": Method(
@@ -201,6 +205,7 @@ __all__ = [
     "hcp_imsc",
     "imvc_cbg",
     "jpltd",
+    "label_consensus",
     "lmvsc",
     "local_fmcsc",
     "local_kmeans",

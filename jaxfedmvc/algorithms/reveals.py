@@ -70,6 +70,9 @@ REVEALS = {
         "Networks and centres; whether a row was among a client's, a little. With teach_features"
         " rows, unless sums are secure.",
     ),
+    "label_consensus": Reveals(
+        "labels", "Ten labels for each row, of 2 to 20 clusters, to all agents."
+    ),
     "local_fmcsc": _NOTHING,
     "local_kmeans": _NOTHING,
     "mgcd": Reveals(

@@ -116,6 +116,7 @@ SMALL = {
         "n_neighbours": 3,
         "n_init": 2,
     },
+    "label_consensus": {"local_clusters": (2,), "n_init": 2},
     "proimp": {
         "hidden": (16, 16),
         "latent_dim": 8,
@@ -263,6 +264,7 @@ SLOW = (
     "hcp_imsc",
     "imvc_cbg",
     "jpltd",
+    "label_consensus",
     "lmvsc",
     "local_fmcsc",
     "local_kmeans",
