@@ -259,7 +259,8 @@ def has_features(federation: Federation) -> bool:
     """
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(federation.cohorts)):
         return False
-    return any(np.any(view) for cohort in federation.cohorts for view in cohort.views)
+    # NumPy's arrays, since those of JAX are computed with in a trace, as of the key alone.
+    return any(np.asarray(view).any() for cohort in federation.cohorts for view in cohort.views)
 
 
 def needs_views(method: str, least: int, why: str) -> Callable[[Federation], None]:

@@ -186,6 +186,8 @@ def test_constant_views_are_refused_and_zeros_in_the_place_of_data_are_not(name)
     constant = planted.federation(OBSERVED, (VIEWS[0], np.ones_like(VIEWS[1])))
     with pytest.raises(ValueError, match=f"{name}: all 5 features of view 1 are constant"):
         start(name, constant)
+    with pytest.raises(ValueError, match="are constant"):  # the key alone is traced
+        jax.eval_shape(lambda key: made(name).init(key, constant), KEY)
     streaming.start_on_host(made(name), planted.federation(OBSERVED), KEY, 1.0)
 
 
