@@ -37,6 +37,7 @@ from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.algorithms.mgcd.graph import matmul
+from jaxfedmvc.algorithms.pooled.adapter import has_features
 from jaxfedmvc.algorithms.pooled.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
@@ -142,8 +143,8 @@ def fedmvl(config: FedMVLConfig, hyper: FedMVLHyperparams | None = None) -> Fede
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`, an
-        agent has fewer samples than clusters, or it has one feature, which `standardised` makes 0,
-        or no samples link the views.
+        agent has fewer samples than clusters, or its samples are one and the same once they are
+        `standardised`, or no samples link the views.
     """
     hyper = hyper or FedMVLHyperparams()
     _check_hyperparams(hyper)
@@ -178,6 +179,7 @@ def _build_init(config: FedMVLConfig) -> Callable[..., Any]:
         federation.check_vertical(complete=False)
         federation.check_rows(config.n_clusters, "as many as clusters")
         _check_widths(federation)
+        _check_varied(federation)
         federation.check_linked("FedMVL")
         cohorts, c = federation.cohorts, config.n_clusters
         masks = jnp.stack([cohort.mask[0] for cohort in cohorts])
@@ -223,6 +225,22 @@ def _check_widths(federation: Federation) -> None:
             raise ValueError(
                 f"FedMVL standardises the features of each sample, but the agent of view"
                 f" {cohort.view_ids[0]} has {width}; allowed are 2 or more"
+            )
+
+
+def _check_varied(federation: Federation) -> None:
+    """Raises ValueError for an agent whose rows are all alike: they fit well and tell nothing."""
+    if not has_features(federation):
+        return
+    for cohort in federation.cohorts:
+        views = [np.asarray(view)[0] for view in cohort.views]
+        x = np.concatenate(views, axis=1)[np.asarray(cohort.mask)[0]]
+        x, scale = x - x.mean(1, keepdims=True), x.std(1, ddof=1, keepdims=True)
+        if not (np.ptp(x / np.where(scale > 0, scale, 1), axis=0) > 1e-4).any():
+            raise ValueError(
+                f"FedMVL: samples of view {cohort.view_ids[0]} are all the same once the features"
+                " of each are standardised; it tells none apart and would be taken for the best of"
+                " views, leave it out"
             )
 
 

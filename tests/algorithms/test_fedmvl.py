@@ -306,7 +306,12 @@ def test_bad_input_is_named():
     apart = vertical(views(), np.stack([np.arange(N) < 20, np.arange(N) >= 20]))
     with pytest.raises(ValueError, match=r"FedMVL: no sample has views of both \(0,\) and \(1,\)"):
         engine.start(fedmvl(FedMVLConfig(3)), apart, jax.random.key(0))
-    # Its rows would be zero and fit without an error, and take all the weight.
+    # Rows that are all the same fit almost without an error, and take the weight of the others.
+    for x in (np.ones((N, 1)) * np.arange(4), np.stack([TRUTH, TRUTH + 1.0], axis=1)):
+        alike = vertical([*views(), x])
+        with pytest.raises(ValueError, match=r"FedMVL: samples of view 2 are all the same once"):
+            engine.start(fedmvl(FedMVLConfig(3)), alike, jax.random.key(0))
+    # Its rows would be zero and fit without an error.
     narrow = vertical([*views(), views()[0][:, :1]])
     with pytest.raises(ValueError, match="agent of view 2 has 1; allowed are 2 or more"):
         engine.start(fedmvl(FedMVLConfig(3)), narrow, jax.random.key(0))

@@ -22,6 +22,9 @@ fusion", Information Fusion 2024; and the one repository of both, 5Martina5/FCUI
 - It adds up the agents' P^v before their clusters have common numbers. Here they are matched first.
 - It scales encodings on the server only; see `normalise`.
 - After the first round it renumbers the clusters of P, but not of C, that k-means starts from.
+- Its agents train in batches of the file's order, complete rows first, so that some batches have no
+  target at all. Here rows are shuffled.
+- Its alignment is trained with the first agent's rows shuffled too, which its true A leaves out.
 
 The repository makes one round of 300 epochs; what FedDMVC itself was run with could not be
 established, nor whether rows that it extends teach agents: they do, from the second round on; nor

@@ -9,12 +9,13 @@ Source: Jin et al., "Deep incomplete multi-view clustering with cross-view parti
 prototype alignment", CVPR 2023, and the authors' code, github.com/jinjiaqi1998/CPSPAN.
 
 Two things differ from that code. It looks for the neighbours of a missing instance by the
-instance's own embedding, which it computes from the data that are said to be missing. Here they
-are sought in a view that the sample has: of all its views and all samples that hold this view and
-the missing one, the pair with the greatest cosine decides whose embedding is taken. And its
-prototype term draws the cosines of all pairs of embedding dimensions to 1, not those of matched
-ones; its relaxed permutation is in a file that nothing calls. This form is the option "code".
-Which form the paper itself computes could not be established, so that the term is off by default.
+instance's own embedding, which it computes from the data that are said to be missing, and among
+2000 rows at a time. Here they are sought in a view that the sample has: of all its views and all
+samples that hold this view and the missing one, the pair with the greatest cosine decides whose
+embedding is taken. And its prototype term draws the cosines of all pairs of embedding dimensions to
+1, not those of matched ones; its relaxed permutation is in a file that nothing calls. This form is
+the option "code". Which form the paper itself computes could not be established, so that the term
+is off by default.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class CPSPANConfig:
     Attributes:
       n_clusters: Number of clusters.
       hidden: Widths of the encoders' hidden layers; the decoders mirror them.
-      latent_dim: Width of a view's embedding.
+      latent_dim: Width of a view's embedding. The authors' code has 10 for all sets, and a comment
+        there that this is the number of clusters.
       pretrain_epochs: Epochs of reconstruction alone.
       align_epochs: Epochs of reconstruction and alignment.
       batch_size: Rows in one step of training.

@@ -16,8 +16,8 @@ Values are taken as they come: scale pixels to [0, 1], and other features by min
 The authors compute hh of the clustered data in batches of the file's order, where samples of
 files that are sorted by class attend to their own class alone. Here the batches are random.
 PyTorch's Adam counts steps for each parameter, so that what only the second phase uses starts with
-a fresh count there. Here it shares that of the autoencoders, and its first hundred steps or so are
-larger.
+a fresh count there. Here it shares that of the autoencoders, and its first few hundred steps are
+larger, at most seven times.
 """
 
 from __future__ import annotations

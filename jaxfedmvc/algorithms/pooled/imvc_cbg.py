@@ -24,7 +24,13 @@ from jax import Array
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_features, needs_linked_views, pooled
+from jaxfedmvc.algorithms.pooled.adapter import (
+    Fitted,
+    needs_features,
+    needs_linked_views,
+    needs_varied_views,
+    pooled,
+)
 from jaxfedmvc.algorithms.pooled.matrices import (
     alternate,
     left_singular_vectors,
@@ -82,12 +88,14 @@ def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> 
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a view has fewer features than
-        there are clusters, or there are fewer samples, or no samples link the views.
+        there are clusters, or is constant, or there are fewer samples, or no samples link the
+        views.
     """
     hyper = hyper or IMVCCBGHyperparams()
     checks.numbers(hyper, {"lam": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
     wide = needs_features("imvc_cbg", config.n_clusters, _WHY)
-    return pooled(fit, config, hyper, wide, needs_linked_views("imvc_cbg"))
+    linked, varied = needs_linked_views("imvc_cbg"), needs_varied_views("imvc_cbg")
+    return pooled(fit, config, hyper, wide, linked, varied)
 
 
 @jax.default_matmul_precision("highest")
@@ -107,7 +115,7 @@ def fit(
     x, c = unit_samples(views, observed), config.n_clusters
     n, m = len(observed), c * config.anchors_per_cluster
     real = is_real(observed)[:, None]
-    seen = observed.astype(jnp.float32)
+    seen, held = observed.astype(jnp.float32), jnp.any(observed, axis=0)
     columns = [seen[:, v, None] for v in range(len(x))]
 
     spread = jnp.stack([jnp.sum(x_v**2) for x_v in x])
@@ -130,7 +138,7 @@ def fit(
         weight = seen @ a**2 + hyper.lam
         z = simplex(mixed @ anchors / jnp.where(weight > 0, weight, 1.0)[:, None]) * real
         found = errors(projected, z @ anchors.T)
-        a = view_weights(found, 2.0)
+        a = view_weights(found, 2.0, held)
         value = jnp.sum(a**2 * found) + hyper.lam * jnp.sum(z**2)
         return (anchors, z, a), value
 

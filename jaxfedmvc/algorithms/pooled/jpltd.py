@@ -47,6 +47,7 @@ from jaxfedmvc.clustering import kmeans
 # rows in two views.
 _BYTES, _MOST_BYTES = 29, 10e9
 _WHY = "it holds a dozen dense matrices of that size for each view, and takes their eigenvectors"
+_MOST_RHO = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +87,7 @@ class JPLTDHyperparams:
       lam: Weight lambda of the low-rank part's nuclear norm, 0 or more.
       theta: Weight theta of the sparse part's absolute values, 0 or more.
       rho: First penalty of the constraints, above 0.
-      growth: Factor of the penalty from pass to pass, 1 or more.
+      growth: Factor of the penalty from pass to pass up to 1e6, 1 or more.
     """
 
     lam: Array | float = struct.field(default=5.0, metadata={"flag": "lambda"})
@@ -183,7 +184,7 @@ def fit(
         worst = jnp.maximum(
             jnp.max(jnp.sum(jnp.abs(off), axis=1)), jnp.max(jnp.sum(jnp.abs(apart), axis=2))
         )
-        return State(e, y, z, low, sparse, f, rho * hyper.growth), worst
+        return State(e, y, z, low, sparse, f, jnp.minimum(rho * hyper.growth, _MOST_RHO)), worst
 
     errors, square = jnp.zeros((n_views, n, k)), jnp.zeros((n_views, n, n))
     start = State(errors, errors, square, square, square, square, jnp.float32(hyper.rho))

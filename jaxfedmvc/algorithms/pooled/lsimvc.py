@@ -9,9 +9,9 @@ variable takes its best value for the others. Rows of P* of length 1 are cluster
 
 Source: Liu et al., "Localized sparse incomplete multi-view clustering", IEEE Transactions on
 Multimedia, 2023, and the authors' code, whose demonstration sets the numbers that are the defaults
-here; what the paper chooses for its data sets could not be established. Their code does not say
-how rows are scaled; rows of unit length are what this family of methods takes. It stops where the
-objective moves by 1e-6, which in float32 it hardly does; here the change is relative.
+here; what the paper chooses for its data sets could not be established. Rows are scaled to length 1
+as by their loader. Their code stops where the objective moves by 1e-6, which in float32 it hardly
+does; here the change is relative.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def fit(
                 for x_v, basis, p, graph in zip(x, bases, codes, graphs, strict=True)
             ]
         )
-        a = view_weights(errors, hyper.r)
+        a = view_weights(errors, hyper.r, jnp.any(observed, axis=0))
         return (codes, a**hyper.r, common), jnp.sum(a**hyper.r * errors)
 
     codes = tuple(x_v @ basis for x_v, basis in zip(x, starts, strict=True))

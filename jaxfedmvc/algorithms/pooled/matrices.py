@@ -43,9 +43,17 @@ def soft(x: Array, by: Array | float) -> Array:
     return jnp.sign(x) * jnp.maximum(jnp.abs(x) - by, 0.0)
 
 
-def view_weights(errors: Array, r: Array | float) -> Array:
-    """Returns a_v ~ M_v^(1/(1-r)) with sum 1, which minimise sum_v a_v^r M_v, for r > 1."""
+def view_weights(errors: Array, r: Array | float, held: Array | None = None) -> Array:
+    """Returns a_v ~ M_v^(1/(1-r)) with sum 1, which minimise sum_v a_v^r M_v, for r > 1.
+
+    Args:
+      errors: M_v, [V].
+      r: Above 1.
+      held: Which views have any row, bool [V]; beside them the others get no weight. None: all.
+    """
     logs = jnp.log(jnp.maximum(errors, jnp.finfo(errors.dtype).tiny)) / (1 - r)
+    if held is not None:
+        logs = jnp.where(held | ~jnp.any(held), logs, -jnp.inf)
     weights = jnp.exp(logs - jnp.max(logs))
     return weights / jnp.sum(weights)
 

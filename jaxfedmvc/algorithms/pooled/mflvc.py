@@ -15,7 +15,8 @@ and the authors' code, github.com/SubmissionsIn/MFLVC.
 Values are taken as they come: scale pixels to [0, 1], and other features by minimum and maximum.
 The authors choose epochs and seeds for each data set; here one setting holds for all. PyTorch's
 Adam counts steps for each parameter, so that W and U start with a fresh count in the second phase.
-Here they share the count of the autoencoders, and their first hundred steps or so are larger.
+Here they share the count of the autoencoders, and their first few hundred steps are larger, at most
+seven times.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 MFLVC, GCFAgg, DSIMVC and CPSPAN start from the same autoencoders, D-500-500-2000-d and back, of
 Xie, Girshick and Farhadi, "Unsupervised deep embedding for clustering analysis", ICML 2016. Biases
-start at zero, where the authors' codes have PyTorch's draws.
+start at zero, where the authors' codes have PyTorch's draws, and a last, smaller batch makes a step
+like any other, where most of their loaders drop it.
 """
 
 from __future__ import annotations

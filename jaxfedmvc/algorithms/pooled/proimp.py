@@ -110,8 +110,8 @@ def proimp(config: ProImpConfig, hyper: ProImpHyperparams | None = None) -> Fede
     """Returns ProImp on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
-      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, no client
-        holds two, or there are fewer samples than clusters.
+      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, or two
+        that no client holds both, or there are fewer samples than clusters.
     """
     hyper = hyper or ProImpHyperparams()
     share = (lambda x: (x >= 0) & (x < 1), "a number from 0, below 1")
@@ -128,6 +128,13 @@ def _needs_pairs(federation: Federation) -> None:
             "proimp learns from rows with two views or more, but every client holds one;"
             " allowed are some clients with more (such as --ratio=1:1)"
         )
+    kinds = [set(cohort.view_ids) for cohort in federation.cohorts]
+    for v, w in _pairs(federation.n_views).tolist():
+        if not any({v, w} <= kind for kind in kinds):
+            raise ValueError(
+                f"proimp matches prototypes by rows with both views of a pair, but no client holds"
+                f" {v} and {w}; allowed are federations where somebody holds both, for all pairs"
+            )
 
 
 def fit(

@@ -23,6 +23,7 @@ from jaxfedmvc.algorithms.pooled import (
     simvc,
 )
 from jaxfedmvc.algorithms.registry import configured
+from jaxfedmvc.engine import streaming
 from tests.algorithms.pooled import planted
 from tests.algorithms.pooled.planted import COMPLETE, KEY, OBSERVED, TRUTH, VIEWS, K, N
 
@@ -142,13 +143,27 @@ def test_fewer_distinct_rows_than_clusters_give_numbers(name):
     assert found.labels.min() >= 0 and found.labels.max() < K
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["imvc_cbg", "lsimvc"])
+def test_a_view_without_rows_does_not_take_the_weight_of_the_others(name):
+    """It fits without any error."""
+    observed = np.pad(OBSERVED, ((0, 0), (0, 1)))
+    found = program(name)((*VIEWS, VIEWS[0]), observed)
+    assert adjusted_rand_score(TRUTH, found.labels) == 1
+    assert np.asarray(found.trace).min() > 0
+
+
 # --- What cannot be clustered ---------------------------------------------------------------------
 
 
-def start(name, federation):
+def made(name):
     _, settings, _ = METHODS_OF_ROWS[name]
     config, hyper = configured(METHODS[name], settings, {"n_clusters": K})
-    return METHODS[name].make(config, hyper).init(KEY, federation)
+    return METHODS[name].make(config, hyper)
+
+
+def start(name, federation):
+    return made(name).init(KEY, federation)
 
 
 @pytest.mark.parametrize("name", ["comvc", "dsimvc", "mflvc", "proimp"])
@@ -164,6 +179,16 @@ def test_views_that_no_sample_links_are_refused(name):
         start(name, planted.federation(apart))
     apart[4] = True
     start(name, planted.federation(apart))
+
+
+@pytest.mark.parametrize("name", ["imvc_cbg", "lsimvc"])
+def test_constant_views_are_refused_and_zeros_in_the_place_of_data_are_not(name):
+    constant = planted.federation(OBSERVED, (VIEWS[0], np.ones_like(VIEWS[1])))
+    with pytest.raises(ValueError, match=f"{name}: all 5 features of view 1 are constant"):
+        start(name, constant)
+    with pytest.raises(ValueError, match="are constant"):  # the key alone is traced
+        jax.eval_shape(lambda key: made(name).init(key, constant), KEY)
+    streaming.start_on_host(made(name), planted.federation(OBSERVED), KEY, 1.0)
 
 
 @pytest.mark.parametrize("name", METHODS_OF_ROWS)

@@ -22,11 +22,12 @@ from jaxfedmvc.algorithms.pooled.jpltd import (
     shrink_slices,
     transform,
 )
+from tests.algorithms.fmcsc import tiny  # compiles fast, runs slowly
 from tests.algorithms.pooled import planted
 from tests.algorithms.pooled.planted import KEY, OBSERVED, VIEWS, K, N
 
 CONFIG = JPLTDConfig(K, dim=6, max_iter=20, n_init=4)
-HYPER = JPLTDHyperparams(lam=0.5, theta=0.05, rho=0.01)
+HYPER = JPLTDHyperparams(lam=0.5, theta=0.01, rho=0.01)  # S is zero with more
 RNG = np.random.default_rng(1)
 
 
@@ -94,7 +95,7 @@ def test_projections_are_orthonormal_and_begin_at_the_start():
 
 def reference(first, n_iter, k=6):
     """Residuals after each pass, with samples in columns as the paper has them, in float64."""
-    lam, theta, rho = 0.5, 0.05, 0.01
+    lam, theta, rho = 0.5, 0.01, 0.01
     o = OBSERVED.T.astype(float)[:, None, :]  # [V, 1, N]
     x = [v.T.astype(float) * o[i] for i, v in enumerate(VIEWS)]
     x = [m / np.maximum(np.linalg.norm(m, axis=0, keepdims=True), 1e-12) for m in x]
@@ -134,6 +135,13 @@ def test_passes_are_those_of_the_equations(start, n_iter):
     config = dataclasses.replace(CONFIG, start=start, max_iter=n_iter)
     trace = program(config)(VIEWS, OBSERVED).trace
     np.testing.assert_allclose(trace[:12], reference(start, min(n_iter, 12)), rtol=5e-3)
+
+
+@pytest.mark.slow
+def test_the_penalty_stays_below_a_million():
+    config, hyper = dataclasses.replace(CONFIG, max_iter=5, n_init=1), HYPER.replace(growth=1e12)
+    found = tiny.jit(lambda x, o: fit(KEY, x, o, config, hyper))(VIEWS, OBSERVED)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
 
 
 @pytest.mark.slow

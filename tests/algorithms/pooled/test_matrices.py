@@ -85,6 +85,13 @@ def test_view_weights_of_two_and_of_an_exact_fit():
     np.testing.assert_allclose(view_weights(jnp.zeros(2), 2.0), [0.5, 0.5])
 
 
+def test_view_weights_of_views_without_rows_are_zero():
+    held = jnp.array([True, False, True])
+    found = view_weights(jnp.array([1.0, 0.0, 3.0]), 2.0, held)
+    np.testing.assert_allclose(found, [0.75, 0, 0.25], rtol=1e-5)
+    np.testing.assert_allclose(view_weights(jnp.zeros(2), 2.0, jnp.zeros(2, bool)), [0.5, 0.5])
+
+
 def test_left_singular_vectors_are_those_of_the_decomposition():
     z = RNG.normal(size=(20, 5)).astype(np.float32)
     found = np.asarray(left_singular_vectors(jnp.array(z), 3))

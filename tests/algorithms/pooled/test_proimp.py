@@ -260,12 +260,12 @@ def test_planted_clusters_are_found_and_missing_entries_are_never_read():
         jax.tree.map(np.testing.assert_array_equal, result, again)
 
 
-def federation(kinds):
+def federation(kinds, n_views=2):
     parts = [
         Part(kind, np.arange(4 * i, 4 * i + 4, dtype=np.int32)[None], np.array([i], np.int32))
         for i, kind in enumerate(kinds)
     ]
-    return Federation.from_arrays([np.ones((8, 3))] * 2, np.zeros(8, int), partition=parts)
+    return Federation.from_arrays([np.ones((8, 3))] * n_views, np.zeros(8, int), partition=parts)
 
 
 def test_a_federation_of_single_views_is_refused():
@@ -273,6 +273,14 @@ def test_a_federation_of_single_views_is_refused():
     with pytest.raises(ValueError, match="two views or more"):
         engine.start(algorithm, federation([(0,), (1,)]), jax.random.key(0))
     engine.start(algorithm, federation([(0, 1), (1,)]), jax.random.key(0))
+
+
+@pytest.mark.parametrize("kinds", [[(0, 1), (2,)], [(0, 1), (1, 2)]])
+def test_prototypes_of_two_views_that_no_client_holds_both_cannot_be_matched(kinds):
+    algorithm = proimp(ProImpConfig(n_clusters=2, hidden=(4,), latent_dim=4))
+    with pytest.raises(ValueError, match="no client holds 0 and 2; allowed are"):
+        engine.start(algorithm, federation(kinds, 3), jax.random.key(0))
+    engine.start(algorithm, federation([(0, 1, 2), (2,)], 3), jax.random.key(0))
 
 
 @pytest.mark.parametrize("wrong", [{"epochs": 50}, {"batch_size": 1}, {"hidden": (0,)}])
