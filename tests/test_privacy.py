@@ -133,6 +133,13 @@ def test_noise_multiplier_is_the_least_that_is_enough(epsilon, n_releases):
     assert found <= privacy.zcdp_noise_multiplier(epsilon, 1e-5, n_releases)
 
 
+def test_far_less_than_the_closed_bound_may_be_enough():
+    """Where most of the budget is delta, that bound is ten times too much."""
+    found = privacy.gaussian_noise_multiplier(0.1, 0.9, 1)
+    assert 0.9998 * found <= brentq(lambda z: analytic_delta(z, 1, 0.1) - 0.9, 0.1, 1) <= found
+    assert found < 0.1 * privacy.zcdp_noise_multiplier(0.1, 0.9, 1)
+
+
 def test_more_noise_is_needed_for_less_epsilon_less_delta_and_more_releases():
     least = privacy.gaussian_noise_multiplier
     base = least(1.0, 1e-5, 10)

@@ -23,6 +23,7 @@ from jaxfedmvc.algorithms.fcuif import server as server_lib
 from jaxfedmvc.algorithms.fcuif.client import Upload
 from jaxfedmvc.algorithms.fcuif.networks import extension, network_aligner, network_imputer
 from jaxfedmvc.algorithms.pooled.networks import apply
+from jaxfedmvc.clustering.kmeans import KMeansResult, means_of
 from jaxfedmvc.data import shuffle_places, vertical_partition
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
@@ -164,6 +165,20 @@ def test_first_training_starts_at_the_servers_centres_and_without_targets_recons
         np.testing.assert_allclose(losses[0] - error[0], 0.1 * away, rtol=1e-2)
 
 
+def test_nothing_is_sent_of_rows_that_an_agent_lacks():
+    config = FedDMVCConfig(K, **SMALL)
+
+    @jit
+    def sent(key, x):
+        networks = client_lib.init_autoencoder(key, config, 6)
+        state = client_lib.ClientState(networks, jnp.ones((K, 4)), jnp.bool_(True), None)
+        return client_lib.upload(state, x, jnp.asarray(HELD[0]))
+
+    x = np.where(HELD[0][:, None], views()[0], 9.0).astype(np.float32)
+    for part in sent(jax.random.key(1), x):
+        np.testing.assert_array_equal(np.asarray(part).any(axis=1), HELD[0])
+
+
 # --- The server -----------------------------------------------------------------------------------
 
 
@@ -279,6 +294,36 @@ def test_found_clusters_keep_their_numbers_and_only_complete_rows_teach_at_first
         labels = np.asarray(found.labels)
         assert labels[6] == -1 and adjusted_rand_score(TRUTH[REAL], labels[REAL]) == 1.0
         assert (np.asarray(found.embedding)[6] == 0).all()
+
+
+@pytest.mark.ci
+def test_rows_that_were_filled_in_teach_where_they_fit_their_clusters(monkeypatch):
+    """k-means is given: the planted clusters of complete rows, and good or bad ones of all rows."""
+    upload, held = uploads()
+    bad = np.where(COMPLETE, TRUTH, (TRUTH + 1) % K)  # of filled-in rows to the wrong clusters
+    config, none = FedDMVCConfig(K), jnp.bool_(False)
+    before = server_lib.Clusters(
+        jnp.zeros((K, 2, 4)), jnp.eye(K)[TRUTH], jnp.asarray(COMPLETE), None, None, none
+    )
+
+    @jit
+    def aggregated(good):
+        labels = [jnp.where(good, TRUTH, bad), jnp.asarray(TRUTH)]
+
+        def given(key, x, n_clusters, *, where, n_init, centroids=None):
+            mine = jnp.where(where, labels.pop(), -1)
+            return KMeansResult(means_of(x, mine, K)[0], mine, jnp.float32(0), jnp.int32(1))
+
+        monkeypatch.setattr(server_lib, "kmeans", given)
+        impute = lambda key, z, p, qbar, prototypes, held: z  # noqa: E731
+        return server_lib.aggregate(jax.random.key(0), upload, held, before, config, impute)
+
+    for good, rows in ((True, REAL), (False, COMPLETE)):
+        found = aggregated(good)
+        assert found.imputed == good
+        np.testing.assert_array_equal(found.guides, rows)
+        means = [np.asarray(upload.z)[rows & (TRUTH == k)].mean(axis=0) for k in range(K)]
+        np.testing.assert_allclose(found.centroids, means, rtol=1e-4, atol=1e-5)
 
 
 # --- The methods ----------------------------------------------------------------------------------

@@ -125,6 +125,10 @@ def test_basis_is_least_squares_and_survives_empty_columns():
     empty = np.asarray(fitted(np.float32(v * [1, 0, 1])))
     assert np.isfinite(empty).all() and (empty[:, 1] == 0).all()
     assert (np.asarray(fitted(np.zeros((N, K), np.float32))) == 0).all()
+    # Columns that are alike share what one of them would have.
+    twice = np.float32(v[:, [0, 0, 2]])
+    expected = np.linalg.lstsq(v[:, [0, 2]], x, rcond=None)[0]
+    np.testing.assert_allclose(twice @ fitted(twice).T, v[:, [0, 2]] @ expected, atol=1e-3)
 
 
 def test_rows_are_standardised_over_their_features():
@@ -153,7 +157,11 @@ def test_view_weights_minimise_their_term():
 
 def test_slow_agents_update_a_share_of_their_own_rows():
     mask = jnp.arange(N) < 30
-    draw = jit(lambda key, least: random_rows(key, mask, least))
+    program = jit(random_rows)
+
+    def draw(key, least):
+        return program(key, mask, least)
+
     counts = []
     for i in range(30):
         assert (np.asarray(draw(jax.random.key(i), 1.0)) == np.asarray(mask)).all()
@@ -161,6 +169,23 @@ def test_slow_agents_update_a_share_of_their_own_rows():
         assert not rows[30:].any()
         counts.append(rows.sum())
     assert 15 <= min(counts) < 19 and 26 < max(counts) <= 30
+    # Of one row a share below one is none.
+    one = jnp.arange(N) == 4
+    assert not any(program(jax.random.key(i), one, 0.01).any() for i in range(5))
+
+
+def test_all_factors_start_at_draws_of_their_own():
+    """Of agents, W and G; zero where nobody, or the agent, holds the row."""
+    federation = vertical(views(), HELD)
+    init = jit(fedmvl(FedMVLConfig(K)).init)
+    server, clients = init(jax.random.key(0), federation)
+    factors = [np.asarray(x) for x in (*(c.factor[0] for c in clients), *server[1:3])]
+    held = [*HELD, HELD.any(axis=0), HELD.any(axis=0)]
+    for x, there in zip(factors, held, strict=True):
+        assert (x[~there] == 0).all() and (x[there] > 0).all() and (x < 1).all()
+    for i, x in enumerate(factors):
+        for y in factors[:i]:
+            assert not (x[HELD.all(axis=0)] == y[HELD.all(axis=0)]).any()
 
 
 def one_round_in_numpy(x, held, v, w, g, hyper, published, rounds):

@@ -236,6 +236,14 @@ def test_scale_of_the_weights_scales_the_inertia_alone():
     np.testing.assert_allclose(small.inertia, 1e-6 * large.inertia, rtol=1e-5)
 
 
+def test_the_threshold_is_relative_to_the_weighted_variance():
+    """As without weights, see `test_lloyd_follows_sklearn_from_one_start`."""
+    x = 100 * blobs(200, 4, 5, std=4.0)
+    for scale in (1e-6, 1.0, 1e6):
+        weights = np.full(200, scale, np.float32)
+        assert jit_lloyd(x, x[:5], tol=1e-2, weights=weights).n_iter == 9
+
+
 @pytest.mark.slow
 def test_rows_of_weight_zero_move_nothing():
     x, where, key = blobs(std=3.0), np.arange(60) % 4 > 0, jax.random.key(0)

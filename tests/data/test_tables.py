@@ -124,6 +124,13 @@ def test_an_empty_cell_is_the_median_or_the_row_lacks_the_view(missing, view, he
     np.testing.assert_array_equal(found.held[:, 1], held)
 
 
+def test_the_median_is_the_columns_own_over_rows_that_hold_the_view():
+    """Neither the mean, nor that of all cells, and a row without the view counts nowhere."""
+    table = pd.DataFrame({"x": [1.0, 2, 9, np.nan, np.nan], "y": [50.0, 60, 70, 80, np.nan]})
+    found = from_frame(table.assign(z=1.0), TableOptions("a=x,y; b=z", missing="median"))
+    assert found.views[0].tolist() == [[1, 50], [2, 60], [9, 70], [2, 80], [0, 0]]
+
+
 def test_a_column_without_any_value_is_the_one_that_is_named():
     table = with_cell("img_0", 2, np.nan).assign(img_1=np.nan)
     options = TableOptions(BLOOD.views, "ill", "patient", missing="median")
@@ -152,6 +159,14 @@ def test_tables_are_joined_on_ids_and_each_is_a_view(tmp_path):
     np.testing.assert_array_equal(joined.labels[order], whole.labels)
 
 
+def test_a_class_may_stand_in_either_of_two_tables(tmp_path):
+    TABLE.loc[[0, 1], ["patient", "hb", "ill"]].to_csv(tmp_path / "blood.csv", index=False)
+    TABLE.loc[[1, 2], ["patient", "wbc", "ill"]].to_csv(tmp_path / "cells.csv", index=False)
+    paths = [tmp_path / "blood.csv", tmp_path / "cells.csv"]
+    found = read(paths, TableOptions(labels="ill", id="patient"))
+    assert dict(zip(found.ids.tolist(), found.labels.tolist(), strict=True)) == dict(a=0, b=1, c=0)
+
+
 def test_a_folder_has_a_table_for_each_client(tmp_path):
     TABLE[:2].to_csv(tmp_path / "berlin.csv", index=False)
     TABLE[2:].drop(columns=["img_0", "img_1"]).to_csv(tmp_path / "paris.csv", index=False)
@@ -163,6 +178,18 @@ def test_a_folder_has_a_table_for_each_client(tmp_path):
     parts = data.partition_as_held(0, found.held, clients=found.clients)
     told = [(p.view_ids, p.sample_ids.tolist(), p.client_ids.tolist()) for p in parts]
     assert told == [((0, 1), [[0]], [0]), ((0,), [[1, -1], [2, 3]], [1, 2])]
+
+
+def test_an_empty_row_of_a_client_is_left_out_with_its_client_and_label(tmp_path):
+    values = ["hb", "wbc", "img_0", "img_1"]
+    with_empty = TABLE.copy().astype(dict.fromkeys(values, float))
+    with_empty.loc[1, values] = np.nan
+    with_empty.loc[1, "ill"] = np.nan  # nobody asks for the class of nothing
+    with_empty[:2].to_csv(tmp_path / "berlin.csv", index=False)
+    with_empty[2:].to_csv(tmp_path / "paris.csv", index=False)
+    found = read([tmp_path], BLOOD)
+    assert found.ids.tolist() == list("acd") and found.clients.tolist() == [0, 1, 1]
+    assert found.labels.tolist() == [0, 0, 1] and found.views[0][:, 0].tolist() == [1, 3, 4]
 
 
 def test_labels_of_clients_are_of_one_kind(tmp_path):

@@ -305,3 +305,10 @@ def test_a_share_of_places_is_shuffled_at_all_agents_but_the_first():
     assert (found[1].sample_ids != found[2].sample_ids).any()
     with pytest.raises(ValueError, match=r"shuffled: got 1\.5; allowed is 0 to 1"):
         shuffle_places(0, partition, 1.5)
+
+
+def test_shares_of_places_are_rounded_to_whole_samples():
+    """Two of three, where 1.8 are asked for: they change places for every second seed."""
+    found = [shuffle_places(seed, vertical_partition(3, 2), 0.6)[1] for seed in range(20)]
+    moved = [(part.sample_ids[0] != np.arange(3)).sum() for part in found]
+    assert set(moved) == {0, 2}

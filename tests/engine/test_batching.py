@@ -76,6 +76,7 @@ def test_equal_federations_are_held_once_and_others_stacked():
     _, by_seed = batching.place(both)
     third = both.build((), jax.tree.map(lambda x: x[2], by_seed))
     assert third.cohorts[0].views[0][0, 1, 1] == 2
+    assert jax.tree.leaves(batching.stacked([agents[0], agents[2], agents[0]]).by_seed)
     with pytest.raises(ValueError, match="federations: one seed has arrays of the shapes"):
         batching.stacked([agents[0], Federation.from_clients([{0: np.eye(4)}])])
 

@@ -14,9 +14,10 @@ import pytest
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.engine.phases import Traffic
+from jaxfedmvc.engine.phases import Exchanged, Traffic, chunk_sizes, leading_cohort
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.engine.streaming import run_streaming
+from jaxfedmvc.engine.traffic import total
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics import host
 
@@ -284,6 +285,12 @@ def test_chunks_change_nothing(chunk):
     assert_close(result(client_chunk=chunk), result())
 
 
+def test_chunks_are_evened_out():
+    """So that four at once of five are three and two, not four and one with three of padding."""
+    asked = ((5, 4), (9, 4), (7, 3), (3, 8), (6, None), (6, 1))
+    assert [chunk_sizes(*a) for a in asked] == [(2, 3), (3, 3), (3, 3), (1, 3), (1, 6), (6, 1)]
+
+
 @pytest.mark.parametrize("chunk", [0, -1])
 def test_chunks_of_no_client_raise(chunk):
     with pytest.raises(ValueError, match="client_chunk"):
@@ -513,6 +520,16 @@ def test_the_leader_is_found_wherever_the_widest_cohort_stands():
 # --- Runs from parts, compilation, keys and hyper-parameters ----------------------------------
 
 
+def test_of_several_widest_cohorts_the_lowest_views_lead_wherever_they_stand():
+    views = [(1, 2), (0,), (0, 2), (0, 1)]
+    for turn in range(4):
+        order = views[turn:] + views[:turn]
+        federation = Federation.from_clients([{v: np.ones((2, 1)) for v in ids} for ids in order])
+        cohorts = tuple(reversed(federation.cohorts)) if turn % 2 else federation.cohorts
+        federation = federation.replace(cohorts=cohorts)
+        assert cohorts[leading_cohort(federation)].view_ids == (0, 1)
+
+
 def test_a_run_is_its_parts():
     p = parts()
     state = p["start"](FEDERATION, KEY)
@@ -619,6 +636,50 @@ def test_who_took_part_is_known_of_every_round():
         assert_equal(pick(anew, r), engine.draw_participants(FEDERATION, KEY, 0.5, r))
 
 
+def counter(end):
+    """A method that counts its rounds up to `end`, and draws a number in `finish`."""
+
+    def silent(key, sent, state, client):
+        return state, (), ()
+
+    def count(key, server, messages, weights):
+        return server + 1, {"n": server + 1}
+
+    def draw(key, server, messages, weights):
+        return server, jax.random.uniform(key)
+
+    return FederatedAlgorithm(
+        init=lambda key, federation: (jnp.int32(0), ((), ())),
+        setup=(),
+        round=(Phase(lambda server, ids: (), silent, count, "sum"),),
+        finish=(Phase(lambda server, ids: (), silent, draw, "sum"),),
+        assign=lambda server, state, client: jnp.zeros(client.mask.shape, jnp.int32),
+        done=lambda server: server >= end,
+    )
+
+
+def test_rounds_end_where_the_method_is_done_and_the_rest_is_zero():
+    run = jitted(lambda end: engine.run(counter(end), FEDERATION, KEY, 4))
+    for end, n_rounds in ((0, 0), (1, 1), (3, 3), (9, 4)):
+        got = run(end)
+        assert got.n_rounds == got.state.server == n_rounds
+        counts = np.arange(1, 5)
+        np.testing.assert_array_equal(
+            got.info["rounds"][0]["server"]["n"], np.where(counts <= n_rounds, counts, 0)
+        )
+        # The key of the end is that of the last round made, or of the first.
+        key = KEY
+        for number in (FINISH, max(n_rounds - 1, 0), 0, SERVER):
+            key = jax.random.fold_in(key, number)
+        assert got.info["finish"][0]["server"] == jax.random.uniform(key)
+
+
+def test_fewer_clients_than_a_method_needs_are_refused():
+    engine.start(counter(1)._replace(least_clients=8), FEDERATION, KEY)
+    with pytest.raises(ValueError, match=r"participation: got 1\.0; allowed is .* 9 clients .* 8$"):
+        engine.start(counter(1)._replace(least_clients=9), FEDERATION, KEY)
+
+
 def test_no_rounds_are_the_set_up_and_the_end():
     got = result(rounds=0)
     for states in got.state.clients:
@@ -718,6 +779,12 @@ def test_traffic_is_counted_by_hand(share, n):
         "round": Traffic(n * up + lead, n * down + down),
         "finish": Traffic(n * up, n * down),
     }
+
+
+def test_among_peers_every_message_goes_to_all_others_and_nothing_is_broadcast():
+    exchanged = [Exchanged(3, 10, 99), Exchanged(2, 100, 99)]
+    assert total(exchanged, None) == (230, 5 * 99)
+    assert total(exchanged, 5) == (4 * 230, 4 * 230)
 
 
 def test_traffic_follows_each_cohorts_own_messages():

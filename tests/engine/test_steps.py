@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from concurrent.futures import Future
 
 import chex
 import jax
@@ -135,6 +136,38 @@ def test_hyperparameters_are_arguments_of_the_programs():
         steps = Steps(make, hyper.replace(fuzzifier=fuzzifier), federation())
         texts.append(sorted(p.traced.lower().as_text() for p in steps.programs()))
     assert texts[0] == texts[1]
+
+
+def test_phases_share_the_programs_of_what_they_have_in_common():
+    summing, stacking = toys.TOY.round[0], toys.TOY.setup[0]
+    phases = (summing, stacking, stacking._replace(who="leader"), summing, stacking)
+    method = toys.TOY._replace(round=phases)
+
+    def first(part, **settings):
+        steps = Steps(lambda hyper: method, None, toys.FEDERATION, **settings)
+        return [steps._alike("round", p, part) for p in range(len(phases))]
+
+    # Their clients compute the same, but are not reduced alike; a leader is one client.
+    assert first("client") == [0, 1, 2, 0, 1]
+    assert first("client", client_chunk=2) == [0, 1, 2, 0, 1]
+    assert first("client", client_chunk=1) == [0, 1, 1, 0, 1]
+    # A server that is given every message is its phase's own.
+    assert first("server") == first("server", client_chunk=1) == [0, 1, 2, 0, 4]
+
+
+def test_a_program_that_another_job_gave_up_is_compiled_anew():
+    make, hyper = METHODS["toy"]
+    compiled = {}
+
+    def start():
+        return Steps(make, hyper, toys.FEDERATION, compiled=compiled).start(toys.FEDERATION, KEY)
+
+    expected = start()
+    lost = Future()
+    assert lost.cancel()
+    compiled |= dict.fromkeys(compiled, lost)
+    chex.assert_trees_all_equal(start(), expected)
+    assert all(not job.cancelled() for job in compiled.values())
 
 
 def test_whole_numbers_stay_whole_whoever_counted_them():

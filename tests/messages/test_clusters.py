@@ -34,6 +34,13 @@ def test_every_array_of_a_cluster_is_set_to_zero_with_its_size():
     assert not np.isnan(kept["a"]).any()
 
 
+def test_what_comes_after_the_sizes_stays():
+    message = jnp.array([[1.0], [2.0]]), jnp.array([1.0, 5.0])
+    sums, sizes, third, fourth = min_cluster_size(2)(KEY, (*message, jnp.ones(1), {"n": 9}), ())
+    assert sums.tolist() == [[0.0], [2.0]] and sizes.tolist() == [0.0, 5.0]
+    assert third.tolist() == [1.0] and fourth == {"n": 9}
+
+
 def test_a_least_size_below_one_is_refused():
     with pytest.raises(ValueError, match="least: got 0; allowed is 1 or more"):
         min_cluster_size(0)

@@ -135,13 +135,14 @@ def test_any_shape_and_type_comes_back():
         "scalar": jnp.float32(0.1),
         "half": jnp.array([1.0, 2.0], jnp.bfloat16),
         "none": jnp.zeros((0, 3)),
+        "no columns": jnp.zeros((3, 0)),
         "index": jnp.array([3, 300]),
     }
     result = through(ROUNDED[8], message)
     for name, x in message.items():
         assert (result[name].shape, result[name].dtype) == (x.shape, x.dtype)
     np.testing.assert_allclose(result["deep"], message["deep"], atol=0.02)
-    for name in ("scalar", "half", "none", "index"):
+    for name in ("scalar", "half", "none", "no columns", "index"):
         np.testing.assert_array_equal(result[name], message[name])
 
 

@@ -65,11 +65,19 @@ def bound(radius, x, mask):
 # --- Rules ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.19, 0.3, 0.45, 0.49])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.19, 0.3, 0.45, 0.49, 0.49999])
 @pytest.mark.parametrize("n", [1, 3, 7, 10])
 def test_trimmed_mean_is_scipys(share, n):
     found = trim(share, X[:n], np.ones(n, bool))
     np.testing.assert_allclose(found, trim_mean(X[:n].astype(float), share), rtol=1e-5, atol=1e-6)
+
+
+def test_a_share_that_rounding_left_short_cuts_whole_clients():
+    """In float32 eight of 41, times 41, is less than 8."""
+    x = np.arange(41, dtype=np.float32)[:, None] ** 2
+    assert np.float32(8 / 41) * np.float32(41) < 8
+    found = trim(np.float32(8 / 41), x, np.ones(41, bool))
+    np.testing.assert_allclose(found, [np.mean(x[8:33])], rtol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 10])
@@ -92,6 +100,23 @@ def test_geometric_median_has_the_least_sum_of_distances():
 def test_geometric_median_of_collinear_points_is_the_middle_one():
     found = combined("geometric_median", np.array([[0.0], [1.0], [2.0], [90.0], [-50.0]]))
     assert found == pytest.approx(1.0, abs=1e-3)
+
+
+def test_geometric_median_does_not_depend_on_where_the_origin_is():
+    """The middle one of five again, by steps of 2^-10 beside numbers of a size of 2^12."""
+    places = np.array([[0.0], [1.0], [5.0], [90.0], [-50.0]])
+    found = combined("geometric_median", (4096 + places / 1024).astype(np.float32))
+    assert 1024 * (found - 4096) == pytest.approx(1.0, abs=0.3)
+
+
+def test_multi_krum_looks_at_as_many_others_as_it_says():
+    """Of six at f = 1 sums over three others leave out 0, those over two or four the last."""
+    x = np.array([[0.0], [1.0], [6.0], [7.0], [8.0], [12.0]], np.float32)
+    nearest = np.sort((x - x.T) ** 2, axis=1)
+    left_out = [nearest[:, 1 : 1 + n].sum(axis=1).argmax() for n in (2, 3, 4)]
+    assert left_out == [5, 0, 5]
+    found = jax.jit(multi_krum(0.2))(x, np.ones(6, bool))
+    np.testing.assert_allclose(found, [34 / 5])
 
 
 def test_multi_krum_by_hand():
@@ -167,6 +192,8 @@ def test_rules_refuse_what_is_out_of_range():
     for make in (trimmed_mean, multi_krum):
         with pytest.raises(ValueError, match=r"share: got 0.5; allowed is 0 or more, below 0.5"):
             make(0.5)
+        with pytest.raises(ValueError, match=r"share: got array\(\[0.1\]\); allowed"):
+            make(np.array([0.1]))
     with pytest.raises(ValueError, match=r"radius: got -1.0; allowed is 0 or more"):
         norm_bounding(-1.0)
     with pytest.raises(ValueError, match=r"steps: got 0; allowed is 1 or more"):
@@ -249,6 +276,20 @@ def test_cohorts_with_messages_alike_are_reduced_together():
     assert [x.tolist() for x in sums] == [[7.5], [2.5], [99.0, 99.0]]
 
 
+def test_messages_of_other_types_are_not_alike():
+    mine, yours = jnp.array([[1.0], [2.0]]), jnp.array([[9.0]], jnp.bfloat16)
+    sums, _ = served(robust(method(summing()), median()), (mine, yours), (np.ones(2), np.ones(1)))
+    assert [x.dtype for x in sums] == [jnp.float32, jnp.bfloat16]
+    assert [x.tolist() for x in sums] == [[3.0], [9.0]]
+
+
+def test_a_rule_is_given_finite_numbers_of_who_does_not_count():
+    message = jnp.array([[1.0], [np.nan], [np.inf], [5.0]])
+    guarded = robust(method(summing()), lambda x, mask: jnp.sum(x, axis=0))
+    (sums,), (count,) = served(guarded, (message,), (np.array([1.0, 1.0, 1.0, 0.0]),))
+    assert sums.tolist() == [1.0] and count == 1
+
+
 RATIO = {"round[0]": Ratio(0, 1)}
 
 
@@ -276,6 +317,14 @@ def test_who_has_no_weight_says_nothing_of_a_quotient():
     np.testing.assert_allclose(sums[0][:, 0] / sums[1], [2.0, 15.0])
     (sums,), _ = served(guarded, ((message[0], 0 * weights),), (np.ones(4),))
     assert not sums[0].any() and not sums[1].any()
+
+
+def test_a_quotient_that_overflows_says_nothing():
+    """2 is the median of 1 and 3; with infinity it would be 3."""
+    numerators, weights = np.float32([1, 3, 3e38]), np.float32([1, 1, 1e-3])
+    guarded = robust(method(summing()), median(), ratios=RATIO)
+    (sums,), _ = served(guarded, ((numerators, weights),), (np.ones(3),))
+    assert [float(x) for x in sums] == [6.0, 3.0]
 
 
 @pytest.mark.parametrize(("n_clients", "quorum", "heard"), [(4, 0.5, 3), (10, 0.3, 4), (5, 0.0, 1)])
@@ -331,6 +380,8 @@ def test_centred_messages_are_all_the_same():
     messages, weights = served(guarded, (stack[:2], stack[2:]), (np.ones(2), np.ones(1)))
     assert messages[0].tolist() == [[2.0, 5.0]] * 2 and messages[1].tolist() == [[2.0, 5.0]]
     assert [w.tolist() for w in weights] == [[1, 1], [1]]
+    _, weights = served(guarded, (stack.at[1, 0].set(np.nan),), (np.ones(3),))
+    assert weights[0].tolist() == [1, 0, 1]
 
 
 def test_what_no_rule_can_bound_is_refused_unless_it_is_named():

@@ -14,7 +14,11 @@ from jaxfedmvc.engine.phases import run_phases
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages import gaussian_noise, transformed
 from jaxfedmvc.messages.secure import (
+    Announced,
+    SecureInfo,
     SecureState,
+    SumReport,
+    any_unread,
     check_sums,
     decode,
     encode,
@@ -286,6 +290,34 @@ def test_no_two_exchanges_of_a_run_have_the_same_number():
     assert len(set(numbers)) == len(numbers) == 9
 
 
+def test_all_sums_of_a_round_name_the_participants_of_that_round():
+    """And those of the end the last round's, or the first ones' where no round was made."""
+    summing = TOY.setup[0]
+    method = TOY._replace(setup=(summing,), round=(summing, summing), finish=(summing,))
+
+    def drawn(r):
+        return jnp.array([r]), jnp.array([0]), jnp.array([0])
+
+    secure = masked(method, participants=drawn)
+    ids = FEDERATION.cohorts[0].client_ids
+
+    def named(phase, rounds):
+        return int(phase.broadcast(state_in_round(rounds), (0, 1)).participants[0])
+
+    for r in range(3):
+        assert [named(phase, r) for phase in secure.round] == [ids[r]] * 2
+        assert named(secure.finish[0], r + 1) == ids[r]
+    assert named(secure.setup[0], 0) == named(secure.finish[0], 0) == ids[0]
+
+
+def test_a_round_is_counted_after_its_last_sum():
+    empty = TOY.round[0]._replace(client=lambda key, sent, state, client: (state, (), ()))
+    secure = masked(TOY._replace(round=(empty, empty)))
+    state = state_in_round(4)
+    counts = [phase.server(KEY, state, ((),), ())[0].rounds for phase in secure.round]
+    assert counts == [4, 5]
+
+
 def test_a_masked_message_is_uniform():
     ids = jnp.array([3, 8, 5])
     message = jnp.full(40_000, encode(jnp.float32(1.5), BITS, 3)[0])
@@ -319,6 +351,17 @@ def test_fixed_point_of_hand_worked_values():
     assert clipped == 2
     np.testing.assert_array_equal(decode(coded, 2)[:5], [0, 1, -1, 0.25, -0.5])
     np.testing.assert_array_equal(encode(jnp.array([768.0]), -8, 3)[0], [3])
+
+
+@pytest.mark.parametrize(
+    ("n", "most", "above"),
+    [(1, 2147483520, 2147483648), (3, 715827840, 715827904), (1000, 2147483, 2147484)],
+)
+def test_the_largest_number_is_not_clipped_and_the_next_one_is(n, most, above):
+    """Those of 24 bits up to (2^31 - 1) / n, and the float32 after them."""
+    for value, n_clipped in ((most, 0), (above, 2)):
+        coded, clipped = encode(np.array([value, -value], np.float32), 0, n)
+        assert clipped == n_clipped and decode(coded, 0).tolist() == [most, -most]
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100])
@@ -423,6 +466,44 @@ def test_a_nan_is_not_hidden():
         check_sums(info)
 
 
+def test_one_nan_among_numbers_is_told():
+    """What is sent without masks, as a node encodes it before it adds its own."""
+    sent = Announced((), jnp.int32(0), jnp.array([4, 7], jnp.int32))
+
+    def checked(message):
+        phase = TOY.setup[0]._replace(client=lambda key, sent, state, client: (state, message, ()))
+        client = masked(TOY._replace(setup=(phase,)), masked=False).setup[0].client
+        return client(KEY, sent, (), None)[1].check
+
+    assert checked({"a": jnp.array([1.0, 2.0]), "b": jnp.float32(3.0)}) == 1
+    assert checked({"a": jnp.array([1.0, np.nan]), "b": jnp.float32(3.0)}) == 0
+    assert checked({"a": jnp.array([1.0, 2.0]), "b": jnp.float32(np.nan)}) == 0
+
+
+def test_of_a_whole_run_the_round_and_the_cohort_are_named():
+    agreed, garbled = np.full((3, 2), 4), np.zeros((3, 2), bool)
+    check_sums([SumReport((), agreed, agreed, garbled)])
+    received = agreed.copy()
+    received[2, 1] = 3
+    with pytest.raises(ValueError, match=r"\(cohort 1, round 2\): 1 of 4 clients'"):
+        check_sums([SumReport((), agreed, received, garbled)])
+    # Of several runs side by side too.
+    with pytest.raises(ValueError, match=r"\(cohort 1, round 2\): 1 of 4 clients'"):
+        check_sums(SumReport((), agreed[None], received[None], garbled[None]))
+
+
+def test_it_is_told_of_a_whole_run_whether_a_sum_is_unread_or_clipped():
+    two, whole = jnp.array([2, 2]), jnp.zeros(2, bool)
+    good = SumReport((), two, two, whole), SecureInfo({"id": jnp.arange(2)}, jnp.zeros(2, int))
+    assert not any_unread(({"loss": jnp.float32(9.0)}, ())) and not any_unread(good)
+    for bad in (
+        SumReport((), two, jnp.array([2, 1]), whole),
+        SumReport((), two, two, jnp.array([False, True])),
+        SecureInfo((), jnp.array([0, 1])),
+    ):
+        assert any_unread((good, {"rounds": [bad]}, good))
+
+
 def shapes_of(secure):
     return engine.traffic(secure, FEDERATION)
 
@@ -468,6 +549,7 @@ def test_an_integer_leaf_is_refused():
     "options, line",
     [
         ({"fraction_bits": 65}, r"^fraction_bits: got 65 for setup\[0\]"),
+        ({"fraction_bits": -65}, r"^fraction_bits: got -65 for setup\[0\]"),
         ({"fraction_bits": 1.5}, r"^fraction_bits: got 1.5"),
         ({"fraction_bits": {"round[1]": 3}}, r"^fraction_bits: got nothing for .* setup\[0\]"),
         ({"in_clear": ["round[7]"]}, r"^in_clear: got 'round\[7\]'; allowed are setup\[0\], round"),

@@ -109,6 +109,14 @@ def test_noise_follows_the_key_and_not_the_clients_own_draws():
     assert not np.any(sent_by(phase) == jax.random.normal(KEY, 5))
 
 
+def test_noise_is_none_of_what_a_client_draws_by_small_numbers():
+    noise = sent_by(transformed(sending(jnp.zeros(5)), gaussian_noise(1.0)))
+    for i in range(3):
+        own = jax.random.fold_in(KEY, i)
+        for key in (own, jax.random.fold_in(own, 0)):
+            assert not np.any(noise == jax.random.normal(key, 5))
+
+
 def test_clipping_comes_before_the_noise_that_is_put_after_it():
     phase = transformed(sending(jnp.full((4,), 50.0)), clipped(1.0))
     noisy = sent_by(transformed(phase, gaussian_noise(1e-3)))

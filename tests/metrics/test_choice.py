@@ -50,6 +50,17 @@ def test_rows_count_with_the_views_that_they_have():
     assert np.isclose(choice.silhouette([both, one]), 1 - np.mean(ratios))
 
 
+def test_views_weigh_alike_however_wide_they_are_and_whatever_lies_outside():
+    rng, labels = np.random.default_rng(0), np.arange(12) % 3
+    first, second = rng.normal(size=(12, 1)), 3 * rng.normal(size=(12, 1))
+    rows = Rows({0: first, 1: second}, labels)
+    expected = choice.silhouette([rows])
+    wide = Rows({0: first, 1: np.tile(second, 4)}, labels)
+    assert np.isclose(choice.silhouette([wide]), expected)
+    outside = Rows({0: np.array([[90.0]]), 1: np.array([[0.0]])}, np.array([-1]))
+    assert np.isclose(choice.silhouette([rows, outside]), expected)
+
+
 def test_a_view_that_no_other_row_of_the_cluster_has_does_not_count():
     """Its only holder, in place 0, would be its own centroid; it has no other view, and so 0."""
     view_0 = Rows({0: np.array([[0.0], [4.0], [6.0]])}, np.array([0, 1, 1]))
@@ -84,6 +95,7 @@ def test_the_best_silhouette_of_the_stable_numbers_is_chosen():
     assert choice.chosen([2, 3, 4], stable, silhouettes) == 3
     assert choice.chosen([2, 3, 4], stable / 2, silhouettes) == 4  # none is: all count
     assert choice.chosen([2, 3, 4], stable, np.array([0.3, np.nan, 0.6])) == 2
+    assert choice.chosen([2, 3], np.array([0.75, 0.9]), np.array([0.4, 0.3])) == 2  # just so
 
 
 @pytest.mark.parametrize("k", [2, 4, 7])

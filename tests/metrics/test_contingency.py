@@ -106,6 +106,15 @@ def test_mask_selects_rows(junk):
     assert_scores(padded, reference(labels[where], predicted[where]))
 
 
+def test_rows_out_of_range_count_nowhere_whether_they_are_selected_or_not():
+    labels, predicted = [-1, 0, 1, 3, 2, 1], [1, -1, 1, 1, 2, 4]
+    expected = np.zeros((3, 4))
+    expected[1, 1] = expected[2, 2] = 1
+    for where in (None, np.ones(6, bool)):
+        found = metrics.contingency(np.array(labels), np.array(predicted), 3, 4, where)
+        np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.slow
 def test_single_functions_and_vmap_equal_scores():
     rng = np.random.default_rng(3)
@@ -139,6 +148,40 @@ def test_names_of_clusters_do_not_matter(seed):
     assert_scores(
         jit_scores(labels, renamed, 4, 6), dict(jit_scores(labels, predicted, 4, 6)), atol=1e-6
     )
+
+
+# --- Without classes ------------------------------------------------------------------------------
+
+silhouette = jax.jit(metrics.simplified_silhouette, static_argnums=2)
+
+
+def test_simplified_silhouette_is_numpys_on_the_rows_that_count():
+    """Of five clusters two have no rows; padding and rows in no cluster may be anything."""
+    rng = np.random.default_rng(0)
+    x, labels = rng.normal(size=(24, 3)).astype(np.float32), rng.choice([0, 1, 3], size=24)
+    where = rng.random(24) < 0.8
+    outside = np.flatnonzero(where)[:2]
+    labels[outside] = [-1, 5]
+    x[~where] = x[outside] = np.nan
+    rows = np.flatnonzero(where & (labels >= 0) & (labels < 5))
+    centroids = {k: x[rows[labels[rows] == k]].mean(axis=0) for k in (0, 1, 3)}
+    expected = []
+    for i in rows:
+        distances = {k: np.linalg.norm(x[i] - c) for k, c in centroids.items()}
+        a = distances.pop(labels[i])
+        b = min(distances.values())
+        expected.append((b - a) / max(a, b))
+    found = silhouette(x, labels, 5, where)
+    np.testing.assert_allclose(found, np.mean(expected), rtol=1e-5)
+
+
+def test_simplified_silhouettes_worked_by_hand():
+    # Centroids 1 and 11: each row is 1 from its own, and 11, 9, 9, 11 from the other.
+    x, labels = np.float32([[0], [2], [10], [12]]), np.array([0, 0, 1, 1])
+    expected = np.mean([10 / 11, 8 / 9, 8 / 9, 10 / 11])
+    np.testing.assert_allclose(silhouette(x, labels, 2), expected, rtol=1e-6)
+    assert silhouette(0 * x, labels, 2) == 0  # neither is near
+    assert np.isnan(silhouette(x, 0 * labels, 2)) and np.isnan(silhouette(x, labels - 2, 2))
 
 
 def test_traces_once():

@@ -56,3 +56,11 @@ def test_tables_inside_a_program_are_those_of_the_host():
     predicted = [np.where(c.mask, rng.integers(0, 4, c.mask.shape), -1) for c in federation.cohorts]
     found = host.tables(federation, predicted)
     np.testing.assert_array_equal(on_device.tables(federation, predicted, 4), found)
+    # A client that lost its rows, of which labels and clusters are left.
+    first = federation.cohorts[0]
+    emptied = first.replace(mask=np.asarray(first.mask) & (np.arange(first.n_clients) > 0)[:, None])
+    federation = federation.replace(cohorts=(emptied, *federation.cohorts[1:]))
+    expected = found.copy()
+    expected[0] = 0
+    np.testing.assert_array_equal(host.tables(federation, predicted), expected)
+    np.testing.assert_array_equal(on_device.tables(federation, predicted, 4), expected)

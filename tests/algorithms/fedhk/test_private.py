@@ -24,6 +24,7 @@ from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import Model, Scale, ServerState
 from jaxfedmvc.algorithms.fedhk.private import (
     Release,
+    believed,
     clip_samples,
     e_fkmvc_with_noise,
     moments,
@@ -232,6 +233,16 @@ def test_no_sample_shows_by_a_nan_whatever_a_server_sends():
         assert (moved <= sensitivity(kind, DIMS) * (1 + 1e-4)).all()  # and no NaN
 
 
+def test_scales_are_brought_into_the_range_of_an_honest_server():
+    """The ball about 0.5 of radius 0.5 * 2 in four features; variances from a millionth of that."""
+    sent = jnp.array([9.0, -9.0, np.nan, 0.6])
+    for variance, expected in ((1e9, 1.0), (0.3, 0.3), (1e-12, 1e-6), (-1.0, 1e-6)):
+        scale = Scale(sent, jnp.float32(variance), jnp.zeros(0), jnp.zeros(0))
+        found = believed(settings(), {3: scale})[3]
+        np.testing.assert_allclose(found.origin, [1.5, -0.5, 0.0, 0.6], rtol=1e-6)
+        np.testing.assert_allclose(found.variance, expected, rtol=1e-5)
+
+
 def test_sensitivity_of_one_view_by_hand():
     # 16 features: the weight counts half.
     assert sensitivity("moments", (16,)) == pytest.approx(math.sqrt(3))
@@ -308,6 +319,38 @@ def test_every_exchange_that_sends_is_counted(start_steps):
         releases(privacy.start_steps, ROUNDS) == setup + ROUNDS * each == 1 + start_steps + ROUNDS
     )
     assert algorithm.done is None
+
+
+@jax.jit
+def moments_released(z, total):
+    """What the server makes of a release of two views of two features each."""
+    scale = Scale(jnp.zeros(2), jnp.float32(0), jnp.zeros(0), jnp.zeros(0))
+    model = Model({}, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1))
+    state = ServerState({}, {0: scale, 1: scale}, (), model, {})
+    server = e_fkmvc_with_noise(CONFIG, HYPER, settings(z)).setup[0].server
+    return server(KEY, state, (total,), (jnp.float32(M),))[0]
+
+
+def test_moments_from_a_release_by_hand():
+    # 9 samples, sigma = 0.5 sqrt(5), radius 0.5 sqrt(2). The mean 0.2 is 0.2 radii from the origin;
+    # of its squared norm 2 (sigma / 9)^2 are noise.
+    sums = {0: jnp.array([1.8, 0.0]), 1: jnp.zeros(2)}
+    new = moments_released(0.5, Release(sums, jnp.float32(9), {0: 4.5, 1: 0.0}))
+    scale, noise = new.scales[0], 2 * (0.25 * 5) / 81
+    np.testing.assert_allclose(scale.origin, [0.5 + 0.2 * 0.5 * 2**0.5, 0.5], rtol=1e-5)
+    np.testing.assert_allclose(scale.variance, (4.5 / 9 - 0.2**2 + noise) * 0.5, rtol=1e-5)
+    # A variance that noise hides is as small as the noise of a mean.
+    np.testing.assert_allclose(new.scales[1].variance, 0.5 * 5**0.5 / 9 * 0.5, rtol=1e-5)
+
+
+def test_first_centres_of_views_lie_in_directions_of_their_own():
+    """Views of the same width too."""
+    total = Release({v: jnp.zeros(2) for v in (0, 1)}, jnp.float32(9), {0: 1.0, 1: 1.0})
+    fit = moments_released(0.0, total).models.fit
+    first, second = (np.asarray(fit[v][0]) for v in (0, 1))
+    lengths = [np.linalg.norm(a, axis=1) for a in (first, second)]
+    np.testing.assert_allclose(*lengths, rtol=1e-5)
+    assert np.abs(first - second).max(axis=1).min() > 1e-2 * lengths[0][0]
 
 
 def test_centres_from_a_release_by_hand():

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics.cluster import contingency_matrix
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fedhk import (
@@ -21,7 +22,7 @@ from jaxfedmvc.algorithms.fedhk import (
 )
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.client import gradient_step, local_step, samples_of
-from jaxfedmvc.algorithms.fedhk.model import Scale
+from jaxfedmvc.algorithms.fedhk.model import ClientState, Scale
 from jaxfedmvc.clustering import predict
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
@@ -78,6 +79,21 @@ def test_a_view_whose_clusters_are_its_own_is_left_out():
     chex.assert_trees_all_close(weights, jnp.tile(jnp.array([1, 1, 0, 1]) / 3, (2, 1)))
     assert adjusted_rand_score(truth, labels) > 0.9
     assert adjusted_rand_score(truth, finished(ALL)[0]) < 0.6
+
+
+@pytest.mark.ci
+def test_only_real_samples_are_counted_in_pairs_of_views():
+    """Six pairs of four views; a client of 16 rows, three of them padding."""
+    (cohort,) = federation(make_views()[0]).cohorts
+    client = jax.tree.map(lambda x: x[0], cohort)
+    client = client.replace(mask=jnp.arange(16) < 13)
+    scale = {v: Scale(jnp.zeros(3 + v), jnp.float32(1), None, None) for v in range(4)}
+    state = ClientState(scale, (), {}, jnp.ones(4), jnp.bool_(False), True)
+    centres = {v: x[:C] for v, x in client.by_view().items()}
+    tables = jax.jit(lambda: CHOSEN.setup[3].client(KEY, centres, state, client)[1])()
+    assert tables.shape == (6, C, C) and (np.sum(tables, axis=(1, 2)) == 13).all()
+    one, other = (np.asarray(predict(client.views[v], centres[v]))[:13] for v in (0, 1))
+    np.testing.assert_array_equal(tables[0], contingency_matrix(one, other))
 
 
 @pytest.mark.slow

@@ -59,6 +59,29 @@ def fitted(fit, config, hyper, fill=0.0):
 # --- Terms ----------------------------------------------------------------------------------------
 
 
+def test_contrast_is_weighted_by_the_least_view_and_moves_no_weight(monkeypatch):
+    """softmax([log 3, 0]) is 3/4 and 1/4."""
+    monkeypatch.setattr(module, "_fit", lambda *arguments: arguments[-1])
+    config, hyper = CoMVCConfig(n_clusters=C, **TINY), CoMVCHyperparams(delta=0.7)
+    term = module.fit_comvc(jax.random.key(0), *planted(), config, hyper)
+    codes = np.stack([HIDDEN, HIDDEN[::-1]])
+    found = module.Found(codes, HIDDEN, ASSIGNED)
+    n_negatives = int(0.25 * 2 * TINY["batch_size"])
+    fusion = jnp.log(jnp.array([3.0, 1.0]))
+
+    @jax.jit
+    def both(fusion):
+        value, slope = jax.value_and_grad(
+            lambda fusion: term(jax.random.key(1), {"fusion": fusion}, found, MASK)
+        )(fusion)
+        plain = module.contrast(jax.random.key(1), codes, ASSIGNED, MASK, n_negatives, 0.1)
+        return value, slope, plain
+
+    value, slope, plain = both(fusion)
+    np.testing.assert_allclose(value, 0.7 / 4 * plain, rtol=1e-5)
+    assert value > 0 and not slope.any()
+
+
 def distances(x, y):
     return np.sum((x[:, None] - y[None]) ** 2, axis=2)
 
