@@ -35,6 +35,27 @@ def has_nan(tree: Any) -> bool:
     return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
+def whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
+    """Checks that an argument is a whole number, `least` or more.
+
+    Args:
+      name: What the error calls it.
+      value: What was given.
+      least: Smallest number that is allowed.
+      optional: Whether None is allowed, too.
+
+    Raises:
+      ValueError: It is smaller, or no whole number.
+    """
+    if optional and value is None:
+        return
+    else_none = ", or None" if optional else ""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise wrong(name, value, f"a whole number, {least} or more{else_none}")
+    if not value >= least:
+        raise wrong(name, value, f"{least} or more{else_none}")
+
+
 def at_least(settings: Any, least: int, *names: str) -> None:
     """Checks that these fields of `settings` are whole numbers, `least` or more.
 
@@ -47,10 +68,7 @@ def at_least(settings: Any, least: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is None and _may_be_none(settings, name):
             continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise wrong(name, value, f"a whole number, {least} or more")
-        if not value >= least:
-            raise wrong(name, value, f"{least} or more")
+        whole(name, value, least)
 
 
 def _may_be_none(settings: Any, name: str) -> bool:

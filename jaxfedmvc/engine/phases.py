@@ -133,11 +133,10 @@ def run_phases(
       The state after the phases, and `{"clients", "server"}` with the info of each phase.
 
     Raises:
-      ValueError: `client_chunk` below 1, or a function of a phase returned something else than
-        it must.
+      ValueError: `client_chunk` is no whole number of 1 or more, or a function of a phase returned
+        something else than it must.
     """
-    if client_chunk is not None and client_chunk < 1:
-        raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more, or None")
+    checks.whole("client_chunk", client_chunk, 1, optional=True)
     infos = []
     for p, phase in enumerate(phases):
         report = None if progress is None else _reporter(progress, stage, p)

@@ -235,8 +235,7 @@ def run(
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to count.
     """
-    if not isinstance(rounds, int | np.integer) or rounds < 0:
-        raise ValueError(f"rounds: got {rounds}; allowed is a whole number, 0 or more")
+    checks.whole("rounds", rounds, 0)
     if n_clusters is not None and federation.labels is None:
         raise ValueError("n_clusters: asks for tables; the federation has no labels to count")
     state = start(algorithm, federation, key, participation=participation)

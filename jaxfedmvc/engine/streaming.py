@@ -264,10 +264,8 @@ def run_streaming(
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or client states with keys.
     """
-    if rounds < 0:
-        raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
-    if client_chunk < 1:
-        raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more")
+    checks.whole("rounds", rounds, 0)
+    checks.whole("client_chunk", client_chunk, 1)
     # A memory map becomes a plain array that lies in the file, whose rows are plain arrays.
     host = jax.tree.map(np.asarray, federation.without_labels())
     state = start_on_host(algorithm, host, key, participation)

@@ -284,9 +284,9 @@ def test_chunks_change_nothing(chunk):
     assert_close(result(client_chunk=chunk), result())
 
 
-@pytest.mark.parametrize("chunk", [0, -1])
-def test_chunks_of_no_client_raise(chunk):
-    with pytest.raises(ValueError, match="client_chunk"):
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, True])
+def test_chunks_that_are_no_number_of_clients_raise(chunk):
+    with pytest.raises(ValueError, match=rf"client_chunk: got {chunk}; .*1 or more, or None"):
         engine.run(TOY, FEDERATION, KEY, 1, client_chunk=chunk)
 
 
@@ -635,8 +635,9 @@ def test_no_rounds_are_the_set_up_and_the_end():
 
 
 def test_bad_rounds_and_tables_without_labels_raise():
-    with pytest.raises(ValueError, match="rounds"):
-        engine.run(TOY, FEDERATION, KEY, -1)
+    for rounds in (-1, 2.5, True):
+        with pytest.raises(ValueError, match=f"rounds: got {rounds}; allowed is"):
+            engine.run(TOY, FEDERATION, KEY, rounds)
     with pytest.raises(ValueError, match="no labels"):
         engine.run(TOY, FEDERATION.without_labels(), KEY, 1, n_clusters=2)
 
