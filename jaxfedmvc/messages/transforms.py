@@ -50,8 +50,17 @@ class Codec(NamedTuple):
 
 
 def nbytes(tree: Any) -> int:
-    """Bytes of a pytree of arrays, or of the shapes that stand for them, as sent uncompressed."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Counts the bytes of a pytree as sent uncompressed.
+
+    Args:
+      tree: Of arrays, of shapes that stand for them, or of Python's numbers, which travel as the
+        scalars that JAX makes of them.
+    """
+    arrays = (
+        leaf if hasattr(leaf, "dtype") else jax.ShapeDtypeStruct((), jnp.result_type(leaf))
+        for leaf in jax.tree.leaves(tree)
+    )
+    return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 def check_floating(message: PyTree, what: str, selected: Sequence[bool] | None = None) -> None:

@@ -741,6 +741,17 @@ def test_traffic_follows_each_cohorts_own_messages():
     }
 
 
+def test_a_number_that_is_broadcast_is_a_scalar_on_the_wire():
+    phase = Phase(
+        lambda server, view_ids: (1, 0.5),
+        lambda key, sent, state, client: (state, sent[1], {}),
+        lambda key, server, messages, weights: (server, {}),
+        "sum",
+    )
+    algorithm = TOY._replace(setup=(), round=(phase,), finish=())
+    assert engine.traffic(algorithm, FEDERATION)["round"] == Traffic(8 * 4, 8 * 8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("share", "chunk"), [(1.0, None), (1.0, 2), ((0.8, 0.7), 2)])
 def test_progress_adds_up_to_the_participants(share, chunk):
