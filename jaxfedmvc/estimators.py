@@ -30,13 +30,12 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.algorithms.registry import configured
+from jaxfedmvc.algorithms.registry import OF_THE_RUN, configured
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.engine.streaming import assign_program
 from jaxfedmvc.federation import Cohort, Federation
 
-_OF_THE_RUN = ("n_clusters", "n_clients", "rounds")
 _OWN = ("method", "n_clusters", "rounds", "random_state")
 
 
@@ -143,7 +142,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         federation = _federation(given, is_federated, method.topology == "vertical")
         rounds = method.rounds if self.rounds is None else self.rounds
         of_the_run = dict(
-            zip(_OF_THE_RUN, (self.n_clusters, federation.n_clients, rounds), strict=True)
+            zip(OF_THE_RUN, (self.n_clusters, federation.n_clients, rounds), strict=True)
         )
         config, hyper = configured(method, self.settings, of_the_run)
         steps = Steps(
@@ -244,7 +243,7 @@ def parameters(method: str) -> list[str]:
         raise checks.wrong("method", method, ", ".join(METHODS))
     entry = METHODS[method]
     fields = (*dataclasses.fields(entry.config), *dataclasses.fields(entry.hyperparams))
-    return [*_OWN, *(field.name for field in fields if field.name not in _OF_THE_RUN)]
+    return [*_OWN, *(field.name for field in fields if field.name not in OF_THE_RUN)]
 
 
 # --- Input and output -----------------------------------------------------------------------------
