@@ -29,7 +29,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def has_nan(tree: Any) -> bool:
-    """Whether a number of a tree, on the host or on a device, is NaN."""
+    """Says whether a number of a tree, on the host or on a device, is NaN."""
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
     floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
     return any(np.isnan(x).any() for x in jax.device_get(floats))

@@ -48,7 +48,7 @@ def dbscan(
     where: ArrayLike | None = None,
     block: int = 128,
 ) -> Array:
-    """Density-based clusters by Euclidean distance (Ester, Kriegel, Sander & Xu, 1996).
+    """Finds density-based clusters by Euclidean distance (Ester, Kriegel, Sander & Xu, 1996).
 
     A row is core if at least `min_samples` rows, itself included, lie within `eps` of it. Clusters
     are the connected components of the core rows, two of them joined if within `eps`. Another row

@@ -23,7 +23,7 @@ def spectral(
     limit: ArrayLike | None = None,
     n_init: int = 10,
 ) -> Array:
-    """k-means on the spectral embedding of a graph into as many components as clusters.
+    """Clusters by k-means the spectral embedding of a graph, of as many components as clusters.
 
     With fewer selected vertices than clusters every vertex is a cluster of its own.
 
@@ -59,7 +59,7 @@ def spectral(
 def spectral_embedding(
     affinity: ArrayLike, n_components: int, *, where: ArrayLike | None = None
 ) -> Array:
-    """Smoothest functions on a graph, the relaxed indicators of its normalised cuts.
+    """Finds the smoothest functions on a graph, the relaxed indicators of its normalised cuts.
 
     The eigenvectors of I - D^-1/2 A D^-1/2 with the smallest eigenvalues, ascending, each divided
     by the square root of the degrees D. Self-loops are left out: they are cut by no partition. A

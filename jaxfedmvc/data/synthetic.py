@@ -19,7 +19,7 @@ _TETRAHEDRON = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / ma
 
 
 def multimodal(seed: int, variant: str = "text") -> Dataset:
-    """Two modalities that know nothing of each other: two spheres, and three corners of a square.
+    """Draws two modalities that know nothing of each other: two spheres, three corners of a square.
 
     Density tells the spheres apart: DBSCAN with at least 5 points to a neighbourhood finds them
     without an error for radii of 2.2 to 2.3 (``"text"``) and 0.25 to 0.42 (``"table1"``), on seeds
@@ -75,7 +75,7 @@ def _directions(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def simplex(seed: int, sigma: float, n_samples: int = 1000) -> Dataset:
-    """Four clusters that no agent can tell apart alone, for the study of Byzantine rankings.
+    """Draws four clusters that no agent can tell apart alone, for studies of Byzantine rankings.
 
     The clusters lie around the corners of a regular simplex in three dimensions, with edges of
     length 1 and turned at random. To these columns come three of standard normal noise. Agent i of
@@ -115,7 +115,7 @@ def blobs(
     n_agents: int = 3,
     cluster_std: float = 1.0,
 ) -> Dataset:
-    """Round Gaussian clusters with their features cut into one view for each agent.
+    """Draws round Gaussian clusters with their features cut into one view for each agent.
 
     Args:
       seed: of `sklearn.datasets.make_blobs`, which makes the same data from it.

@@ -258,5 +258,5 @@ def shapes(source: Source) -> tuple[PyTree, PyTree]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device's memory is used up."""
+    """Says whether an error means that the device's memory is used up."""
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

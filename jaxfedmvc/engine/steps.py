@@ -242,7 +242,7 @@ class Steps:
         return stages
 
     def is_done(self, state: RunState) -> bool:
-        """Whether further rounds would change nothing."""
+        """Says whether further rounds would change nothing."""
         if self.algorithm.done is None:
             return False
 

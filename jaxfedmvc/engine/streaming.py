@@ -237,7 +237,7 @@ def run_streaming(
     assign: bool = True,
     on_round: Callable[[int, RunState, list[Any]], None] | None = None,
 ) -> RunResult:
-    """`engine.run` on data that stays on the host; the same result but for the rounding of sums.
+    """Runs a method as `engine.run` on data that stay on the host; sums are rounded otherwise.
 
     Cannot be jitted or mapped. Programs are compiled once for each phase, shape of a cohort and
     size of a chunk, and are kept for further runs of the same `algorithm` object. On the device are
@@ -313,7 +313,7 @@ def start_on_host(
     key: jax.Array,
     participation: float | Sequence[float],
 ) -> RunState:
-    """`engine.start`, which reads no feature: it is given zeros that take no memory."""
+    """Makes what `engine.start` does, on the host; features are zeros that take no memory."""
 
     def empty(cohort: Any) -> Cohort:
         zeros = tuple(np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in cohort.views)

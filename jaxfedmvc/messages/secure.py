@@ -114,7 +114,7 @@ def secure_aggregation(
     in_clear: Collection[str] = (),
     masked: bool = True,
 ) -> FederatedAlgorithm:
-    """The same method with the messages of its sums masked.
+    """Returns the same method with the messages of its sums masked.
 
     The clients' and the server's own randomness is what it was, so that a run differs from the
     plain one by fixed-point rounding alone. Phases are named "setup[0]", "round[0]", "finish[0]"
@@ -235,7 +235,7 @@ def check_sums(info: PyTree) -> None:
 
 
 def any_unread(info: PyTree) -> Array:
-    """Whether a secure sum was refused or a client clipped what it sent; traced, for a whole run.
+    """Says if a secure sum was refused or a client clipped what it sent; traced, for a whole run.
 
     Args:
       info: As `check_sums` takes it. Without secure sums in it, False.
@@ -251,10 +251,15 @@ def any_unread(info: PyTree) -> Array:
 
 
 def encode(x: Array, fraction_bits: int, n_clients: int) -> tuple[Array, Array]:
-    """Fixed-point form of one client's values: round(x 2^b) modulo 2^32.
+    """Encodes one client's values in fixed point: round(x 2^b) modulo 2^32.
 
     Clipped so that the sum over `n_clients` fits 32 bits with its sign. Exact but for rounding to
     integers: 2^b is a power of two, and integers from 2^24 are float32 as they are.
+
+    Args:
+      x: Of any shape.
+      fraction_bits: b.
+      n_clients: Number of clients whose values are added.
 
     Returns:
       uint32 of x's shape (0 for NaN), and the number of clipped entries, int32.
@@ -269,13 +274,13 @@ def encode(x: Array, fraction_bits: int, n_clients: int) -> tuple[Array, Array]:
 
 
 def decode(total: Array, fraction_bits: int) -> Array:
-    """Values, float32, of a sum of what `encode` gives; modulo 2^32."""
+    """Decodes a sum, modulo 2^32, of what `encode` gives: float32 of its shape."""
     signed = lax.bitcast_convert_type(total.astype(jnp.uint32), jnp.int32)
     return signed.astype(jnp.float32) * 2.0**-fraction_bits
 
 
 def pairwise_mask(key: Array, own: Array, participants: Array, like: PyTree) -> PyTree:
-    """A client's mask: sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij), modulo 2^32.
+    """Draws a client's mask: sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij), modulo 2^32.
 
     Bonawitz et al. 2017, section 4. One pair at a time, so that memory does not grow with the
     number of participants.

@@ -103,7 +103,7 @@ class _Transformed:
 
 
 def transformed(phase: Phase, transform: Transform, clients: Sequence[int] | None = None) -> Phase:
-    """The same exchange with the messages of clients changed before they leave.
+    """Returns the same exchange with the messages of clients changed before they leave.
 
     The client's own randomness is what it was. Chain calls directly: a client function that wraps
     another one in between hides how many transformations there are already, and they would share
@@ -120,7 +120,7 @@ def transformed(phase: Phase, transform: Transform, clients: Sequence[int] | Non
 
 
 def coded(phase: Phase, codec: Codec) -> Phase:
-    """The same exchange with messages in the form of a codec while they travel.
+    """Returns the same exchange with messages in the form of a codec while they travel.
 
     Clients send `encode(message)`; the server is given the decoded messages of every client, so
     that its own memory is that of plain ones. The client's randomness, state and info are what

@@ -59,7 +59,7 @@ def contingency(
 
 
 def scores_from_contingency(table: Array) -> dict[str, Array]:
-    """All scores of one contingency matrix.
+    """Computes all scores of one contingency matrix.
 
     Args:
         table: Counts, float32 [n_classes, n_clusters], as returned by `contingency`, or the sum
@@ -88,7 +88,7 @@ def scores(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> dict[str, Array]:
-    """All scores of one clustering, sharing one contingency matrix.
+    """Computes all scores of one clustering, sharing one contingency matrix.
 
     Rows that are in no cluster, -1, are not scored: leaving hard ones out raises every score.
 
@@ -116,7 +116,7 @@ def accuracy(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Fraction of rows that are right under the best one-to-one naming of clusters as classes.
+    """Computes the share of rows that are right under the best one-to-one naming of clusters.
 
     With N the contingency matrix of n rows, max over matchings M of sum_{(i, j) in M} N_ij / n,
     found by the Hungarian method (Kuhn, 1955). With more clusters than classes the surplus
@@ -145,7 +145,7 @@ def nmi(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Normalised mutual information I(U; V) / ((H(U) + H(V)) / 2) (Vinh et al., 2010).
+    """Computes the normalised mutual information 2 I(U; V) / (H(U) + H(V)) (Vinh et al., 2010).
 
     Args:
         labels: Class of each row, integer [n].
@@ -171,7 +171,7 @@ def ari(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Rand index adjusted for chance (Hubert & Arabie, 1985).
+    """Computes the Rand index adjusted for chance (Hubert & Arabie, 1985).
 
     Over ordered pairs of distinct rows, with `tp` pairs together in both labelings, `fn` only in
     `labels`, `fp` only in `predicted` and `tn` in neither:
@@ -202,7 +202,7 @@ def purity(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Fraction of rows in the commonest class of their cluster, sum_j max_i N_ij / n.
+    """Computes the share of rows in the commonest class of their cluster, sum_j max_i N_ij / n.
 
     Args:
         labels: Class of each row, integer [n].
@@ -288,7 +288,7 @@ def _entropy(sizes: Array) -> Array:
 def simplified_silhouette(
     x: ArrayLike, labels: ArrayLike, n_clusters: int, where: ArrayLike | None = None
 ) -> Array:
-    """How much nearer rows are to their own cluster's centroid than to the next; needs no classes.
+    """Computes how much nearer rows are to their own centroid than to the next; needs no classes.
 
     The mean over rows of (b - a) / max(a, b), a the distance to the own centroid and b to the
     nearest other one: the silhouette with centroids in place of members, which costs n K distances
