@@ -132,7 +132,10 @@ class Server:
         file = self.folder / "job.json"
         if not file.exists():
             files.write_text(file, json.dumps(self.job.to_json(), indent=1) + "\n")
-        elif Job.from_json(json.loads(file.read_text(encoding="utf-8"))) != self.job:
+            return
+        # By what goes through JSON: a tuple among the settings comes back as a list.
+        there = Job.from_json(json.loads(file.read_text(encoding="utf-8")))
+        if there.digest() != self.job.digest():
             raise ValueError(f"folder: {self.folder} holds another job, or other settings of it")
 
     def _set_plan(self, plan: Plan) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfedmvc.deploy import Node, Server, Stopped, wire
+from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from tests.algorithms import test_common as common
@@ -482,6 +482,16 @@ def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
         lab.server(job=other).run()
     with pytest.raises(Stopped, match="known here with other settings"):
         lab.server("elsewhere", other).run()
+
+
+def test_a_job_with_a_tuple_among_its_settings_goes_on(tmp_path):
+    """JSON has lists alone."""
+    settings = {"n_clusters": 3, "hidden": (8, 4)}
+    for _ in range(2):
+        Server(Job("a", "fmcsc", 3, settings), local.Local([]), tmp_path)._check_folder()
+    other = Job("a", "fmcsc", 3, settings | {"hidden": (8, 5)})
+    with pytest.raises(ValueError, match="holds another job"):
+        Server(other, local.Local([]), tmp_path)._check_folder()
 
 
 def test_a_node_that_refuses_says_why(tmp_path):
