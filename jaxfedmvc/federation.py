@@ -365,6 +365,13 @@ class Federation:
         widths: dict[int, int] = {}
         starts, n_samples = [], 0
         for i, client in enumerate(clients):
+            is_dict = isinstance(client, Mapping)
+            if not is_dict or not all(isinstance(v, int | np.integer) for v in client):
+                got = f"view ids {list(client)}" if is_dict else f"a {type(client).__name__}"
+                raise ValueError(
+                    f"client {i}: got {got}; allowed is a dictionary of view ids (0, 1, ...) and"
+                    " arrays"
+                )
             names = [str(v) for v in client]
             try:
                 check_arrays(list(client.values()), None if labels is None else labels[i], names)

@@ -114,14 +114,18 @@ def draw_participants(
       ValueError: A share outside (0, 1], or not one for each cohort.
     """
     n_cohorts = len(federation.cohorts)
-    shares = (
-        [float(participation)] * n_cohorts  # type: ignore[arg-type]
-        if np.ndim(participation) == 0
-        else [float(share) for share in participation]  # type: ignore[union-attr]
-    )
+    shares: list[float]
+    try:
+        shares = (
+            [float(participation)] * n_cohorts  # type: ignore[arg-type]
+            if np.ndim(participation) == 0
+            else [float(share) for share in participation]  # type: ignore[union-attr]
+        )
+    except (TypeError, ValueError):  # no numbers, and so refused below
+        shares = []
     if len(shares) != n_cohorts or not all(0.0 < share <= 1.0 for share in shares):
         raise ValueError(
-            f"participation: got {participation}; allowed is one share in (0, 1], or one for each"
+            f"participation: got {participation!r}; allowed is one share in (0, 1], or one for each"
             f" of the {n_cohorts} cohorts"
         )
     key = keys.of_stage(key, keys.PARTICIPATION, round_index)

@@ -141,8 +141,8 @@ def secure_aggregation(
         from secrets that it agreed on with each other node, once its message is encoded.
 
     Raises:
-      ValueError: `fraction_bits` is out of range or lacks a phase, `in_clear` names no phase. At
-        trace time: a phase that is no sum over everyone sends a message that is not empty, a
+      ValueError: `fraction_bits` is out of range or lacks a phase, it or `in_clear` names no phase.
+        At trace time: a phase that is no sum over everyone sends a message that is not empty, a
         leaf of a message is no floating-point array.
     """
     ids = {cohort.view_ids: cohort.client_ids for cohort in federation.cohorts}
@@ -152,9 +152,11 @@ def secure_aggregation(
         for stage in ("setup", "round", "finish")
         for i in range(len(getattr(algorithm, stage)))
     ]
-    for name in in_clear:
-        if name not in names:
-            raise ValueError(f"in_clear: got {name!r}; allowed are {', '.join(names)}")
+    by_name = fraction_bits if isinstance(fraction_bits, Mapping) else ()
+    for argument, given in (("in_clear", in_clear), ("fraction_bits", by_name)):
+        for name in given:
+            if name not in names:
+                raise ValueError(f"{argument}: got {name!r}; allowed are {', '.join(names)}")
 
     def of_round(r: Array) -> tuple[Array, ...]:
         if participants is None:

@@ -416,10 +416,14 @@ def test_shares_are_rounded_and_keep_one_client_at_least():
 
 
 @pytest.mark.parametrize(
-    "share", [0, 0.0, -0.5, 1.01, 2, float("nan"), (0.5,), (0.5, 0.0), (1.0, 1.5), (1.0,) * 3, ()]
+    "share",
+    [
+        *(0, 0.0, -0.5, 1.01, 2, float("nan"), None, "half"),
+        *((0.5,), (0.5, 0.0), (1.0, 1.5), (1.0,) * 3, (), (None, 1.0)),
+    ],
 )
 def test_shares_outside_the_range_raise(share):
-    with pytest.raises(ValueError, match="participation"):
+    with pytest.raises(ValueError, match=r"participation: got .*allowed is one share"):
         engine.start(TOY, FEDERATION, KEY, participation=share)
 
 
