@@ -139,7 +139,7 @@ def parse_or_exit(
     resumes: bool = False,
     over_clients: bool = False,
 ) -> Study:
-    """As `parse`, and sets --precision and lays out devices.
+    """Parses as `parse` does, sets --precision and lays out devices.
 
     Help, or one line about what is wrong, ends the program.
 
