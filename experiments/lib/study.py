@@ -186,7 +186,7 @@ def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:
     if file is None:
         return
     path = Path(file)
-    with path.open("a+", newline="") as opened:
+    with path.open("a+", newline="", encoding="utf-8") as opened:
         opened.seek(0)
         found = next(csv.reader(opened), None)
     if found is None:
