@@ -35,25 +35,30 @@ def has_nan(tree: Any) -> bool:
     return any(np.isnan(x).any() for x in jax.device_get(floats))
 
 
-def whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
-    """Checks that an argument is a whole number, `least` or more.
+def whole(
+    name: str, value: Any, least: int, most: int | None = None, *, optional: bool = False
+) -> None:
+    """Checks that an argument is a whole number of a range.
 
     Args:
       name: What the error calls it.
       value: What was given.
       least: Smallest number that is allowed.
+      most: Largest; None: there is none.
       optional: Whether None is allowed, too.
 
     Raises:
-      ValueError: It is smaller, or no whole number.
+      ValueError: It is out of range, or no whole number.
     """
     if optional and value is None:
         return
-    else_none = ", or None" if optional else ""
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    if optional:
+        allowed += ", or None"
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise wrong(name, value, f"a whole number, {least} or more{else_none}")
-    if not value >= least:
-        raise wrong(name, value, f"{least} or more{else_none}")
+        raise wrong(name, value, f"a whole number, {allowed}")
+    if value < least or (most is not None and value > most):
+        raise wrong(name, value, allowed)
 
 
 def at_least(settings: Any, least: int, *names: str) -> None:

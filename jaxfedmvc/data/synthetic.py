@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from jaxfedmvc import checks
 from jaxfedmvc.data.dataset import Dataset
-from jaxfedmvc.data.partition import _check_count
 
 # Of the multimodal set: samples, mean radii of the two spheres, deviation of the radius. The text
 # that introduces the set and the results printed for it differ in all three.
@@ -38,7 +38,7 @@ def multimodal(seed: int, variant: str = "text") -> Dataset:
     Raises:
       ValueError: `seed` or `variant` is not allowed.
     """
-    _check_count("seed", seed, 0)
+    checks.whole("seed", seed, 0)
     if variant not in _VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(_VARIANTS)}; got {variant!r}")
     from sklearn.datasets import make_classification  # deferred: slow to import
@@ -92,8 +92,8 @@ def simplex(seed: int, sigma: float, n_samples: int = 1000) -> Dataset:
     Raises:
       ValueError: an argument is out of range; the text names it.
     """
-    _check_count("seed", seed, 0)
-    _check_count("n_samples", n_samples, len(_TETRAHEDRON))
+    checks.whole("seed", seed, 0)
+    checks.whole("n_samples", n_samples, len(_TETRAHEDRON))
     _check_deviation("sigma", sigma)
     from scipy.spatial.transform import Rotation  # deferred: slow to import
 
@@ -131,11 +131,11 @@ def blobs(
     Raises:
       ValueError: an argument is out of range; the text names it.
     """
-    _check_count("seed", seed, 0, 2**32 - 1)
-    _check_count("n_samples", n_samples, 1)
-    _check_count("n_features", n_features, 1)
-    _check_count("n_centers", n_centers, 1)
-    _check_count("n_agents", n_agents, 1, n_features)
+    checks.whole("seed", seed, 0, 2**32 - 1)
+    checks.whole("n_samples", n_samples, 1)
+    checks.whole("n_features", n_features, 1)
+    checks.whole("n_centers", n_centers, 1)
+    checks.whole("n_agents", n_agents, 1, n_features)
     _check_deviation("cluster_std", cluster_std)
     from sklearn.datasets import make_blobs  # deferred: slow to import
 
@@ -163,7 +163,7 @@ def unequal(seed: int) -> Dataset:
     Raises:
       ValueError: `seed` is not allowed.
     """
-    _check_count("seed", seed, 0)
+    checks.whole("seed", seed, 0)
     rng = np.random.default_rng(seed)
     n, n_clusters, n_views = (int(rng.integers(*bounds)) for bounds in _UNEQUAL)
     sizes = 4 + rng.multinomial(n - 4 * n_clusters, rng.dirichlet(np.full(n_clusters, 8.0)))
