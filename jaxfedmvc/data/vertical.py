@@ -221,7 +221,7 @@ def shuffle_places(seed: int, partition: Sequence[Part], share: float) -> tuple[
       ValueError: The share is not in [0, 1], or an agent lacks samples.
     """
     if not 0 <= share <= 1:
-        raise ValueError(f"shuffled: got {share}; allowed is 0 to 1")
+        raise checks.wrong("share", share, "from 0 to 1")
     if any((np.asarray(part.sample_ids) < 0).any() for part in partition):
         raise ValueError("partition: agents lack samples; allowed are agents that hold all of them")
     rng = np.random.default_rng(seed)
