@@ -121,8 +121,7 @@ def leading(graph: Graph, rank: int, where: ArrayLike | None = None) -> Singular
     Raises:
       ValueError: `rank` below 1.
     """
-    if rank < 1:
-        raise ValueError(f"rank: got {rank}; allowed is 1 or more")
+    checks.whole("rank", rank, 1)
     where = _mask(where, n_samples(graph))
     found = (
         _of_factors(graph, where)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import KMeansResult, check_data, kmeans
 
 
@@ -81,8 +82,7 @@ def random_fourier_features(key: Array, x: ArrayLike, gamma: ArrayLike, n_featur
             below 1.
     """
     x, _ = check_data(x, None)
-    if n_features < 1:
-        raise ValueError(f"n_features must be at least 1, got {n_features}")
+    checks.whole("n_features", n_features, 1)
     frequencies, phases = _frequencies(key, x.shape[1], _check_gamma(gamma), n_features)
     projected = jnp.matmul(x, frequencies, precision=lax.Precision.HIGHEST)
     return math.sqrt(2 / n_features) * jnp.cos(projected + phases[None])

@@ -22,6 +22,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc.checks import whole
+
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
 _BLOCK = 1024
 # Rows have numbers for as many draws, so that the first ones are the same however many are made.
@@ -373,5 +375,4 @@ def _check_centroids(centroids: ArrayLike, shape: tuple[int | None, int]) -> Arr
 
 def _check_at_least_one(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        whole(name, size, 1)

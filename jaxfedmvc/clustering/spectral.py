@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import kmeans
 
 
@@ -44,8 +45,7 @@ def spectral(
             or `affinity` or `where` has the wrong shape.
     """
     affinity, where = _check_graph(affinity, where)
-    if n_clusters < 1:
-        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
+    checks.whole("n_clusters", n_clusters, 1)
     if limit is None:
         limit = n_clusters
     if not isinstance(limit, jax.core.Tracer) and np.asarray(limit) < 1:

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.federation import Cohort
 
@@ -246,8 +246,7 @@ def nearest_only(k: int) -> Transform:
       ValueError: `k` below 1; at trace time, a leaf is no floating-point matrix [m, n] with n of k
         or more.
     """
-    if k < 1:
-        raise ValueError(f"k: got {k}; allowed is 1 or more")
+    checks.whole("k", k, 1)
 
     def nearest(x: Array) -> Array:
         if x.ndim != 2 or x.shape[1] < k:

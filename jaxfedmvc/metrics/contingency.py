@@ -14,6 +14,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from optax import assignment
 
+from jaxfedmvc import checks
+
 
 def contingency(
     labels: ArrayLike,
@@ -40,9 +42,8 @@ def contingency(
             `where` are not vectors of one length.
     """
     labels, predicted = jnp.asarray(labels), jnp.asarray(predicted)
-    for name, size in (("n_classes", n_classes), ("n_clusters", n_clusters)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+    checks.whole("n_classes", n_classes, 1)
+    checks.whole("n_clusters", n_clusters, 1)
     if labels.ndim != 1:
         raise ValueError(f"labels must have shape [n], got {labels.shape}")
     if predicted.shape != labels.shape:
@@ -309,8 +310,7 @@ def simplified_silhouette(
         ValueError: If `n_clusters` is below 1 or the shapes do not fit.
     """
     x, labels = jnp.asarray(x), jnp.asarray(labels)
-    if n_clusters < 1:
-        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
+    checks.whole("n_clusters", n_clusters, 1)
     if x.ndim != 2 or labels.shape != x.shape[:1]:
         raise ValueError(f"x and labels must be [n, d] and [n], got {x.shape} and {labels.shape}")
     where = jnp.ones(labels.shape, bool) if where is None else jnp.asarray(where, bool)
