@@ -9,6 +9,7 @@ Runs on other data, or of other numbers of seeds, are named below the table and 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,11 +24,10 @@ from experiments.lib.command import checked
 from experiments.lib.text import spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
+from jaxfedmvc.metrics.host import METRICS
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("to", None, "Folder to write to; none: results/compare-<time>/.")
-
-_METRICS = ("acc", "nmi", "ari", "purity")
 
 
 def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
@@ -59,7 +59,7 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     line: dict[str, Any] = {"method": summary["algorithm"], "data": summary["dataset"]}
     line["samples"] = summary.get("n_samples", np.nan)  # older runs do not say
     line["views"] = "; ".join(note for note in summary["data"] if note.startswith("view "))
-    for metric in _METRICS:
+    for metric in METRICS:
         values = summary["metrics"].get(metric, {}).get("per_seed", [])
         line[metric] = float(np.mean(values)) if values else np.nan
         line[f"{metric}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
@@ -77,7 +77,7 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         "seconds_a_run": seconds["run"] / len(summary["seeds"]),
         "seconds_choice": summary.get("seconds_choice", 0.0),
         "device": summary["device"],
-        "command": " ".join(summary.get("command", ())),
+        "command": shlex.join(summary.get("command", ())),
         "commit": summary.get("commit", ""),
     }
 
@@ -85,7 +85,7 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
 def table(lines: pd.DataFrame) -> str:
     """Returns the table for the terminal."""
     shown = lines[["method", "data", "clients", "seeds"]].copy()
-    for metric in _METRICS:
+    for metric in METRICS:
         shown[metric.upper()] = [
             spread(mean, std)
             for mean, std in zip(lines[metric], lines[f"{metric}_std"], strict=True)

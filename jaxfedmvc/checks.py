@@ -29,10 +29,36 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def has_nan(tree: Any) -> bool:
-    """Whether a number of a tree, on the host or on a device, is NaN."""
+    """Says whether a number of a tree, on the host or on a device, is NaN."""
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(tree)]
     floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]  # and no keys
     return any(np.isnan(x).any() for x in jax.device_get(floats))
+
+
+def whole(
+    name: str, value: Any, least: int, most: int | None = None, *, optional: bool = False
+) -> None:
+    """Checks that an argument is a whole number of a range.
+
+    Args:
+      name: What the error calls it.
+      value: What was given.
+      least: Smallest number that is allowed.
+      most: Largest; None: there is none.
+      optional: Whether None is allowed, too.
+
+    Raises:
+      ValueError: It is out of range, or no whole number.
+    """
+    if optional and value is None:
+        return
+    allowed = f"{least} or more" if most is None else f"{least} to {most}"
+    if optional:
+        allowed += ", or None"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise wrong(name, value, f"a whole number, {allowed}")
+    if value < least or (most is not None and value > most):
+        raise wrong(name, value, allowed)
 
 
 def at_least(settings: Any, least: int, *names: str) -> None:
@@ -47,10 +73,7 @@ def at_least(settings: Any, least: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is None and _may_be_none(settings, name):
             continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise wrong(name, value, f"a whole number, {least} or more")
-        if not value >= least:
-            raise wrong(name, value, f"{least} or more")
+        whole(name, value, least)
 
 
 def _may_be_none(settings: Any, name: str) -> bool:

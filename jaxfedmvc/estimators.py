@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -30,13 +31,12 @@ from sklearn.utils.validation import check_array, check_is_fitted
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.algorithms.registry import configured
+from jaxfedmvc.algorithms.registry import OF_THE_RUN, configured
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.engine.streaming import assign_program
 from jaxfedmvc.federation import Cohort, Federation
 
-_OF_THE_RUN = ("n_clusters", "n_clients", "rounds")
 _OWN = ("method", "n_clusters", "rounds", "random_state")
 
 
@@ -143,7 +143,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         federation = _federation(given, is_federated, method.topology == "vertical")
         rounds = method.rounds if self.rounds is None else self.rounds
         of_the_run = dict(
-            zip(_OF_THE_RUN, (self.n_clusters, federation.n_clients, rounds), strict=True)
+            zip(OF_THE_RUN, (self.n_clusters, federation.n_clients, rounds), strict=True)
         )
         config, hyper = configured(method, self.settings, of_the_run)
         steps = Steps(
@@ -151,6 +151,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
             hyper,
             federation,
             client_chunk=1 if jax.default_backend() == "cpu" else None,
+            compiled=_programs(self.method, repr(config), _shapes(federation), _device()),
         )
         seed = _seed(self.random_state)
         key = jax.random.key(seed)
@@ -244,7 +245,7 @@ def parameters(method: str) -> list[str]:
         raise checks.wrong("method", method, ", ".join(METHODS))
     entry = METHODS[method]
     fields = (*dataclasses.fields(entry.config), *dataclasses.fields(entry.hyperparams))
-    return [*_OWN, *(field.name for field in fields if field.name not in _OF_THE_RUN)]
+    return [*_OWN, *(field.name for field in fields if field.name not in OF_THE_RUN)]
 
 
 # --- Input and output -----------------------------------------------------------------------------
@@ -343,6 +344,24 @@ def _by_client(federation: Federation, stacks: Sequence[Any]) -> list[np.ndarray
         ):
             found[int(i)] = rows[mask]
     return [found[i] for i in sorted(found)]
+
+
+@functools.lru_cache(maxsize=4)
+def _programs(*alike: Any) -> dict[str, Future]:
+    """Returns the compiled programs of earlier fits that are alike in all of this, by their text.
+
+    So that another seed, other numbers or other rows of the same shapes compile nothing. Of few
+    kinds of fits, since programs take memory.
+    """
+    return {}
+
+
+def _shapes(federation: Federation) -> tuple[tuple[int, ...], ...]:
+    return tuple(np.shape(x) for cohort in federation.cohorts for x in cohort.views)
+
+
+def _device() -> tuple[Any, str]:
+    return jax.config.jax_default_device, jax.default_backend()  # type: ignore[attr-defined]
 
 
 def _seed(random_state: Any) -> int:

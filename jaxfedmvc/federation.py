@@ -52,7 +52,7 @@ class Cohort:
         return self.client_ids.shape[0]
 
     def by_view(self) -> dict[int, jax.Array]:
-        """The views keyed by view id."""
+        """Returns the views keyed by view id."""
         return dict(zip(self.view_ids, self.views, strict=True))
 
 
@@ -82,7 +82,7 @@ def check_views(client: Cohort, widths: Mapping[int, int], *, complete: bool = F
 
 
 def single_client(views: Mapping[int, Any]) -> Cohort:
-    """One client on its own, as `vmap` would hand it out: for `assign`, or on a real node.
+    """Makes one client on its own, as `vmap` would hand it out: for `assign`, or on a real node.
 
     Args:
       views: `{view id: array [rows, D_v]}`.
@@ -132,11 +132,11 @@ class Federation:
         return sum(cohort.n_clients for cohort in self.cohorts)
 
     def holds_all_views(self, cohort: Cohort) -> bool:
-        """Whether clients of this cohort are multi-view (full-view) clients."""
+        """Says whether clients of this cohort are multi-view (full-view) clients."""
         return len(cohort.view_ids) == self.n_views
 
     def without_labels(self) -> Federation:
-        """The federation as algorithms see it."""
+        """Returns the federation as algorithms see it."""
         return self.replace(labels=None, n_classes=None)  # type: ignore[attr-defined]
 
     def check_rows(self, at_least: int, reason: str) -> None:
@@ -253,7 +253,7 @@ class Federation:
                     )
 
     def describe(self) -> str:
-        """One line for each cohort: how many clients, which views, how many samples each."""
+        """Returns a line for each cohort: how many clients, which views, how many samples each."""
         lines = []
         for cohort in self.cohorts:
             rows = np.asarray(cohort.mask).sum(axis=1)
@@ -324,7 +324,7 @@ class Federation:
     def from_agents(
         cls, agents: Sequence[tuple[Any, Any]], labels: Any | None = None
     ) -> Federation:
-        """A vertical federation: every agent has the same samples, and features of its own.
+        """Makes a vertical federation: agents have the same samples, each features of its own.
 
         Args:
           agents: For each agent the ids [n] of its samples (whole numbers or strings, in any order)
@@ -365,6 +365,13 @@ class Federation:
         widths: dict[int, int] = {}
         starts, n_samples = [], 0
         for i, client in enumerate(clients):
+            is_dict = isinstance(client, Mapping)
+            if not is_dict or not all(isinstance(v, int | np.integer) for v in client):
+                got = f"view ids {list(client)}" if is_dict else f"a {type(client).__name__}"
+                raise ValueError(
+                    f"client {i}: got {got}; allowed is a dictionary of view ids (0, 1, ...) and"
+                    " arrays"
+                )
             names = [str(v) for v in client]
             try:
                 check_arrays(list(client.values()), None if labels is None else labels[i], names)

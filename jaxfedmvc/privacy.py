@@ -176,8 +176,8 @@ def _check(**arguments: float) -> None:
       ValueError: Names the first argument that is out of range.
     """
     for name, value in arguments.items():
-        if name.startswith("n_") and value < 1:
-            raise checks.wrong(name, value, "1 or more")
+        if name.startswith("n_"):
+            checks.whole(name, value, 1)
         if name == "delta" and not 0 < value < 1:
             raise checks.wrong(name, value, "a number between 0 and 1")
         if name in ("epsilon", "noise_multiplier") and not value > 0:

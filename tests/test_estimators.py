@@ -12,7 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.estimator_checks import check_estimator
 
-from jaxfedmvc import METHODS, Federation, checks, engine
+from jaxfedmvc import METHODS, Federation, checks, engine, estimators
 from jaxfedmvc.algorithms import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.estimators import _OF_EACH_AGENT, FederatedClusterer, parameters
@@ -145,6 +145,33 @@ def test_the_same_seed_finds_the_same_and_a_clone_is_unfitted(fitted):
         "FederatedClusterer(method='e_fkmvc', n_clusters=3, random_state=0, rounds=3,\n"
         "                   tau=5.0)"
     )
+
+
+def test_other_seeds_rows_and_numbers_compile_nothing(monkeypatch):
+    compiled, compile_one = [], jax.stages.Lowered.compile
+
+    def counted(lowered, *args, **kwargs):
+        compiled.append(lowered)
+        return compile_one(lowered, *args, **kwargs)
+
+    def fit(clients, seed, **numbers):
+        before = len(compiled)
+        found = FederatedClusterer("e_fkmvc", 2, rounds=2, random_state=seed, **numbers)
+        return found.fit(clients).labels_, len(compiled) - before
+
+    estimators._programs.cache_clear()
+    monkeypatch.setattr(jax.stages.Lowered, "compile", counted)
+    shifted = [{v: x + 1 for v, x in client.items()} for client in CLIENTS]
+    _, first = fit(CLIENTS, 0)
+    assert first > 5
+    shared, further = fit(shifted, 1, beta=0.5)
+    assert further == 0
+    _, other = fit(shifted, 1, local_steps=2)  # static
+    assert other > 5
+    estimators._programs.cache_clear()
+    alone, _ = fit(shifted, 1, beta=0.5)
+    for mine, same in zip(shared, alone, strict=True):
+        np.testing.assert_array_equal(mine, same)
 
 
 def test_settings_are_parameters_that_can_be_searched(fitted):

@@ -244,6 +244,8 @@ def test_from_arrays_refuses_labels_of_another_length(views, n):
     [
         ([], "clients: got none"),
         ([{0: np.ones((2, 1))}, {}], "client 1: no views"),
+        ([[np.ones((2, 1))]], "client 0: got a list; allowed is a dictionary of view ids"),
+        ([{0: np.ones((2, 1)), "a": np.ones((2, 1))}], r"client 0: got view ids \[0, 'a'\]"),
         ([{0: np.ones((2, 1))}, {0: np.ones((0, 1))}], "client 1: view 0 .*non-empty"),
         ([{0: np.ones((2, 1)), 1: np.ones((3, 1))}], r"client 0: .*number of rows; got \[2, 3\]"),
         ([{0: np.ones((2, 1))}, {0: np.ones((2, 2))}], "client 1: view 0 has 2 .*allowed is 1"),

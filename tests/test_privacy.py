@@ -66,6 +66,7 @@ def test_no_noise_for_infinite_epsilon():
     "name, arguments",
     [
         ("n_queries", (0, 1.0, 1e-6)),
+        ("n_queries", (2.5, 1.0, 1e-6)),
         ("epsilon", (1, -1.0, 1e-6)),
         ("delta", (1, 1.0, 0.0)),
         ("delta", (1, 1.0, 1.0)),
@@ -165,6 +166,8 @@ def test_the_ends_of_the_gaussian_range():
         ("noise_multiplier", privacy.gaussian_epsilon, (0.0, 1, 1e-5)),
         ("noise_multiplier", privacy.gaussian_epsilon, (math.nan, 1, 1e-5)),
         ("n_releases", privacy.gaussian_epsilon, (1.0, 0, 1e-5)),
+        ("n_releases", privacy.gaussian_epsilon, (1.0, 2.5, 1e-5)),
+        ("n_releases", privacy.gaussian_epsilon, (1.0, math.nan, 1e-5)),
         ("delta", privacy.gaussian_epsilon, (1.0, 1, 0.0)),
         ("epsilon", privacy.gaussian_noise_multiplier, (0.0, 1e-5, 1)),
         ("delta", privacy.gaussian_noise_multiplier, (1.0, 1.0, 1)),

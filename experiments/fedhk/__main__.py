@@ -12,11 +12,10 @@ from functools import partial
 
 from experiments import run
 from experiments.lib.command import checked, value_of, without
+from jaxfedmvc.algorithms.fedhk import SUMMARIES
 
 METHODS = ("e_fkmvc", "tucker", "parafac2")
 PRIVACIES = ("none", "secagg", "dp")
-# The phase before the rounds that sends summaries, which are no sums.
-_SUMMARIES = "setup[2]"
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
@@ -39,7 +38,7 @@ def translated(arguments: Sequence[str]) -> list[str]:
     if method != name:
         found.append("--personal=proximal")
     if privacy == "secagg":
-        found += ["--secure_aggregation", f"--in_clear={_SUMMARIES}"]
+        found += ["--secure_aggregation", f"--in_clear={SUMMARIES}"]
     if privacy == "dp":
         if method not in ("", "e_fkmvc"):
             raise ValueError(f"method: got {method} with --privacy=dp; allowed is e_fkmvc")

@@ -228,7 +228,7 @@ def around_marks(path: Path) -> tuple[str, str]:
     Raises:
       ValueError, OSError: There are no marks, or the file cannot be read.
     """
-    before, begin, rest = path.read_text().partition(_MARKS[0])
+    before, begin, rest = path.read_text(encoding="utf-8").partition(_MARKS[0])
     _, end, after = rest.partition(_MARKS[1])
     if not begin or not end:
         raise ValueError(f"readme: {path} has no lines {_MARKS[0]} and {_MARKS[1]}")

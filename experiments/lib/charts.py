@@ -16,7 +16,7 @@ Line = Sequence[tuple[float, float, float]]
 
 
 def coloured_as(classes: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Clusters [n] renumbered as the classes [n] that they are matched to, for the eye's sake only.
+    """Renumbers clusters [n] as the classes [n] that they are matched to, for the eye's sake only.
 
     Clusters beyond the number of classes get numbers of their own.
     """
@@ -34,7 +34,7 @@ def bars(
     ylabel: str,
     title: str,
 ) -> None:
-    """For each panel a group of bars for each set, a bar for each method, with its deviation.
+    """Draws in each panel a group of bars for each set, a bar for each method with its deviation.
 
     Args:
       path: Where to write, .png.
@@ -85,7 +85,7 @@ def lines(
     log_x: bool = False,
     log_y: bool = False,
 ) -> None:
-    """For each panel a line for each series, with error bars; a line of one point is a marker.
+    """Draws in each panel a line for each series, with error bars; one point is a marker.
 
     Panels stand in rows of four at most.
 

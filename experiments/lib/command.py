@@ -19,7 +19,7 @@ from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSetti
 from experiments.lib.hooks import Hooks, hooks_of
 from jaxfedmvc import checks
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.algorithms.registry import Method
+from jaxfedmvc.algorithms.registry import OF_THE_RUN, Method
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,7 +310,7 @@ def define_flags(name: str, groups: Sequence[type]) -> flags.FlagValues:
     values["algorithm"].help = f"The method: {', '.join(sorted(METHODS))}."
     for group in groups:
         settings.define(values, group, _heading(group))
-    settings.define(values, method.config, f"{name}: static", settings.OF_THE_JOB)
+    settings.define(values, method.config, f"{name}: static", OF_THE_RUN)
     settings.define(values, method.hyperparams, f"{name}: traced, runs that differ share a program")
     return values
 

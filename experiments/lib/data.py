@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxfedmvc import data
+from jaxfedmvc import checks, data
 from jaxfedmvc.data import synthetic, vertical
 from jaxfedmvc.federation import Federation
 
@@ -106,6 +106,10 @@ class VerticalSettings:
     hybrid: str | None = None
     hybrid_clients: int = HorizontalSettings.n_clients
     shuffled: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError that names the setting."""
+        checks.numbers(self, {"shuffled": checks.SHARE})
 
 
 class Problem(NamedTuple):

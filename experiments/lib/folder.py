@@ -186,7 +186,7 @@ def _reopened(command: Parsed, data: Mapping[str, str]) -> Path:
         raise ValueError(
             f"resume: {str(folder)!r} holds no job (no flags.txt); leave --resume out to begin one"
         )
-    then = _by_name((folder / "flags.txt").read_text().splitlines())
+    then = _by_name((folder / "flags.txt").read_text(encoding="utf-8").splitlines())
     now = _by_name(command.flag_lines())
 
     def is_new(name: str) -> bool:
@@ -217,7 +217,7 @@ def _check_data(folder: Path, data: Mapping[str, str]) -> None:
     """
     if not (folder / _DATA).exists():
         return
-    then = json.loads((folder / _DATA).read_text())
+    then = json.loads((folder / _DATA).read_text(encoding="utf-8"))
     changed = sorted(name for name in data if data[name] != then.get(name))
     if changed:
         raise ValueError(
@@ -252,7 +252,7 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         with path.open("r+b") as whole:
             whole.truncate(whole.read().rfind(b"\n") + 1)
     fresh = not path.exists() or not path.stat().st_size
-    with path.open("a+", newline="") as file:
+    with path.open("a+", newline="", encoding="utf-8") as file:
         file.seek(0)
         columns = list(rows[0]) if fresh else next(csv.reader(file))
         if any(row.keys() != set(columns) for row in rows):
@@ -271,7 +271,7 @@ def read_appended(path: Path, columns: Sequence[str], **options: Any) -> pd.Data
       columns: Of the rows, where there are none.
       options: As `pandas.read_csv` takes them.
     """
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]
     if not whole:
         return pd.DataFrame(columns=list(columns))

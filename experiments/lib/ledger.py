@@ -83,7 +83,7 @@ def _whole_lines(path: Path) -> list[str]:
     """Returns the lines of a file, without a last one that was not written to its end."""
     if not path.exists():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return [line for line in file if line.endswith("\n")]
 
 

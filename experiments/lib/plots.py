@@ -17,7 +17,7 @@ from jaxfedmvc.algorithms.vertcohirf.hierarchy import Hierarchy
 
 
 def require_matplotlib() -> Any:
-    """matplotlib's pyplot, drawing to files.
+    """Returns matplotlib's pyplot, drawing to files.
 
     Raises:
       ImportError: Says which extra to install.
@@ -48,7 +48,7 @@ def curves(
     references: Mapping[str, float],
     title: str,
 ) -> None:
-    """Scores and losses against rounds: mean over seeds, with a band of one standard deviation.
+    """Draws scores and losses by round: mean over seeds, with a band of one standard deviation.
 
     Args:
       path: Where to write, .png.
@@ -105,7 +105,7 @@ def embedding(
     title: str,
     max_points: int = 2000,
 ) -> np.ndarray:
-    """A t-SNE map of the representation, drawn once for each colouring.
+    """Draws a t-SNE map of the representation, once for each colouring.
 
     Args:
       path: Where to write, .png.
@@ -158,7 +158,7 @@ def embedding(
 
 
 def thinned(n: int, most: int) -> np.ndarray:
-    """Returns which of n points a picture of so many shows, ascending; the same for every n."""
+    """Returns which of n points a picture of `most` shows, ascending; always the same ones."""
     if n <= most:
         return np.arange(n)
     return np.sort(np.random.default_rng(0).choice(n, most, replace=False))
@@ -200,19 +200,17 @@ def maps(
     title: str,
     max_points: int = 2000,
 ) -> None:
-    """t-SNE maps of several representations of the same samples, side by side.
+    """Draws t-SNE maps of several representations of the same samples, side by side.
 
     Args:
       path: Where to write, .png.
       points: For each panel its title and points [n, d].
       classes: [n] integers from 0, which samples are coloured by.
       title: Of the whole picture.
-      max_points: More are thinned out, with a fixed seed.
+      max_points: More are thinned out, with a fixed seed; see `thinned`.
     """
     plt = require_matplotlib()
-    kept = np.arange(len(classes))
-    if len(kept) > max_points:
-        kept = np.sort(np.random.default_rng(0).choice(len(kept), max_points, replace=False))
+    kept = thinned(len(classes), max_points)
     figure, axes = plt.subplots(
         1, len(points), figsize=(5.2 * len(points), 5.6), squeeze=False, layout="constrained"
     )
@@ -236,7 +234,7 @@ def maps(
 def graph(
     path: Path, affinity: sparse.csr_array, labels: np.ndarray, title: str, cells: int = 400
 ) -> None:
-    """A graph's edge weights as a picture, its vertices ordered by cluster.
+    """Draws a graph's edge weights as a picture, its vertices ordered by cluster.
 
     Clusters that hold together are dark blocks on the diagonal; beside the picture stands the share
     of each cluster's edge weight that stays inside.
@@ -299,7 +297,7 @@ def attack_bands(
     ylabel: str,
     title: str,
 ) -> None:
-    """Curves with 95 % confidence bands of the mean over seeds, by Student's t.
+    """Draws curves with 95 % confidence bands of the mean over seeds, by Student's t.
 
     Args:
       path: Where to write, .png.
@@ -346,7 +344,7 @@ def boxes(
     ylabel: str,
     title: str,
 ) -> None:
-    """A box for each method with its single values beside it, and reference levels across.
+    """Draws a box for each method, its single values beside it, and reference levels across.
 
     Args:
       path: Where to write, .png.
@@ -412,7 +410,7 @@ class _Column(NamedTuple):
 
 
 def hierarchy(path: Path, hierarchy: Hierarchy, title: str, max_nodes: int = 14) -> None:
-    """Clusters of every level, and which of them fuse into which, as bands from left to right.
+    """Draws clusters of every level, and what they fuse into as bands from left to right.
 
     A block is a cluster, as high as it has samples, with its medoid's id and its size. A colour is
     a final cluster. Where clusters are too many, the smallest final ones share a grey block, and

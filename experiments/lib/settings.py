@@ -21,9 +21,6 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 from absl import flags
 
-# Fields that the job fills in: a method asks for them by having a field of this name.
-OF_THE_JOB = ("n_clusters", "n_clients", "rounds")
-
 
 class Setting(NamedTuple):
     """One field of a dataclass, as a flag.

@@ -139,7 +139,7 @@ def parse_or_exit(
     resumes: bool = False,
     over_clients: bool = False,
 ) -> Study:
-    """As `parse`, and sets --precision and lays out devices.
+    """Parses as `parse` does, sets --precision and lays out devices.
 
     Help, or one line about what is wrong, ends the program.
 
@@ -186,7 +186,7 @@ def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:
     if file is None:
         return
     path = Path(file)
-    with path.open("a+", newline="") as opened:
+    with path.open("a+", newline="", encoding="utf-8") as opened:
         opened.seek(0)
         found = next(csv.reader(opened), None)
     if found is None:

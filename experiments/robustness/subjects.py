@@ -214,7 +214,7 @@ def _fmcsc(
     hyper = FMCSCHyperparams(learning_rate=3e-3, tau_m=0.7, mask_rate=0.3)
     tallies = {f"finish[{i}]": Ratio(0, 1) for i in range(1, 1 + config.centroid_rounds)}
     guard = partial(
-        _guarded,
+        robust,
         ratios={"round[0]": Ratio(0, 1)} | tallies,
         # A leader's first autoencoders, and the centroids that clients begin with.
         unguarded=("setup[0]", "finish[0]"),
@@ -228,7 +228,7 @@ def _e_fkmvc(
     settings: RobustnessSettings, n_clusters: int, federations: dict[str, dict[int, Federation]]
 ) -> Subject:
     guard = partial(
-        _guarded,
+        robust,
         # Fewer than five samples of a cluster say nothing of its centre.
         ratios={"setup[0]": Ratio(0, 1), "round[0]": Ratio(0, 1, least=5.0)},
         unguarded=("setup[2]",),
@@ -250,12 +250,8 @@ def _private_e_fkmvc(
     # Weights are in units of about a third of a sample.
     ratios = dict.fromkeys((*start, "round[0]"), Ratio(0, 1, least=1.5))
     attacks, collusion = _on_messages(settings, (0,), start)
-    guard = partial(_guarded, ratios=ratios)
+    guard = partial(robust, ratios=ratios)
     return Subject(federations, algorithm, config.rounds, attacks, collusion, guard)
-
-
-def _guarded(algorithm: FederatedAlgorithm, rule: Rule, **names: Any) -> FederatedAlgorithm:
-    return robust(algorithm, rule, **names)
 
 
 def _mgcd(
@@ -263,7 +259,7 @@ def _mgcd(
 ) -> Subject:
     """Dense graphs: factors of graphs have no entries that stand for the same on two agents."""
     federations = {s: agents(settings, dataset, s, settings.hostile_clients) for s in seeds}
-    guard = partial(_guarded, centred=("round[0]",))
+    guard = partial(robust, centred=("round[0]",))
     attacks, collusion = _on_messages(settings, None)
     algorithm = mgcd(MGCDConfig(n_clusters, dense=True))
     return Subject({"alike": federations}, algorithm, 3, attacks, collusion, guard)

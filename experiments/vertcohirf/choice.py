@@ -22,7 +22,8 @@ from experiments.lib.command import Command, parse
 from experiments.lib.criterion import cost_line, read_table, spent, write_table
 from experiments.lib.hooks import Choosing
 from experiments.lib.progress import Progress
-from experiments.lib.settings import OF_THE_JOB, settings_of
+from experiments.lib.settings import settings_of
+from jaxfedmvc.algorithms.registry import OF_THE_RUN
 from jaxfedmvc.algorithms.vertcohirf import choice
 
 TABLE = "local_clusters.csv"
@@ -126,7 +127,7 @@ def choosing(command: Command) -> Choosing | None:
     """
     flags = command.flags
     own = [*settings_of(command.method.config), *settings_of(command.method.hyperparams)]
-    names = {"n_clusters", *(setting.flag for setting in own if setting.name not in OF_THE_JOB)}
+    names = {"n_clusters", *(setting.flag for setting in own if setting.name not in OF_THE_RUN)}
     given = {name for name in names if flags[name].present}
     told = flags["local_clusters"].value
     if told != "auto" and (told is not None or given):

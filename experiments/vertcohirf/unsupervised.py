@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ from experiments.lib.data import DataSettings, VerticalSettings, load_agents
 from experiments.lib.devices import each
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
-from experiments.lib.study import check_table, parse_or_exit, write_summary
+from experiments.lib.settings import flag_lines
+from experiments.lib.study import Study, check_table, parse, parse_or_exit, write_summary
 from experiments.lib.text import spread
 from experiments.vertcohirf.choice import of_trials
 from jaxfedmvc.algorithms.vertcohirf import VertCoHiRFConfig, VertCoHiRFHyperparams, choice
@@ -84,6 +86,8 @@ _NOT_RECORDED = {
     "progress",
     "runs_file",
 }
+# And those that rows of one table may differ in.
+_OF_A_RUN = {*_NOT_RECORDED, "mesh", "seed", "seeds", "sets"}
 _FLAGS = {
     UnsupervisedSettings: None,
     JobSettings: ("seed", "seeds"),
@@ -104,7 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = Path(settings.runs_file or path / "runs.csv")
     given = without(sys.argv[1:] if arguments is None else arguments, _NOT_RECORDED)
     made_by = folder.made_by(given)
-    done = set(read(file)[["set", "seed"]].itertuples(index=False, name=None))
+    recorded = read(file)
+    recorded = recorded[recorded["set"].isin(settings.sets) & recorded["seed"].isin(seeds)]
+    checked(partial(check_settings, study, recorded, file))
+    done = set(recorded[["set", "seed"]].itertuples(index=False, name=None))
     todo = [(name, s) for name in settings.sets for s in seeds if (name, s) not in done]
 
     def one(place: tuple[str, int]) -> dict[str, Any]:
@@ -169,6 +176,22 @@ def one_run(
         "tuned_ari": scores[tuned],
         "seconds": round(seconds, 1),
     }
+
+
+def check_settings(study: Study, recorded: pd.DataFrame, path: Path) -> None:
+    """Checks that rows of an earlier job were made with the settings of this one.
+
+    Raises:
+      ValueError: Some have others.
+    """
+    asked = set(flag_lines(study.flags, _OF_A_RUN))
+    for command in recorded["command"].fillna("").unique():
+        then = parse(shlex.split(command), _FLAGS).flags
+        if differ := sorted(asked ^ set(flag_lines(then, _OF_A_RUN))):
+            raise ValueError(
+                f"runs_file: {path} holds rows of these sets and seeds with other settings:"
+                f" {', '.join(differ)} differ; allowed is another file"
+            )
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:

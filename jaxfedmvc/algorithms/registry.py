@@ -13,6 +13,9 @@ from jaxfedmvc.algorithm import FederatedAlgorithm
 
 Topology = Literal["horizontal", "vertical", "pooled"]
 
+# Settings that a run decides: a method asks for them by having a field of this name.
+OF_THE_RUN = ("n_clusters", "n_clients", "rounds")
+
 
 class Method(NamedTuple):
     """One method; flags, help, axes of sweeps and tables of settings are read off it.
@@ -20,8 +23,8 @@ class Method(NamedTuple):
     Attributes:
       make: `(config, hyperparams) -> FederatedAlgorithm`, pure.
       config: A frozen dataclass of static settings: what changes shapes, loop lengths or the
-        program. Its docstring says of every field what it is, under "Attributes:". The fields
-        `n_clusters`, `n_clients` and `rounds`, where a method has them, are those of the run.
+        program. Its docstring says of every field what it is, under "Attributes:". The fields of
+        `OF_THE_RUN`, where a method has them, are those of the run.
       hyperparams: A `flax.struct` dataclass of numbers that may be traced: what a sweep batches.
         None as a value switches something off and is another program than a number.
       topology: "horizontal": clients hold samples of their own. "vertical": agents hold the same
@@ -62,8 +65,7 @@ def configured(
     Args:
       method: An entry of the table.
       settings: Those that differ from the defaults, of both dataclasses, by name.
-      of_the_run: Fields that a run decides (of `n_clusters`, `n_clients` and `rounds`), for methods
-        that have them.
+      of_the_run: Fields that the run decides, some of `OF_THE_RUN`, for methods that have them.
 
     Raises:
       ValueError: A setting is not there, is missing, is one that the run decides, or is refused by

@@ -105,7 +105,7 @@ class Inverted(NamedTuple):
 
 
 def leading(graph: Graph, rank: int, where: ArrayLike | None = None) -> Singular:
-    """The first `rank` left singular vectors and values of a message about N samples.
+    """Finds the first `rank` left singular vectors and values of a message about N samples.
 
     Of factors those of `left @ right` WITH its diagonal, which who holds the factors can form;
     exact, through two QR decompositions. Of an array [N, m] by subspace iteration (Halko,
@@ -121,8 +121,7 @@ def leading(graph: Graph, rank: int, where: ArrayLike | None = None) -> Singular
     Raises:
       ValueError: `rank` below 1.
     """
-    if rank < 1:
-        raise ValueError(f"rank: got {rank}; allowed is 1 or more")
+    checks.whole("rank", rank, 1)
     where = _mask(where, n_samples(graph))
     found = (
         _of_factors(graph, where)
@@ -164,7 +163,7 @@ def _of_array(x: Array, rank: int, where: Array) -> Singular:
 
 
 def coordinates(graph: Graph, rank: int, where: ArrayLike | None = None) -> Array:
-    """A point for each sample, float32 [N, rank]: the reader's view of a message.
+    """Makes a point for each sample, float32 [N, rank]: the reader's view of a message.
 
     sqrt(n) U S of `leading`, n the number of real samples, so that points of two federations are
     of one scale. The sign of each column makes its third moment positive: with the order of
@@ -181,7 +180,7 @@ def coordinates(graph: Graph, rank: int, where: ArrayLike | None = None) -> Arra
 
 
 def r2(target: ArrayLike, predicted: ArrayLike, where: ArrayLike | None = None) -> Array:
-    """1 - sum ||x - p||^2 / sum ||x - mean||^2 over rows and all columns together.
+    """Computes 1 - sum ||x - p||^2 / sum ||x - mean||^2 over rows and all columns together.
 
     1 is exact, 0 as good as the mean of these very rows, and below 0 worse; NaN for a constant.
 
@@ -197,7 +196,7 @@ def r2(target: ArrayLike, predicted: ArrayLike, where: ArrayLike | None = None) 
 
 
 def linear_r2(target: ArrayLike, basis: ArrayLike, where: ArrayLike | None = None) -> Array:
-    """R^2 of `target` as an affine function of the columns of `basis`, by least squares.
+    """Computes R^2 of `target` as an affine function of the columns of `basis`, by least squares.
 
     In-sample, on all rows: it asks what the columns span, and r columns without any meaning reach
     about r / (n - 1).
@@ -218,7 +217,7 @@ def linear_r2(target: ArrayLike, basis: ArrayLike, where: ArrayLike | None = Non
 
 
 def best_prototype_r2(x: ArrayLike, prototypes: ArrayLike, where: ArrayLike | None = None) -> Array:
-    """R^2 where each sample is given the prototype that is nearest to it.
+    """Computes R^2 where each sample is given the prototype that is nearest to it.
 
     An oracle chooses, which no reader has: an upper bound of what prototypes tell about a sample.
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import check_data
 
 _ABREAST = 8  # blocks compared with a block at a time: fewer steps, against more padding
@@ -48,7 +49,7 @@ def dbscan(
     where: ArrayLike | None = None,
     block: int = 128,
 ) -> Array:
-    """Density-based clusters by Euclidean distance (Ester, Kriegel, Sander & Xu, 1996).
+    """Finds density-based clusters by Euclidean distance (Ester, Kriegel, Sander & Xu, 1996).
 
     A row is core if at least `min_samples` rows, itself included, lie within `eps` of it. Clusters
     are the connected components of the core rows, two of them joined if within `eps`. Another row
@@ -86,8 +87,7 @@ def dbscan(
     x, where = check_data(x, where)
     eps = _check_number("eps", eps, np.float32, "a number above 0")
     min_samples = _check_number("min_samples", min_samples, np.int32, "an integer of at least 1")
-    if block < 1:
-        raise ValueError(f"block must be at least 1, got {block}")
+    checks.whole("block", block, 1)
     n = len(x)
     blocks = _kd_blocks(x, where, min(block, n))
     threshold = _floor_square(eps)

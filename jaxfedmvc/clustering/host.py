@@ -25,7 +25,7 @@ def on_host(
     *arguments: Array,
     instead: Callable[..., Any] | None = None,
 ) -> Any:
-    """`function(*arguments)` computed in NumPy, inside compiled code.
+    """Computes `function(*arguments)` in NumPy, inside compiled code.
 
     May be jitted and vmapped; a batch is worked off one item after the other. On CPU the function
     reads and writes the program's own memory: `jax.pure_callback` copies its arguments by the very
@@ -62,7 +62,7 @@ def on_host(
 def host_method(
     make: Callable[[int], ClusterMixin],
 ) -> Callable[[Array, ArrayLike, ArrayLike | None], Array]:
-    """The local method `(key, x, where) -> labels` of a scikit-learn clusterer.
+    """Makes the local method `(key, x, where) -> labels` of a scikit-learn clusterer.
 
     The method may be jitted and vmapped; a batch is clustered one item after the other. Only the
     selected rows reach the clusterer. A single row is cluster 0 and no row is fitted at all, for

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import KMeansResult, check_data, kmeans
 
 
@@ -23,7 +24,7 @@ def kernel_kmeans(
     max_iter: int = 300,
     tol: float = 1e-4,
 ) -> KMeansResult:
-    """k-means on random Fourier features of the kernel exp(-gamma |x - y|^2).
+    """Clusters by k-means on random Fourier features of the kernel exp(-gamma |x - y|^2).
 
     The first of two keys split from `key` draws the features and the second one the starts.
 
@@ -62,10 +63,10 @@ def kernel_kmeans(
 
 
 def random_fourier_features(key: Array, x: ArrayLike, gamma: ArrayLike, n_features: int) -> Array:
-    """Features z with E[z(x) . z(y)] = exp(-gamma |x - y|^2) (Rahimi & Recht, 2007, algorithm 1).
+    """Draws features z with E[z(x) . z(y)] = exp(-gamma |x - y|^2) (Rahimi & Recht, 2007).
 
-    z(x) = sqrt(2 / D) cos(x W + b), with W from N(0, 2 gamma) and b uniform on [0, 2 pi). Each
-    product deviates from the kernel by O(1 / sqrt(D)).
+    Their algorithm 1: z(x) = sqrt(2 / D) cos(x W + b), with W from N(0, 2 gamma) and b uniform on
+    [0, 2 pi). Each product deviates from the kernel by O(1 / sqrt(D)).
 
     Args:
         key: PRNG key. One key is one map, whatever the rows.
@@ -81,8 +82,7 @@ def random_fourier_features(key: Array, x: ArrayLike, gamma: ArrayLike, n_featur
             below 1.
     """
     x, _ = check_data(x, None)
-    if n_features < 1:
-        raise ValueError(f"n_features must be at least 1, got {n_features}")
+    checks.whole("n_features", n_features, 1)
     frequencies, phases = _frequencies(key, x.shape[1], _check_gamma(gamma), n_features)
     projected = jnp.matmul(x, frequencies, precision=lax.Precision.HIGHEST)
     return math.sqrt(2 / n_features) * jnp.cos(projected + phases[None])

@@ -22,6 +22,8 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc.checks import whole
+
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
 _BLOCK = 1024
 # Rows have numbers for as many draws, so that the first ones are the same however many are made.
@@ -112,7 +114,7 @@ def lloyd(
     weights: ArrayLike | None = None,
     limit: ArrayLike | None = None,
 ) -> KMeansResult:
-    """Lloyd's algorithm from given centroids (Lloyd, 1982).
+    """Makes Lloyd's steps from given centroids (Lloyd, 1982).
 
     Alternates nearest-centroid labels with cluster means until the centroids together move by at
     most `tol` times the mean feature variance, as a squared distance. A cluster that loses all its
@@ -179,7 +181,7 @@ def kmeans_plusplus(
     weights: ArrayLike | None = None,
     limit: ArrayLike | None = None,
 ) -> Array:
-    """Greedy k-means++ seeding (Arthur & Vassilvitskii, 2007).
+    """Draws seeds by greedy k-means++ (Arthur & Vassilvitskii, 2007).
 
     The first centroid is a row chosen by weight. For each further one, 2 + floor(log k) candidate
     rows are drawn with probability proportional to their weight times the squared distance to the
@@ -227,7 +229,7 @@ def kmeans_plusplus(
 
 
 def predict(x: ArrayLike, centroids: ArrayLike, limit: ArrayLike | None = None) -> Array:
-    """Nearest centroid of each row, the first of several equally near.
+    """Finds the nearest centroid of each row, the first of several equally near.
 
     Args:
         x: Data, float32 [n, d].
@@ -313,7 +315,16 @@ def _one_if_zero(totals: Array) -> Array:
 
 
 def check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
-    """Checked `x` with zeros for the unselected rows, and `where` as an array."""
+    """Checks rows; returns `x` with zeros for the unselected ones, and `where` as an array.
+
+    Args:
+        x: Data [n, d].
+        where: Rows that count, bool [n]; all of them if None.
+
+    Raises:
+        ValueError: If `x` or `where` has the wrong shape, or a selected row that is not traced
+            holds a number that is not finite.
+    """
     x = jnp.asarray(x, jnp.float32)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must have shape [n, d] with n, d >= 1, got {x.shape}")
@@ -364,5 +375,4 @@ def _check_centroids(centroids: ArrayLike, shape: tuple[int | None, int]) -> Arr
 
 def _check_at_least_one(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        whole(name, size, 1)

@@ -85,7 +85,7 @@ def sc_srgf(
 
 
 def draw_subspaces(key: Array, n_features: int, n_subspaces: int, ratio: ArrayLike) -> Array:
-    """Random subsets of max(1, int(ratio p)) features, without replacement.
+    """Draws random subsets of max(1, int(ratio p)) features, without replacement.
 
     The product is rounded down after an allowance of 1e-6 of itself, so that a ratio of 0.29 takes
     29 of 100 features in spite of float32 (and of float64, where the product is just below 29).
@@ -119,7 +119,7 @@ def fused_graph(
     n_steps: int = 20,
     alpha: ArrayLike = 1.0,
 ) -> Array:
-    """Graph on which the neighbour graphs of given subspaces agree.
+    """Finds the graph on which the neighbour graphs of given subspaces agree.
 
     W_i is the `neighbour_graph` of subspace i and S_i the `strongest_edges` of W_i. Each of
     `n_steps` steps sends every W_i, all at once, to S_i V_i S_i^T + alpha I with V_i the mean of
@@ -187,10 +187,10 @@ def fused_graph(
 
 
 def subspace_distances(x: Array, features: Array) -> Array:
-    """Euclidean distances [m, n, n] between rows of `x` [n, p] in subspaces `features` [m, p].
+    """Computes distances [m, n, n] between rows of `x` [n, p] in subspaces `features` [m, p].
 
-    Squared differences are summed, not expanded into products: equal rows are at distance zero, and
-    one pass over the differences serves all subspaces.
+    Euclidean ones. Squared differences are summed, not expanded into products: equal rows are at
+    distance zero, and one pass over the differences serves all subspaces.
     """
     columns = features.T.astype(x.dtype)
 
@@ -202,7 +202,7 @@ def subspace_distances(x: Array, features: Array) -> Array:
 
 
 def neighbour_graph(distances: Array, where: Array, n_neighbors: int) -> Array:
-    """Symmetric K-nearest-neighbour graph with exponential weights.
+    """Makes the symmetric K-nearest-neighbour graph with exponential weights.
 
     A row's K neighbours are the nearest selected rows, itself among them at distance 0. Edges weigh
     exp(-d / (2 sigma)) with sigma the mean of all distances, diagonal included; each row is scaled
@@ -232,7 +232,7 @@ def neighbour_graph(distances: Array, where: Array, n_neighbors: int) -> Array:
 
 
 def strongest_edges(graph: Array, n_neighbors: int) -> tuple[Array, Array]:
-    """Sparse transition matrix S of a graph: its K largest entries in each row, scaled to sum 1.
+    """Makes the sparse transition matrix S of a graph: its K largest entries a row, of sum 1.
 
     Args:
         graph: Edge weights, float32 [n, n].
@@ -247,7 +247,7 @@ def strongest_edges(graph: Array, n_neighbors: int) -> tuple[Array, Array]:
 
 
 def diffuse(graph: Array, neighbours: Array, weights: Array) -> Array:
-    """S V S^T for a symmetric graph V [n, n] and the sparse S of `strongest_edges`, in O(n^2 K).
+    """Computes S V S^T of a symmetric graph V [n, n] and S of `strongest_edges`, in O(n^2 K).
 
     Symmetric as V is, but for rounding.
     """

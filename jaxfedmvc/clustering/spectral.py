@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import kmeans
 
 
@@ -23,7 +24,7 @@ def spectral(
     limit: ArrayLike | None = None,
     n_init: int = 10,
 ) -> Array:
-    """k-means on the spectral embedding of a graph into as many components as clusters.
+    """Clusters by k-means the spectral embedding of a graph, of as many components as clusters.
 
     With fewer selected vertices than clusters every vertex is a cluster of its own.
 
@@ -44,8 +45,7 @@ def spectral(
             or `affinity` or `where` has the wrong shape.
     """
     affinity, where = _check_graph(affinity, where)
-    if n_clusters < 1:
-        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
+    checks.whole("n_clusters", n_clusters, 1)
     if limit is None:
         limit = n_clusters
     if not isinstance(limit, jax.core.Tracer) and np.asarray(limit) < 1:
@@ -59,7 +59,7 @@ def spectral(
 def spectral_embedding(
     affinity: ArrayLike, n_components: int, *, where: ArrayLike | None = None
 ) -> Array:
-    """Smoothest functions on a graph, the relaxed indicators of its normalised cuts.
+    """Finds the smoothest functions on a graph, the relaxed indicators of its normalised cuts.
 
     The eigenvectors of I - D^-1/2 A D^-1/2 with the smallest eigenvalues, ascending, each divided
     by the square root of the degrees D. Self-loops are left out: they are cut by no partition. A

@@ -96,7 +96,21 @@ def check_arrays(
                 f"view {name} has numbers up to {largest:.3g}; allowed are some up to"
                 f" {_LARGEST:g}, whose squares float32 can add up: scale the features"
             )
-    rows = [len(view) for view in arrays]
+    check_rows(arrays, labels)
+
+
+def check_rows(views: Sequence[Any], labels: Any = None) -> None:
+    """Checks that views, and labels if any, are of the same samples; reads no feature.
+
+    Args:
+      views: arrays [n, D_v].
+      labels: array [n], or None.
+
+    Raises:
+      ValueError: the views differ in their number of rows, or the labels are not one per row, all
+        numbers or all words.
+    """
+    rows = [len(view) for view in views]
     if len(set(rows)) > 1:
         raise ValueError(f"views must have the same number of rows; got {rows}")
     if labels is not None:

@@ -128,7 +128,7 @@ def load(
 
 
 def digits_views() -> Dataset:
-    """Three unscaled views of scikit-learn's 1797 handwritten digits of 8x8 pixels.
+    """Makes three unscaled views of scikit-learn's 1797 handwritten digits of 8x8 pixels.
 
     Returns:
       Views [1797, 64] pixels in 0..1, [1797, 40] log magnitudes of the 2-D Fourier transform and

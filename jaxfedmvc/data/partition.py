@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxfedmvc import checks
+
 
 class Part(NamedTuple):
     """A cohort: the clients that hold the same views.
@@ -79,12 +81,12 @@ def hybrid_partition(
     Raises:
       ValueError: an argument is out of range, or two do not fit together; the text names it.
     """
-    _check_count("seed", seed, 0)
-    _check_count("n_samples", n_samples, 1)
-    _check_count("n_views", n_views, 1)
-    _check_count("n_clients", n_clients, 1, n_samples)
+    checks.whole("seed", seed, 0)
+    checks.whole("n_samples", n_samples, 1)
+    checks.whole("n_views", n_views, 1)
+    checks.whole("n_clients", n_clients, 1, n_samples)
     if n_views > 1:
-        _check_count("partial_views", partial_views, 1, n_views - 1)
+        checks.whole("partial_views", partial_views, 1, n_views - 1)
     sizes = _client_sizes(n_samples, n_clients, samples_per_client)
     n_full = n_clients if n_views == 1 else _n_multi_view(n_clients, ratio)
 
@@ -143,7 +145,7 @@ def partition_as_held(
         first = [owner[rows[0]] for group in groups for rows in group]
         numbers = np.argsort(np.argsort(first, kind="stable"), kind="stable")
     else:
-        _check_count("n_clients", n_clients, len(order), len(held))
+        checks.whole("n_clients", n_clients, len(order), len(held))
         rng = np.random.default_rng(seed)
         sizes = np.array([len(kinds[ids]) for ids in order])
         counts = _shares(sizes, n_clients or 0)
@@ -171,19 +173,12 @@ def _shares(sizes: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
-def _check_count(name: str, value: Any, low: int, high: int | None = None) -> None:
-    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
-        allowed = f"at least {low}" if high is None else f"{low} to {high}"
-        raise ValueError(f"{name} must be a whole number, {allowed}; got {value!r}")
-
-
 def _n_multi_view(n_clients: int, ratio: tuple[int, int]) -> int:
     """Number of clients with all views, in whole numbers so that halves round up exactly."""
     if len(ratio) != 2:
         raise ValueError(f"ratio must be two whole numbers; got {ratio!r}")
     for side in ratio:
-        _check_count("each side of ratio", side, 0)
+        checks.whole("each side of ratio", side, 0)
     a, b = ratio
     n_full = (2 * n_clients * a + a + b) // (2 * (a + b)) if a else 0
     if n_full == 0:
@@ -194,7 +189,7 @@ def _n_multi_view(n_clients: int, ratio: tuple[int, int]) -> int:
 def _client_sizes(n_samples: int, n_clients: int, samples_per_client: int | None) -> np.ndarray:
     """Samples of each client, [n_clients]; the first ones take what does not divide evenly."""
     if samples_per_client is not None:
-        _check_count("samples_per_client", samples_per_client, 1, n_samples // n_clients)
+        checks.whole("samples_per_client", samples_per_client, 1, n_samples // n_clients)
         return np.full(n_clients, samples_per_client)
     share, extra = divmod(n_samples, n_clients)
     return share + (np.arange(n_clients) < extra)

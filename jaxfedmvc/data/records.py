@@ -136,7 +136,7 @@ RECORDS: dict[str, Record] = {
 
 
 def find_record(name: str) -> Record | None:
-    """The record whose name or file stem is `name`, in any case; None when there is none."""
+    """Finds the record whose name or file stem is `name`, in any case; None when there is none."""
     key = name.lower().replace("-", "_")
     for alias, record in RECORDS.items():
         if key == alias or key in (stem.lower() for stem in record.stems):

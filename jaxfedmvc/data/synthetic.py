@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from jaxfedmvc import checks
 from jaxfedmvc.data.dataset import Dataset
-from jaxfedmvc.data.partition import _check_count
 
 # Of the multimodal set: samples, mean radii of the two spheres, deviation of the radius. The text
 # that introduces the set and the results printed for it differ in all three.
@@ -19,7 +19,7 @@ _TETRAHEDRON = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]]) / ma
 
 
 def multimodal(seed: int, variant: str = "text") -> Dataset:
-    """Two modalities that know nothing of each other: two spheres, and three corners of a square.
+    """Draws two modalities that know nothing of each other: two spheres, three corners of a square.
 
     Density tells the spheres apart: DBSCAN with at least 5 points to a neighbourhood finds them
     without an error for radii of 2.2 to 2.3 (``"text"``) and 0.25 to 0.42 (``"table1"``), on seeds
@@ -38,7 +38,7 @@ def multimodal(seed: int, variant: str = "text") -> Dataset:
     Raises:
       ValueError: `seed` or `variant` is not allowed.
     """
-    _check_count("seed", seed, 0)
+    checks.whole("seed", seed, 0)
     if variant not in _VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(_VARIANTS)}; got {variant!r}")
     from sklearn.datasets import make_classification  # deferred: slow to import
@@ -75,7 +75,7 @@ def _directions(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def simplex(seed: int, sigma: float, n_samples: int = 1000) -> Dataset:
-    """Four clusters that no agent can tell apart alone, for the study of Byzantine rankings.
+    """Draws four clusters that no agent can tell apart alone, for studies of Byzantine rankings.
 
     The clusters lie around the corners of a regular simplex in three dimensions, with edges of
     length 1 and turned at random. To these columns come three of standard normal noise. Agent i of
@@ -92,8 +92,8 @@ def simplex(seed: int, sigma: float, n_samples: int = 1000) -> Dataset:
     Raises:
       ValueError: an argument is out of range; the text names it.
     """
-    _check_count("seed", seed, 0)
-    _check_count("n_samples", n_samples, len(_TETRAHEDRON))
+    checks.whole("seed", seed, 0)
+    checks.whole("n_samples", n_samples, len(_TETRAHEDRON))
     _check_deviation("sigma", sigma)
     from scipy.spatial.transform import Rotation  # deferred: slow to import
 
@@ -115,7 +115,7 @@ def blobs(
     n_agents: int = 3,
     cluster_std: float = 1.0,
 ) -> Dataset:
-    """Round Gaussian clusters with their features cut into one view for each agent.
+    """Draws round Gaussian clusters with their features cut into one view for each agent.
 
     Args:
       seed: of `sklearn.datasets.make_blobs`, which makes the same data from it.
@@ -131,11 +131,11 @@ def blobs(
     Raises:
       ValueError: an argument is out of range; the text names it.
     """
-    _check_count("seed", seed, 0, 2**32 - 1)
-    _check_count("n_samples", n_samples, 1)
-    _check_count("n_features", n_features, 1)
-    _check_count("n_centers", n_centers, 1)
-    _check_count("n_agents", n_agents, 1, n_features)
+    checks.whole("seed", seed, 0, 2**32 - 1)
+    checks.whole("n_samples", n_samples, 1)
+    checks.whole("n_features", n_features, 1)
+    checks.whole("n_centers", n_centers, 1)
+    checks.whole("n_agents", n_agents, 1, n_features)
     _check_deviation("cluster_std", cluster_std)
     from sklearn.datasets import make_blobs  # deferred: slow to import
 
@@ -163,7 +163,7 @@ def unequal(seed: int) -> Dataset:
     Raises:
       ValueError: `seed` is not allowed.
     """
-    _check_count("seed", seed, 0)
+    checks.whole("seed", seed, 0)
     rng = np.random.default_rng(seed)
     n, n_clusters, n_views = (int(rng.integers(*bounds)) for bounds in _UNEQUAL)
     sizes = 4 + rng.multinomial(n - 4 * n_clusters, rng.dirichlet(np.full(n_clusters, 8.0)))

@@ -69,7 +69,11 @@ class TableOptions:
         self.patterns()
 
     def patterns(self) -> dict[str, list[str]] | None:
-        """Returns the patterns of each view's columns."""
+        """Returns the patterns of each view's columns; None where `views` names none.
+
+        Raises:
+          ValueError: `views` cannot be read, or has a view twice.
+        """
         if self.views is None:
             return None
         found: dict[str, list[str]] = {}

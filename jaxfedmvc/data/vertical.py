@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxfedmvc import checks
 from jaxfedmvc.data.dataset import check_arrays
-from jaxfedmvc.data.partition import Part, _check_count
+from jaxfedmvc.data.partition import Part
 
 # A category of this many levels or more is dropped, not one-hot coded.
 _MANY_LEVELS = 10
@@ -46,7 +47,7 @@ def prepare(
     x = np.asarray(x, np.float64)
     n_columns = x.shape[1]
     for column in () if categorical is None else categorical:
-        _check_count("each column of categorical", column, 0, n_columns - 1)
+        checks.whole("each column of categorical", column, 0, n_columns - 1)
     rows = np.sort(np.unique(x, axis=0, return_index=True)[1])
     x = x[rows]
 
@@ -62,7 +63,7 @@ def prepare(
     x = (x - x.mean(axis=0)) / x.std(axis=0)
 
     if seed is not None:
-        _check_count("seed", seed, 0)
+        checks.whole("seed", seed, 0)
         order = np.random.default_rng(seed).permutation(len(x))
         x, rows = x[order], rows[order]
     return x.astype(np.float32), None if labels is None else np.asarray(labels)[rows]
@@ -109,9 +110,9 @@ def split_features(
     Raises:
       ValueError: an argument is out of range; the text names it.
     """
-    _check_count("seed", seed, 0)
-    _check_count("n_features", n_features, 1)
-    _check_count("n_agents", n_agents, 1)
+    checks.whole("seed", seed, 0)
+    checks.whole("n_features", n_features, 1)
+    checks.whole("n_agents", n_agents, 1)
     if n_agents > n_features:
         raise ValueError(
             f"n_agents: got {n_agents} for {n_features} features, which leaves an agent with no"
@@ -159,8 +160,8 @@ def split_by_importance(
     Raises:
       ValueError: an argument is out of range; the text names it.
     """
-    _check_count("seed", seed, 0)
-    _check_count("n_features", n_features, 1)
+    checks.whole("seed", seed, 0)
+    checks.whole("n_features", n_features, 1)
     alpha = np.asarray(weights, float)
     if alpha.ndim != 1 or not 1 <= len(alpha) <= n_features:
         raise ValueError(
@@ -200,8 +201,8 @@ def vertical_partition(n_samples: int, n_agents: int) -> tuple[Part, ...]:
     Raises:
       ValueError: an argument is below 1.
     """
-    _check_count("n_samples", n_samples, 1)
-    _check_count("n_agents", n_agents, 1)
+    checks.whole("n_samples", n_samples, 1)
+    checks.whole("n_agents", n_agents, 1)
     samples = np.arange(n_samples, dtype=np.int32)[None]
     return tuple(Part((a,), samples, np.array([a], np.int32)) for a in range(n_agents))
 
@@ -220,7 +221,7 @@ def shuffle_places(seed: int, partition: Sequence[Part], share: float) -> tuple[
       ValueError: The share is not in [0, 1], or an agent lacks samples.
     """
     if not 0 <= share <= 1:
-        raise ValueError(f"shuffled: got {share}; allowed is 0 to 1")
+        raise checks.wrong("share", share, "from 0 to 1")
     if any((np.asarray(part.sample_ids) < 0).any() for part in partition):
         raise ValueError("partition: agents lack samples; allowed are agents that hold all of them")
     rng = np.random.default_rng(seed)

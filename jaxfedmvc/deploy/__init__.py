@@ -8,7 +8,7 @@ transport.
 
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.node import Node
-from jaxfedmvc.deploy.server import Server
+from jaxfedmvc.deploy.server import Server, Stopped
 from jaxfedmvc.deploy.wire import Refused
 
-__all__ = ["Job", "Node", "Refused", "Server"]
+__all__ = ["Job", "Node", "Refused", "Server", "Stopped"]

@@ -54,7 +54,8 @@ class Job:
         `patience` is over, or "skip" it after `deadline`, for this exchange alone.
       deadline: Seconds that a client has to answer, compilation included.
       patience: Seconds until a job stops for a client that does not answer; it can go on later.
-      participation: Share of each cohort's clients that take part in a round.
+      participation: Share of each cohort's clients that take part in the job, drawn once. The
+        others take part in no exchange, and find their clusters in the end as late clients do.
       fraction_bits: Bits after the point of secure sums, which the server cannot take apart; None:
         messages travel in clear. See `messages.secure`.
       in_clear: Exchanges whose single messages the server may read all the same, as "setup[2]".
@@ -82,7 +83,7 @@ class Job:
         """Raises ValueError that names the entry."""
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]{1,64}", self.name, re.A):
             raise checks.wrong("name", self.name, "1 to 64 letters, digits, - and _")
-        if self.method not in METHODS:
+        if not isinstance(self.method, str) or self.method not in METHODS:
             raise checks.wrong("method", self.method, " or ".join(METHODS))
         if self.method in _WITH_SECRET:
             raise ValueError(

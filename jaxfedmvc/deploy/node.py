@@ -413,7 +413,9 @@ class Node:
         if labels is None or not self.holding.policy.share_counts:
             return {}
         names, classes = np.unique(labels, return_inverse=True)
-        pairs, n = np.unique(np.stack([classes, found]), axis=1, return_counts=True)
+        # A row of -1 is in no cluster and counts nowhere, as in `metrics.host`.
+        rows = np.stack([classes, found])[:, found >= 0]
+        pairs, n = np.unique(rows, axis=1, return_counts=True)
         counts = [[str(names[c]), int(k), int(m)] for (c, k), m in zip(pairs.T, n, strict=True)]
         return {"counts": counts}
 

@@ -92,7 +92,11 @@ class Plan:
         return tuple(i for group in self.groups for i in group.clients)
 
     def find(self, client: int) -> tuple[int, int]:
-        """Returns the cohort of a client and its place there."""
+        """Returns the cohort of a client and its place there.
+
+        Raises:
+          KeyError: There is no such client.
+        """
         for c, group in enumerate(self.groups):
             if client in group.clients:
                 return c, group.clients.index(client)
@@ -327,7 +331,13 @@ class Wire:
         return [leading_cohort(self.federation)]
 
     def at(self, place: Place) -> tuple[dict[int, Travels], PyTree]:
-        """As `exchange`, for methods whose server state has the same shapes in every round."""
+        """Returns what travels in an exchange, and the shapes of the server's state before it.
+
+        For methods whose server state has the same shapes in every round.
+
+        Raises:
+          KeyError: The method has no such exchange.
+        """
         server = self.start
         for before in self.places():
             found, after = self.exchange(before, server)

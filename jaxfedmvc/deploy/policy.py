@@ -66,7 +66,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the entry."""
-        if not self.methods or not set(self.methods) <= set(METHODS):
+        if not self.methods or not all(isinstance(m, str) and m in METHODS for m in self.methods):
             raise checks.wrong(
                 "agrees.methods", list(self.methods), f"some of {', '.join(METHODS)}"
             )
@@ -174,14 +174,17 @@ def load(path: str | Path) -> Holding:
     client, agrees = told["client"], told["agrees"]
     if type(client) is not int or not 0 <= client < 2**29:
         raise checks.wrong("client", client, "a whole number from 0 to 2^29")
-    if not isinstance(agrees, dict) or not isinstance(agrees.get("methods"), list):
+    if not isinstance(agrees, dict) or "methods" not in agrees:
         raise ValueError(f"{path}: agrees.methods is missing, a list of names")
     known = [field.name for field in dataclasses.fields(Policy)]
     for name in agrees:
         if name not in known:
             raise checks.wrong("agrees", name, f"one of {', '.join(known)}")
-    lists = {name: tuple(agrees[name]) for name in ("methods", "in_clear") if name in agrees}
-    policy = Policy(**(agrees | lists))
+    lists = {name: agrees[name] for name in ("methods", "in_clear") if name in agrees}
+    for name, given in lists.items():
+        if not isinstance(given, list) or not all(isinstance(entry, str) for entry in given):
+            raise checks.wrong(f"agrees.{name}", given, "a list of names")
+    policy = Policy(**(agrees | {name: tuple(given) for name, given in lists.items()}))
     columns = _columns_of(told)
     arrays = _read(path.parent / str(told["data"]), columns)
     given = {v: _matrix(arrays[name], name) for v, name in columns["views"].items()}
@@ -286,12 +289,15 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     every node's file the same, whatever its own order.
     """
     try:
-        with file.open(newline="", encoding="utf-8") as opened:
+        # A byte order mark, as spreadsheets write it, is no part of the first name.
+        with file.open(newline="", encoding="utf-8-sig") as opened:
             head, *lines = csv.reader(opened, delimiter=_SEPARATORS[file.suffix.lower()])
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ValueError(f"data: {file} is no table ({error})") from error
     if any(len(line) != len(head) for line in lines) or not lines:
         raise ValueError(f"data: {file} has no row, or rows that are not as long as its head")
+    if twice := [name for name in head if head.count(name) > 1]:
+        raise ValueError(f"data: {file} has the column {twice[0]!r} twice")
     table = dict(zip(head, zip(*lines, strict=True), strict=True))
     others = {columns["ids"], columns["labels"]}
     if columns["views"] is None:

@@ -132,7 +132,10 @@ class Server:
         file = self.folder / "job.json"
         if not file.exists():
             files.write_text(file, json.dumps(self.job.to_json(), indent=1) + "\n")
-        elif Job.from_json(json.loads(file.read_text(encoding="utf-8"))) != self.job:
+            return
+        # By what goes through JSON: a tuple among the settings comes back as a list.
+        there = Job.from_json(json.loads(file.read_text(encoding="utf-8")))
+        if there.digest() != self.job.digest():
             raise ValueError(f"folder: {self.folder} holds another job, or other settings of it")
 
     def _set_plan(self, plan: Plan) -> None:
@@ -469,7 +472,11 @@ class Server:
             requests[i] = wire.pack(self._meta("assign", self.exchange), body)
         replies = self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
         self.agreement = agreement(self.job, self.plan)
-        return [_checked_counts(reply["counts"]) for reply in replies.values() if "counts" in reply]
+        return [
+            _checked_counts(i, reply["counts"], self.cards[i].rows)
+            for i, reply in replies.items()
+            if "counts" in reply
+        ]
 
     def _serve_late(self) -> dict[str, Any]:
         """Has clients that came after the job was finished find their clusters, too."""
@@ -590,13 +597,18 @@ def _words(place: Place) -> str:
     return f"{place.stage}{within}, phase {place.phase}"
 
 
-def _checked_counts(counts: Any) -> list[tuple[str, int, int]]:
+def _checked_counts(client: int, counts: Any, n_rows: int) -> list[tuple[str, int, int]]:
+    """Returns a client's rows by class and cluster, `(class, cluster, number)`.
+
+    Raises:
+      Stopped: They are unreadable, or not of rows that the client has.
+    """
     try:
         found = [(str(name), int(cluster), int(n)) for name, cluster, n in counts]
-    except (TypeError, ValueError) as error:
-        raise Stopped("counts: unreadable") from error
-    if any(k < 0 or n < 0 for _, k, n in found):
-        raise Stopped("counts: below zero")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Stopped(f"client {client}: counts: unreadable") from error
+    if any(k < 0 or n < 1 for _, k, n in found) or sum(n for *_, n in found) > n_rows:
+        raise Stopped(f"client {client}: counts: below zero, or more than its {n_rows} rows")
     return found
 
 
@@ -604,12 +616,15 @@ def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[st
     """Returns the scores of the clusters of the nodes that share counts; None if none does."""
     if not counts:
         return None
-    names = sorted({name for told in counts for name, _, _ in told})
-    width = 1 + max(k for told in counts for _, k, _ in told)
-    tables = np.zeros((len(counts), len(names), width))
+    # Only which clusters are the same counts, and a number may be as large as a client says.
+    classes, clusters = (
+        {name: i for i, name in enumerate(sorted({row[which] for told in counts for row in told}))}
+        for which in (0, 1)
+    )
+    tables = np.zeros((len(counts), len(classes), len(clusters)))
     for table, told in zip(tables, counts, strict=True):
-        for name, k, n in told:
-            table[names.index(name), k] += n
+        for name, cluster, n in told:
+            table[classes[name], clusters[cluster]] += n
     each = [host.table_scores(table) for table in tables]
     per_client = {m: float(np.mean([scores[m] for scores in each])) for m in each[0]}
     if vertical:  # all have the same samples

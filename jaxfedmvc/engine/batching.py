@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxfedmvc.data.dataset import check_arrays
+from jaxfedmvc.data.dataset import check_arrays, check_rows
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine import phases
 from jaxfedmvc.engine.mesh import put, sharding
@@ -89,7 +89,9 @@ def pooled(
     Raises:
       ValueError: As `Federation.from_arrays`, or shapes differ between seeds.
     """
-    if not dealt:  # else values are checked as they are read
+    if dealt:  # values are checked as they are read
+        check_rows(views, labels)
+    else:
         check_arrays(views, labels)
     first = partitions[0]
     for partition in partitions:
@@ -171,7 +173,7 @@ def stacked(federations: Sequence[Federation]) -> Source:
     """Arranges seeds with data of their own; where all are equal, one copy serves them all.
 
     Raises:
-      ValueError: Shapes or views differ between seeds.
+      ValueError: Shapes, views or numbers of classes differ between seeds.
     """
     first = federations[0]
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(first)]
@@ -180,6 +182,11 @@ def stacked(federations: Sequence[Federation]) -> Source:
         alike = [cohort.view_ids for cohort in federation.cohorts] == [
             cohort.view_ids for cohort in first.cohorts
         ]
+        if federation.n_classes != first.n_classes:
+            raise ValueError(
+                f"federations: one seed has {federation.n_classes} classes, the first"
+                f" {first.n_classes}; runs of one program must be alike"
+            )
         if not alike or other != shapes:
             raise ValueError(
                 f"federations: one seed has arrays of the shapes {other}, the first of {shapes};"
@@ -251,5 +258,5 @@ def shapes(source: Source) -> tuple[PyTree, PyTree]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device's memory is used up."""
+    """Says whether an error means that the device's memory is used up."""
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import RunState
 from jaxfedmvc.engine.run import RunResult, assign, finish, one_round, setup, start
@@ -57,13 +58,12 @@ def run_compacting(
       on_round: Called after each round with the number of rounds made, the state and the info.
 
     Raises:
-      ValueError: The method cannot be compacted, or `rounds` is below 0.
+      ValueError: The method cannot be compacted, or a bad `rounds` or `client_chunk`.
     """
     algorithm = make(hyperparams)
     if algorithm.done is None or algorithm.compact is None:
         raise ValueError("algorithm: has no `done` and `compact`; use run")
-    if rounds < 0:
-        raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
+    checks.whole("rounds", rounds, 0)
     state = start(algorithm, federation, key)
     state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
     infos: list[Any] = []

@@ -33,7 +33,10 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def make_mesh(sizes: dict[str, int]) -> Mesh:
-    """A mesh of the devices of all processes.
+    """Makes a mesh of the devices of all processes.
+
+    Args:
+      sizes: As `parse_mesh` returns them; an axis that is not there has size 1.
 
     Raises:
       ValueError: It does not take all devices, or asks for more than there are.
@@ -65,12 +68,12 @@ def check_mesh(mesh: Mesh, federation: Federation) -> None:
 
 
 def sharding(mesh: Mesh | AbstractMesh, *axes: str | None) -> NamedSharding:
-    """Arrays whose leading axes lie along these axes of the mesh; none: a copy everywhere."""
+    """Lays leading axes of arrays along these axes of the mesh; none: a copy everywhere."""
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def put(tree: PyTree, where: NamedSharding) -> PyTree:
-    """Global arrays; each process reads of every array only what its own devices hold."""
+    """Makes global arrays; each process reads of every array only what its own devices hold."""
 
     def array(x: Any) -> jax.Array:
         return jax.make_array_from_callback(x.shape, where, lambda index: np.asarray(x[index]))

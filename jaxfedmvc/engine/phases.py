@@ -133,11 +133,10 @@ def run_phases(
       The state after the phases, and `{"clients", "server"}` with the info of each phase.
 
     Raises:
-      ValueError: `client_chunk` below 1, or a function of a phase returned something else than
-        it must.
+      ValueError: `client_chunk` is no whole number of 1 or more, or a function of a phase returned
+        something else than it must.
     """
-    if client_chunk is not None and client_chunk < 1:
-        raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more, or None")
+    checks.whole("client_chunk", client_chunk, 1, optional=True)
     infos = []
     for p, phase in enumerate(phases):
         report = None if progress is None else _reporter(progress, stage, p)
@@ -198,7 +197,7 @@ def _run_phase(
 def taking_part(
     phase: Phase, federation: Federation, participants: tuple[jax.Array, ...]
 ) -> list[tuple[int, jax.Array]]:
-    """The cohorts that take part in a phase, each with the places of its clients that do."""
+    """Returns the cohorts that take part in a phase, with the places of their clients that do."""
     if phase.who == "everyone":
         return list(enumerate(participants))
     widest = leading_cohort(federation)
@@ -223,7 +222,7 @@ def map_clients(
     client_chunk: int | None,
     report: Callable[[jax.Array, PyTree], None] | None,
 ) -> tuple[PyTree, PyTree, jax.Array, PyTree, int]:
-    """One phase of one cohort's participants, a chunk at a time.
+    """Makes one phase of one cohort's participants, a chunk at a time.
 
     Returns the states of the whole cohort, the messages (stacked, or their sum), the weights
     (stacked, or their sum), the participants' infos, and the bytes of one message.
@@ -280,7 +279,7 @@ def map_clients(
 def map_chunk(
     phase: Phase, key: jax.Array, sent: PyTree, states: PyTree, clients: Cohort, real: jax.Array
 ) -> tuple[PyTree, PyTree, jax.Array, PyTree, int]:
-    """What a chunk of clients computes in a phase.
+    """Computes what a chunk of clients does in a phase.
 
     Args:
       phase: The phase.
@@ -311,13 +310,13 @@ def map_chunk(
 
 
 def chunk_sizes(n: int, client_chunk: int | None) -> tuple[int, int]:
-    """Number of chunks, and their size, evened out to pad the last as little as can be."""
+    """Returns the number of chunks, and their size, so that the last is padded least."""
     n_chunks = -(-n // min(client_chunk or n, n))
     return n_chunks, -(-n // n_chunks)
 
 
 def batched(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
-    """`jax.vmap(function)`; for one client without the batch axis, whose products are slower."""
+    """Returns `jax.vmap(function)`; for one client without the axis, whose products are slower."""
     if size > 1:
         return jax.vmap(function)
 
@@ -348,7 +347,7 @@ def over_clients(
     state: RunState,
     client_chunk: int | None,
 ) -> tuple[jax.Array, ...]:
-    """`function(server_state, client_state, client)` for all clients of all cohorts."""
+    """Computes `function(server_state, client_state, client)` for all clients of all cohorts."""
     results = []
     for cohort, states in zip(federation.cohorts, state.clients, strict=True):
         n = cohort.n_clients

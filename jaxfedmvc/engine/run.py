@@ -64,7 +64,7 @@ def start(
     *,
     participation: float | Sequence[float] = 1.0,
 ) -> RunState:
-    """Initial states, and who takes part.
+    """Makes the initial states, and draws who takes part.
 
     Args:
       algorithm: The method.
@@ -99,16 +99,33 @@ def draw_participants(
     participation: float | Sequence[float],
     round_index: jax.Array | int = 0,
 ) -> tuple[jax.Array, ...]:
-    """Draws the clients that take part, for each cohort; see `start`."""
+    """Draws the clients that take part, for each cohort.
+
+    Args:
+      federation: The data; only client ids are read.
+      key: The run's key.
+      participation: As for `start`.
+      round_index: Of the draw, from 0, traced; `start` makes that of round 0.
+
+    Returns:
+      For each cohort the places [taking part] of these clients, in increasing order.
+
+    Raises:
+      ValueError: A share outside (0, 1], or not one for each cohort.
+    """
     n_cohorts = len(federation.cohorts)
-    shares = (
-        [float(participation)] * n_cohorts  # type: ignore[arg-type]
-        if np.ndim(participation) == 0
-        else [float(share) for share in participation]  # type: ignore[union-attr]
-    )
+    shares: list[float]
+    try:
+        shares = (
+            [float(participation)] * n_cohorts  # type: ignore[arg-type]
+            if np.ndim(participation) == 0
+            else [float(share) for share in participation]  # type: ignore[union-attr]
+        )
+    except (TypeError, ValueError):  # no numbers, and so refused below
+        shares = []
     if len(shares) != n_cohorts or not all(0.0 < share <= 1.0 for share in shares):
         raise ValueError(
-            f"participation: got {participation}; allowed is one share in (0, 1], or one for each"
+            f"participation: got {participation!r}; allowed is one share in (0, 1], or one for each"
             f" of the {n_cohorts} cohorts"
         )
     key = keys.of_stage(key, keys.PARTICIPATION, round_index)
@@ -135,7 +152,22 @@ def setup(
     client_chunk: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[RunState, list[Any]]:
-    """The exchanges before the first round; returns the state and each phase's info."""
+    """Makes the exchanges before the first round.
+
+    Args:
+      algorithm: The method.
+      federation: The data.
+      key: The run's key.
+      state: As `start` returned it.
+      client_chunk: As in `run`.
+      progress: Called on the host as `(stage, phase, cohort, clients done)` after every chunk.
+
+    Returns:
+      The state, and `{"clients", "server"}` with what was reported in each phase.
+
+    Raises:
+      ValueError: As `run`, or a function of a phase returned something else than it must.
+    """
     key = keys.of_stage(key, keys.SETUP, 0)
     return run_phases(algorithm.setup, "setup", federation, key, state, client_chunk, progress)
 
@@ -151,9 +183,23 @@ def one_round(
     client_chunk: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[RunState, list[Any]]:
-    """All exchanges of round `round_index` (traced, from 0).
+    """Makes all exchanges of a round.
 
-    With `resample` who takes part is drawn anew, with these shares; see `start`.
+    Args:
+      algorithm: The method.
+      federation: The data.
+      key: The run's key.
+      state: After the setup, or after the round before.
+      round_index: From 0, traced.
+      resample: Shares with which who takes part is drawn anew, as for `start`; None: it stays.
+      client_chunk: As in `run`.
+      progress: As in `setup`.
+
+    Returns:
+      As `setup`.
+
+    Raises:
+      ValueError: As `setup`, or a bad `resample`.
     """
     if resample is not None:
         chosen = draw_participants(federation, key, resample, round_index)
@@ -171,7 +217,22 @@ def finish(
     *,
     client_chunk: int | None = None,
 ) -> tuple[RunState, list[Any]]:
-    """The exchanges after the last round, as they would be made after round `round_index`."""
+    """Makes the exchanges after the last round.
+
+    Args:
+      algorithm: The method.
+      federation: The data.
+      key: The run's key.
+      state: After the last round.
+      round_index: Of the last round, from 0, traced; 0 where none was made.
+      client_chunk: As in `run`.
+
+    Returns:
+      As `setup`.
+
+    Raises:
+      ValueError: As `setup`.
+    """
     key = keys.of_stage(key, keys.FINISH, round_index)
     return run_phases(algorithm.finish, "finish", federation, key, state, client_chunk, None)
 
@@ -183,7 +244,17 @@ def assign(
     *,
     client_chunk: int | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Clusters of all clients' rows, participating or not; state as `finish` left it."""
+    """Finds the clusters of all clients' rows, of those that took no part, too.
+
+    Args:
+      algorithm: The method.
+      federation: The data.
+      state: As `finish` left it.
+      client_chunk: As in `run`.
+
+    Returns:
+      For each cohort int32 [clients, rows]; -1 for padding.
+    """
     return over_clients(algorithm.assign, federation, state, client_chunk)
 
 
@@ -194,7 +265,16 @@ def embed(
     *,
     client_chunk: int | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Every client's representation, for each cohort [clients, rows, d].
+    """Computes every client's representation of its rows, which `assign` clusters.
+
+    Args:
+      algorithm: The method.
+      federation: The data.
+      state: As `finish` left it.
+      client_chunk: As in `run`.
+
+    Returns:
+      For each cohort float32 [clients, rows, d].
 
     Raises:
       ValueError: The method has no representation.
@@ -215,7 +295,7 @@ def run(
     client_chunk: int | None = None,
     n_clusters: int | None = None,
 ) -> RunResult:
-    """A whole federation, from initialisation to every sample's cluster.
+    """Runs a whole federation, from initialisation to every sample's cluster.
 
     Pure; jit it, vmap it over `key` or over hyper-parameters that `algorithm` was built with.
 
@@ -235,8 +315,7 @@ def run(
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to count.
     """
-    if not isinstance(rounds, int | np.integer) or rounds < 0:
-        raise ValueError(f"rounds: got {rounds}; allowed is a whole number, 0 or more")
+    checks.whole("rounds", rounds, 0)
     if n_clusters is not None and federation.labels is None:
         raise ValueError("n_clusters: asks for tables; the federation has no labels to count")
     state = start(algorithm, federation, key, participation=participation)

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.engine import phases
 from jaxfedmvc.engine.effort import operations
@@ -140,10 +140,9 @@ class Steps:
             those of this one.
 
         Raises:
-          ValueError: `client_chunk` is below 1.
+          ValueError: `client_chunk` is no whole number of 1 or more.
         """
-        if client_chunk is not None and client_chunk < 1:
-            raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more, or None")
+        checks.whole("client_chunk", client_chunk, 1, optional=True)
         self.algorithm = make(hyperparams)
         self.seconds = 0.0
         self._make, self._hyper = make, jax.tree.map(as_number, hyperparams)
@@ -243,7 +242,7 @@ class Steps:
         return stages
 
     def is_done(self, state: RunState) -> bool:
-        """Whether further rounds would change nothing."""
+        """Says whether further rounds would change nothing."""
         if self.algorithm.done is None:
             return False
 

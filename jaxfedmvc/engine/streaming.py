@@ -237,7 +237,7 @@ def run_streaming(
     assign: bool = True,
     on_round: Callable[[int, RunState, list[Any]], None] | None = None,
 ) -> RunResult:
-    """`engine.run` on data that stays on the host; the same result but for the rounding of sums.
+    """Runs a method as `engine.run` on data that stay on the host; sums are rounded otherwise.
 
     Cannot be jitted or mapped. Programs are compiled once for each phase, shape of a cohort and
     size of a chunk, and are kept for further runs of the same `algorithm` object. On the device are
@@ -264,10 +264,8 @@ def run_streaming(
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or client states with keys.
     """
-    if rounds < 0:
-        raise ValueError(f"rounds: got {rounds}; allowed is 0 or more")
-    if client_chunk < 1:
-        raise ValueError(f"client_chunk: got {client_chunk}; allowed is 1 or more")
+    checks.whole("rounds", rounds, 0)
+    checks.whole("client_chunk", client_chunk, 1)
     # A memory map becomes a plain array that lies in the file, whose rows are plain arrays.
     host = jax.tree.map(np.asarray, federation.without_labels())
     state = start_on_host(algorithm, host, key, participation)
@@ -315,7 +313,7 @@ def start_on_host(
     key: jax.Array,
     participation: float | Sequence[float],
 ) -> RunState:
-    """`engine.start`, which reads no feature: it is given zeros that take no memory."""
+    """Makes what `engine.start` does, on the host; features are zeros that take no memory."""
 
     def empty(cohort: Any) -> Cohort:
         zeros = tuple(np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in cohort.views)

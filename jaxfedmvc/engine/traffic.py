@@ -18,10 +18,21 @@ def traffic(
     *,
     participation: float | Sequence[float] = 1.0,
 ) -> dict[str, Traffic]:
-    """Bytes of `setup`, of one `round` and of `finish`, counted from the leaves that travel.
+    """Counts the bytes of `setup`, of one `round` and of `finish`, from the leaves that travel.
 
     Nothing is computed: the exchanges are only traced. Among peers a message goes to every other
     client, and nothing is broadcast.
+
+    Args:
+      algorithm: The method.
+      federation: The data, of which shapes are read.
+      participation: As in `start`.
+
+    Returns:
+      `{stage: Traffic}`, bytes of all clients together.
+
+    Raises:
+      ValueError: As `start`.
     """
     ledgers: dict[str, list[Exchanged]] = {"setup": [], "round": [], "finish": []}
     n_clients = 0

@@ -22,6 +22,7 @@ from flax import struct
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.messages.transforms import Codec
 
 PyTree = Any
@@ -90,8 +91,7 @@ def top_k_rows(k: int) -> Codec:
       ValueError: `k` below 1; at trace time, a floating-point leaf is no matrix, or has fewer than
         k columns.
     """
-    if k < 1:
-        raise ValueError(f"k: got {k}; allowed is 1 or more")
+    checks.whole("k", k, 1)
 
     def encode(key: Array, x: Array, name: str) -> SparseRows | Array:
         if not jnp.issubdtype(x.dtype, jnp.floating):

@@ -64,7 +64,7 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.checks import wrong
+from jaxfedmvc.checks import whole, wrong
 from jaxfedmvc.messages.secure import Masked
 from jaxfedmvc.messages.transforms import check_floating
 
@@ -142,8 +142,7 @@ def geometric_median(steps: int = 10) -> Rule:
     Raises:
       ValueError: `steps` below 1.
     """
-    if steps < 1:
-        raise wrong("steps", steps, "1 or more")
+    whole("steps", steps, 1)
 
     def rule(x: Array, mask: Array) -> Array:
         start = _median(x, mask[:, None])

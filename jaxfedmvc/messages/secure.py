@@ -114,7 +114,7 @@ def secure_aggregation(
     in_clear: Collection[str] = (),
     masked: bool = True,
 ) -> FederatedAlgorithm:
-    """The same method with the messages of its sums masked.
+    """Returns the same method with the messages of its sums masked.
 
     The clients' and the server's own randomness is what it was, so that a run differs from the
     plain one by fixed-point rounding alone. Phases are named "setup[0]", "round[0]", "finish[0]"
@@ -141,8 +141,8 @@ def secure_aggregation(
         from secrets that it agreed on with each other node, once its message is encoded.
 
     Raises:
-      ValueError: `fraction_bits` is out of range or lacks a phase, `in_clear` names no phase. At
-        trace time: a phase that is no sum over everyone sends a message that is not empty, a
+      ValueError: `fraction_bits` is out of range or lacks a phase, it or `in_clear` names no phase.
+        At trace time: a phase that is no sum over everyone sends a message that is not empty, a
         leaf of a message is no floating-point array.
     """
     ids = {cohort.view_ids: cohort.client_ids for cohort in federation.cohorts}
@@ -152,9 +152,11 @@ def secure_aggregation(
         for stage in ("setup", "round", "finish")
         for i in range(len(getattr(algorithm, stage)))
     ]
-    for name in in_clear:
-        if name not in names:
-            raise ValueError(f"in_clear: got {name!r}; allowed are {', '.join(names)}")
+    by_name = fraction_bits if isinstance(fraction_bits, Mapping) else ()
+    for argument, given in (("in_clear", in_clear), ("fraction_bits", by_name)):
+        for name in given:
+            if name not in names:
+                raise ValueError(f"{argument}: got {name!r}; allowed are {', '.join(names)}")
 
     def of_round(r: Array) -> tuple[Array, ...]:
         if participants is None:
@@ -235,7 +237,7 @@ def check_sums(info: PyTree) -> None:
 
 
 def any_unread(info: PyTree) -> Array:
-    """Whether a secure sum was refused or a client clipped what it sent; traced, for a whole run.
+    """Says if a secure sum was refused or a client clipped what it sent; traced, for a whole run.
 
     Args:
       info: As `check_sums` takes it. Without secure sums in it, False.
@@ -251,10 +253,15 @@ def any_unread(info: PyTree) -> Array:
 
 
 def encode(x: Array, fraction_bits: int, n_clients: int) -> tuple[Array, Array]:
-    """Fixed-point form of one client's values: round(x 2^b) modulo 2^32.
+    """Encodes one client's values in fixed point: round(x 2^b) modulo 2^32.
 
     Clipped so that the sum over `n_clients` fits 32 bits with its sign. Exact but for rounding to
     integers: 2^b is a power of two, and integers from 2^24 are float32 as they are.
+
+    Args:
+      x: Of any shape.
+      fraction_bits: b.
+      n_clients: Number of clients whose values are added.
 
     Returns:
       uint32 of x's shape (0 for NaN), and the number of clipped entries, int32.
@@ -269,13 +276,13 @@ def encode(x: Array, fraction_bits: int, n_clients: int) -> tuple[Array, Array]:
 
 
 def decode(total: Array, fraction_bits: int) -> Array:
-    """Values, float32, of a sum of what `encode` gives; modulo 2^32."""
+    """Decodes a sum, modulo 2^32, of what `encode` gives: float32 of its shape."""
     signed = lax.bitcast_convert_type(total.astype(jnp.uint32), jnp.int32)
     return signed.astype(jnp.float32) * 2.0**-fraction_bits
 
 
 def pairwise_mask(key: Array, own: Array, participants: Array, like: PyTree) -> PyTree:
-    """A client's mask: sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij), modulo 2^32.
+    """Draws a client's mask: sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij), modulo 2^32.
 
     Bonawitz et al. 2017, section 4. One pair at a time, so that memory does not grow with the
     number of participants.

@@ -26,7 +26,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.federation import Cohort
 
@@ -50,8 +50,17 @@ class Codec(NamedTuple):
 
 
 def nbytes(tree: Any) -> int:
-    """Bytes of a pytree of arrays, or of the shapes that stand for them, as sent uncompressed."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    """Counts the bytes of a pytree as sent uncompressed.
+
+    Args:
+      tree: Of arrays, of shapes that stand for them, or of Python's numbers, which travel as the
+        scalars that JAX makes of them.
+    """
+    arrays = (
+        leaf if hasattr(leaf, "dtype") else jax.ShapeDtypeStruct((), jnp.result_type(leaf))
+        for leaf in jax.tree.leaves(tree)
+    )
+    return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 def check_floating(message: PyTree, what: str, selected: Sequence[bool] | None = None) -> None:
@@ -94,7 +103,7 @@ class _Transformed:
 
 
 def transformed(phase: Phase, transform: Transform, clients: Sequence[int] | None = None) -> Phase:
-    """The same exchange with the messages of clients changed before they leave.
+    """Returns the same exchange with the messages of clients changed before they leave.
 
     The client's own randomness is what it was. Chain calls directly: a client function that wraps
     another one in between hides how many transformations there are already, and they would share
@@ -111,7 +120,7 @@ def transformed(phase: Phase, transform: Transform, clients: Sequence[int] | Non
 
 
 def coded(phase: Phase, codec: Codec) -> Phase:
-    """The same exchange with messages in the form of a codec while they travel.
+    """Returns the same exchange with messages in the form of a codec while they travel.
 
     Clients send `encode(message)`; the server is given the decoded messages of every client, so
     that its own memory is that of plain ones. The client's randomness, state and info are what
@@ -237,8 +246,7 @@ def nearest_only(k: int) -> Transform:
       ValueError: `k` below 1; at trace time, a leaf is no floating-point matrix [m, n] with n of k
         or more.
     """
-    if k < 1:
-        raise ValueError(f"k: got {k}; allowed is 1 or more")
+    checks.whole("k", k, 1)
 
     def nearest(x: Array) -> Array:
         if x.ndim != 2 or x.shape[1] < k:

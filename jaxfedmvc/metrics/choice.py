@@ -95,6 +95,9 @@ def silhouette(parts: Sequence[Rows]) -> float:
     count for it. A row that is alone in its cluster has 0, so that clusters of one row, or two, are
     no way to a good mean.
 
+    Args:
+      parts: Rows of each kind, by the views that they have.
+
     Returns:
       From -1 to 1; NaN with fewer than two clusters.
     """

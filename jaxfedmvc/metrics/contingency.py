@@ -14,6 +14,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from optax import assignment
 
+from jaxfedmvc import checks
+
 
 def contingency(
     labels: ArrayLike,
@@ -40,9 +42,8 @@ def contingency(
             `where` are not vectors of one length.
     """
     labels, predicted = jnp.asarray(labels), jnp.asarray(predicted)
-    for name, size in (("n_classes", n_classes), ("n_clusters", n_clusters)):
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+    checks.whole("n_classes", n_classes, 1)
+    checks.whole("n_clusters", n_clusters, 1)
     if labels.ndim != 1:
         raise ValueError(f"labels must have shape [n], got {labels.shape}")
     if predicted.shape != labels.shape:
@@ -59,7 +60,7 @@ def contingency(
 
 
 def scores_from_contingency(table: Array) -> dict[str, Array]:
-    """All scores of one contingency matrix.
+    """Computes all scores of one contingency matrix.
 
     Args:
         table: Counts, float32 [n_classes, n_clusters], as returned by `contingency`, or the sum
@@ -88,7 +89,7 @@ def scores(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> dict[str, Array]:
-    """All scores of one clustering, sharing one contingency matrix.
+    """Computes all scores of one clustering, sharing one contingency matrix.
 
     Rows that are in no cluster, -1, are not scored: leaving hard ones out raises every score.
 
@@ -116,7 +117,7 @@ def accuracy(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Fraction of rows that are right under the best one-to-one naming of clusters as classes.
+    """Computes the share of rows that are right under the best one-to-one naming of clusters.
 
     With N the contingency matrix of n rows, max over matchings M of sum_{(i, j) in M} N_ij / n,
     found by the Hungarian method (Kuhn, 1955). With more clusters than classes the surplus
@@ -145,7 +146,7 @@ def nmi(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Normalised mutual information I(U; V) / ((H(U) + H(V)) / 2) (Vinh et al., 2010).
+    """Computes the normalised mutual information 2 I(U; V) / (H(U) + H(V)) (Vinh et al., 2010).
 
     Args:
         labels: Class of each row, integer [n].
@@ -171,7 +172,7 @@ def ari(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Rand index adjusted for chance (Hubert & Arabie, 1985).
+    """Computes the Rand index adjusted for chance (Hubert & Arabie, 1985).
 
     Over ordered pairs of distinct rows, with `tp` pairs together in both labelings, `fn` only in
     `labels`, `fp` only in `predicted` and `tn` in neither:
@@ -202,7 +203,7 @@ def purity(
     n_clusters: int,
     where: ArrayLike | None = None,
 ) -> Array:
-    """Fraction of rows in the commonest class of their cluster, sum_j max_i N_ij / n.
+    """Computes the share of rows in the commonest class of their cluster, sum_j max_i N_ij / n.
 
     Args:
         labels: Class of each row, integer [n].
@@ -288,7 +289,7 @@ def _entropy(sizes: Array) -> Array:
 def simplified_silhouette(
     x: ArrayLike, labels: ArrayLike, n_clusters: int, where: ArrayLike | None = None
 ) -> Array:
-    """How much nearer rows are to their own cluster's centroid than to the next; needs no classes.
+    """Computes how much nearer rows are to their own centroid than to the next; needs no classes.
 
     The mean over rows of (b - a) / max(a, b), a the distance to the own centroid and b to the
     nearest other one: the silhouette with centroids in place of members, which costs n K distances
@@ -309,8 +310,7 @@ def simplified_silhouette(
         ValueError: If `n_clusters` is below 1 or the shapes do not fit.
     """
     x, labels = jnp.asarray(x), jnp.asarray(labels)
-    if n_clusters < 1:
-        raise ValueError(f"n_clusters must be at least 1, got {n_clusters}")
+    checks.whole("n_clusters", n_clusters, 1)
     if x.ndim != 2 or labels.shape != x.shape[:1]:
         raise ValueError(f"x and labels must be [n, d] and [n], got {x.shape} and {labels.shape}")
     where = jnp.ones(labels.shape, bool) if where is None else jnp.asarray(where, bool)

@@ -120,8 +120,7 @@ def parafac2(
     """
     slices, where = _check(slices, where, rank)
     for name, size in (("max_sweeps", max_sweeps), ("n_init", n_init), ("n_inner", n_inner)):
-        if size < 1:
-            raise checks.wrong(name, size, "1 or more")
+        checks.whole(name, size, 1)
     n_slices, n_rows, n_columns = slices.shape
     exponent = jnp.frexp(jnp.max(jnp.abs(slices)))[1]
     unit = jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -126, 126))

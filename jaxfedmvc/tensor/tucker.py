@@ -174,8 +174,7 @@ def hooi(
         ValueError: As `hosvd`, or `max_sweeps` is below 1.
     """
     x, ranks = _check(x, ranks)
-    if max_sweeps < 1:
-        raise checks.wrong("max_sweeps", max_sweeps, "1 or more")
+    checks.whole("max_sweeps", max_sweeps, 1)
 
     def unfinished(state: tuple[Tucker, Array, Array, Array]) -> Array:
         _, error, previous, n_sweeps = state

@@ -259,7 +259,7 @@ def test_memory_is_far_from_quadratic():
         ({"min_samples": 0}, "min_samples must be an integer of at least 1, got 0"),
         ({"min_samples": 2.5}, "min_samples must be an integer of at least 1, got 2.5"),
         ({"min_samples": np.ones(2, int)}, "min_samples must be an integer"),
-        ({"block": 0}, "block must be at least 1, got 0"),
+        ({"block": 0}, "block: got 0; allowed is 1 or more"),
     ],
 )
 def test_bad_input_is_refused(change, message):

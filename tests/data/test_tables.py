@@ -484,7 +484,7 @@ def test_rows_are_dealt_out_over_clients_of_their_kind():
     for part in parts:
         for row in part.sample_ids[part.sample_ids >= 0]:
             assert tuple(np.flatnonzero(held[row])) == part.view_ids
-    with pytest.raises(ValueError, match="n_clients must be a whole number, 3 to 90; got 2"):
+    with pytest.raises(ValueError, match="n_clients: got 2; allowed is 3 to 90"):
         data.partition_as_held(0, held, 2)
     with pytest.raises(ValueError, match="held: a sample has no view"):
         data.partition_as_held(0, np.zeros((3, 2), bool), 1)

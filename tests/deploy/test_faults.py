@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfedmvc.deploy import Node, Server, wire
+from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from tests.algorithms import test_common as common
@@ -159,7 +159,7 @@ def test_a_client_that_stays_away_stops_the_job_which_goes_on_later(undisturbed,
     lab = Lab(tmp_path)
     gone = lab.node(4)
     lab.transport.lose = lambda identity, request: identity == gone and exchange_of(request) == 6
-    with pytest.raises(server_module.Stopped, match=r"clients \[4\]: no answer"):
+    with pytest.raises(Stopped, match=r"clients \[4\]: no answer"):
         lab.server().run()
     lab.transport.lose = lambda identity, request: False
     lab.server().run()
@@ -252,7 +252,7 @@ def test_a_wrong_reply_stops_the_job_and_names_the_client(how, tmp_path):
         return change(reply) if identity == bad and is_message else reply
 
     lab.transport.change = spoil
-    with pytest.raises(server_module.Stopped, match="client 5: "):
+    with pytest.raises(Stopped, match="client 5: "):
         lab.server().run()
 
 
@@ -261,7 +261,7 @@ def joined(tmp_path_factory):
     """A node in the middle of a job, and the last request that it answered."""
     lab = Lab(tmp_path_factory.mktemp("joined"))
     lab.transport.lose = lambda identity, request: exchange_of(request) == 6
-    with pytest.raises(server_module.Stopped):
+    with pytest.raises(Stopped):
         lab.server().run()
     identity = lab.node(0)
     request = [r for i, r, _ in lab.transport.log if i == identity][-1]
@@ -362,13 +362,13 @@ def test_a_node_makes_its_initial_state_itself(undisturbed, tmp_path):
 def test_an_operator_who_thinks_better_of_it_is_obeyed(tmp_path):
     lab = Lab(tmp_path)
     lab.transport.lose = lambda identity, request: exchange_of(request) == 6
-    with pytest.raises(server_module.Stopped):
+    with pytest.raises(Stopped):
         lab.server().run()
     lab.transport.lose = lambda identity, request: False
     path = lab.paths[0]
     path.write_text(path.read_text().replace("least_clients = 2", "least_clients = 50"))
     lab.transport.handles[lab.node(0)] = Node(path)
-    with pytest.raises(server_module.Stopped, match=r"policy|clients"):
+    with pytest.raises(Stopped, match=r"policy|clients"):
         lab.server().run()
 
 
@@ -430,7 +430,7 @@ def test_an_error_tells_the_server_nothing(joined, monkeypatch):
 def test_another_version_is_refused_and_both_are_named(tmp_path, monkeypatch):
     lab = Lab(tmp_path)
     monkeypatch.setattr(server_module, "versions", lambda: {"jaxfedmvc": "9.9"})
-    with pytest.raises(server_module.Stopped, match=r"9\.9.*this node has"):
+    with pytest.raises(Stopped, match=r"9\.9.*this node has"):
         lab.server().run()
 
 
@@ -463,14 +463,14 @@ def copying(ask):
 def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
     lab = Lab(tmp_path)
     lab.transport.lose = lambda identity, request: exchange_of(request) == 5
-    with pytest.raises(server_module.Stopped):
+    with pytest.raises(Stopped):
         lab.server().run()
     fewer = {v: x[:-1] for v, x in lab.transport.handles[lab.node(1)].holding.views.items()}
     del lab.transport.handles[lab.node(1)]
     local.write_node(tmp_path, 1, fewer, [METHOD])
     lab.transport.handles[777] = Node(lab.paths[1])
     lab.transport.lose = lambda identity, request: False
-    with pytest.raises(server_module.Stopped, match=r"clients: 5 of 6.*other data"):
+    with pytest.raises(Stopped, match=r"clients: 5 of 6.*other data"):
         lab.server().run()
 
 
@@ -480,8 +480,18 @@ def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
     other = local.job_of(METHOD, N, small=SMALL, patience=0.5, deadline=0.1, rounds=1)
     with pytest.raises(ValueError, match="holds another job"):
         lab.server(job=other).run()
-    with pytest.raises(server_module.Stopped, match="known here with other settings"):
+    with pytest.raises(Stopped, match="known here with other settings"):
         lab.server("elsewhere", other).run()
+
+
+def test_a_job_with_a_tuple_among_its_settings_goes_on(tmp_path):
+    """JSON has lists alone."""
+    settings = {"n_clusters": 3, "hidden": (8, 4)}
+    for _ in range(2):
+        Server(Job("a", "fmcsc", 3, settings), local.Local([]), tmp_path)._check_folder()
+    other = Job("a", "fmcsc", 3, settings | {"hidden": (8, 5)})
+    with pytest.raises(ValueError, match="holds another job"):
+        Server(other, local.Local([]), tmp_path)._check_folder()
 
 
 def test_a_node_that_refuses_says_why(tmp_path):
@@ -491,7 +501,7 @@ def test_a_node_that_refuses_says_why(tmp_path):
     )
     del lab.transport.handles[lab.node(2)]
     lab.transport.handles[300] = Node(path)
-    with pytest.raises(server_module.Stopped, match=r"5 of 6 have come .method: e_fkmvc;"):
+    with pytest.raises(Stopped, match=r"5 of 6 have come .method: e_fkmvc;"):
         lab.server().run()
 
 
@@ -559,6 +569,38 @@ def test_labels_stay_unless_the_operator_shares_counts(undisturbed, tmp_path):
     alone.transport = local.Local(local.nodes_of(alone.paths))
     assert alone.server().run()["scores"] is None
     assert all(b"counts" not in reply for _, _, reply in alone.transport.log)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ([["a", 0, 7]], "more than its 6 rows"),
+        ([["a", 0, 4], ["b", 0, 4]], "more than its 6 rows"),
+        ([["a", -1, 1]], "below zero"),
+        ([["a", 0, 0]], "below zero"),
+        ([["a", 0]], "unreadable"),
+        ([["a", 0, float("inf")]], "unreadable"),
+        (3, "unreadable"),
+    ],
+)
+def test_counts_of_no_rows_of_a_client_are_refused(counts, text):
+    with pytest.raises(Stopped, match=f"client 4: counts: .*{text}"):
+        server_module._checked_counts(4, counts, 6)
+
+
+def test_a_client_that_counts_in_high_numbers_takes_no_memory():
+    counts = server_module._checked_counts(0, [["a", 10**15, 3], ["b", 2, 3]], 6)
+    assert server_module._scores([counts], False)["pooled"]["acc"] == 1
+
+
+def test_rows_in_no_cluster_are_not_counted(tmp_path):
+    views, labels = {0: np.ones((4, 2), np.float32)}, np.array(["a", "a", "b", "b"])
+    node = Node(local.write_node(tmp_path, 0, views, [METHOD], labels))
+    told = node._counts(np.array([1, -1, 1, 0], np.int32))["counts"]
+    assert told == [["a", 1, 1], ["b", 0, 1], ["b", 1, 1]]
+    nowhere = node._counts(np.full(4, -1, np.int32))["counts"]
+    assert nowhere == []
+    assert np.isnan(server_module._scores([nowhere], False)["pooled"]["acc"])
 
 
 def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_path):

@@ -41,6 +41,7 @@ def test_another_setting_is_another_agreement():
     ("entries", "text"),
     [
         ({"method": "k_means"}, "method: got 'k_means'"),
+        ({"method": ["fmcsc"]}, "method: got ['fmcsc']"),
         ({"method": "dpfmps"}, "method: dpfmps needs a secret that all agents share"),
         ({"method": "dpfmps_p2est"}, "method: dpfmps_p2est needs a secret"),
         ({"name": "../up"}, "name: got '../up'"),
@@ -126,6 +127,22 @@ def test_a_node_reads_a_table(tmp_path, file, separator):
     assert holding.ids.tolist() == ["x", "y"] and holding.labels.tolist() == ["a", "b"]
 
 
+def test_a_mark_of_a_spreadsheet_is_no_part_of_the_first_name(tmp_path):
+    (tmp_path / "t.csv").write_text("id,hb\nx,1\ny,2\n", encoding="utf-8-sig")
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="t.csv"\nids="id"\n[agrees]\nmethods=["fmcsc"]\n'
+    )
+    holding = load(tmp_path / "node.toml")
+    assert holding.ids.tolist() == ["x", "y"] and holding.views[0].shape == (2, 1)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("hb,wbc,hb\n1,2,3\n4,5,6\n")
+    (tmp_path / "node.toml").write_text('client=0\ndata="t.csv"\n[agrees]\nmethods=["fmcsc"]\n')
+    with pytest.raises(ValueError, match=r"data: .*t.csv has the column 'hb' twice"):
+        load(tmp_path / "node.toml")
+
+
 def test_a_node_refuses_a_feature_that_float32_rounds_away(tmp_path):
     rows = "\n".join(f"{i},{1.7e9 + i}" for i in range(9))
     (tmp_path / "t.csv").write_text(f"hb,seconds\n{rows}\n")
@@ -168,6 +185,10 @@ def test_a_node_reads_an_npy(tmp_path):
         ("client = 3", "client = ", "no TOML"),
         ('"fmcsc"', '"k_means"', "agrees.methods"),
         ('methods = ["fmcsc"]', "", "agrees.methods is missing"),
+        ('methods = ["fmcsc"]', 'methods = "fmcsc"', "agrees.methods: got 'fmcsc'"),
+        ('methods = ["fmcsc"]', 'methods = [["fmcsc"]]', r"agrees.methods: got \[\['fmcsc'\]\]"),
+        ("least_clients = 2", 'in_clear = "setup[2]"', r"agrees.in_clear: got 'setup\[2\]'"),
+        ("least_clients = 2", "in_clear = 2", "agrees.in_clear: got 2"),
         ("least_clients = 2", "least_clients = 0", "agrees.least_clients: got 0"),
         ("share_counts = true", "share_counts = 1", "agrees.share_counts: got 1"),
         ("share_counts = true", "share_count = true", "agrees: got 'share_count'"),

@@ -58,6 +58,15 @@ def test_partitions_that_are_not_alike_are_refused():
         batching.pooled(views, None, [one, other])
 
 
+@pytest.mark.parametrize("dealt", [False, True])
+def test_views_and_labels_of_unlike_rows_are_refused(dealt):
+    parts = [data.hybrid_partition(0, 6, 2, 2)]
+    with pytest.raises(ValueError, match=r"same number of rows; got \[6, 7\]"):
+        batching.pooled([np.zeros((6, 1)), np.zeros((7, 1))], None, parts, dealt=dealt)
+    with pytest.raises(ValueError, match=r"labels must have shape \(6,\); got \(7,\)"):
+        batching.pooled([np.zeros((6, 1))] * 2, np.zeros(7, int), parts, dealt=dealt)
+
+
 def test_a_dealt_view_with_nan_is_refused_when_it_is_read():
     views = [np.full((4, 1), np.nan)]
     source = batching.pooled(
@@ -79,6 +88,9 @@ def test_equal_federations_are_held_once_and_others_stacked():
     assert jax.tree.leaves(batching.stacked([agents[0], agents[2], agents[0]]).by_seed)
     with pytest.raises(ValueError, match="federations: one seed has arrays of the shapes"):
         batching.stacked([agents[0], Federation.from_clients([{0: np.eye(4)}])])
+    labelled = [Federation.from_clients([{0: np.eye(4)}], [np.arange(4) % k]) for k in (2, 3)]
+    with pytest.raises(ValueError, match="federations: one seed has 3 classes, the first 2"):
+        batching.stacked(labelled)
 
 
 # --- The program ---

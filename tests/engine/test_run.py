@@ -291,9 +291,9 @@ def test_chunks_are_evened_out():
     assert [chunk_sizes(*a) for a in asked] == [(2, 3), (3, 3), (3, 3), (1, 3), (1, 6), (6, 1)]
 
 
-@pytest.mark.parametrize("chunk", [0, -1])
-def test_chunks_of_no_client_raise(chunk):
-    with pytest.raises(ValueError, match="client_chunk"):
+@pytest.mark.parametrize("chunk", [0, -1, 1.5, True])
+def test_chunks_that_are_no_number_of_clients_raise(chunk):
+    with pytest.raises(ValueError, match=rf"client_chunk: got {chunk}; .*1 or more, or None"):
         engine.run(TOY, FEDERATION, KEY, 1, client_chunk=chunk)
 
 
@@ -423,10 +423,14 @@ def test_shares_are_rounded_and_keep_one_client_at_least():
 
 
 @pytest.mark.parametrize(
-    "share", [0, 0.0, -0.5, 1.01, 2, float("nan"), (0.5,), (0.5, 0.0), (1.0, 1.5), (1.0,) * 3, ()]
+    "share",
+    [
+        *(0, 0.0, -0.5, 1.01, 2, float("nan"), None, "half"),
+        *((0.5,), (0.5, 0.0), (1.0, 1.5), (1.0,) * 3, (), (None, 1.0)),
+    ],
 )
 def test_shares_outside_the_range_raise(share):
-    with pytest.raises(ValueError, match="participation"):
+    with pytest.raises(ValueError, match=r"participation: got .*allowed is one share"):
         engine.start(TOY, FEDERATION, KEY, participation=share)
 
 
@@ -696,8 +700,9 @@ def test_no_rounds_are_the_set_up_and_the_end():
 
 
 def test_bad_rounds_and_tables_without_labels_raise():
-    with pytest.raises(ValueError, match="rounds"):
-        engine.run(TOY, FEDERATION, KEY, -1)
+    for rounds in (-1, 2.5, True):
+        with pytest.raises(ValueError, match=f"rounds: got {rounds}; allowed is"):
+            engine.run(TOY, FEDERATION, KEY, rounds)
     with pytest.raises(ValueError, match="no labels"):
         engine.run(TOY, FEDERATION.without_labels(), KEY, 1, n_clusters=2)
 
@@ -805,6 +810,17 @@ def test_traffic_follows_each_cohorts_own_messages():
         "round": Traffic(2 * up, 2 * down),
         "finish": Traffic(0, 0),
     }
+
+
+def test_a_number_that_is_broadcast_is_a_scalar_on_the_wire():
+    phase = Phase(
+        lambda server, view_ids: (1, 0.5),
+        lambda key, sent, state, client: (state, sent[1], {}),
+        lambda key, server, messages, weights: (server, {}),
+        "sum",
+    )
+    algorithm = TOY._replace(setup=(), round=(phase,), finish=())
+    assert engine.traffic(algorithm, FEDERATION)["round"] == Traffic(8 * 4, 8 * 8)
 
 
 @pytest.mark.slow

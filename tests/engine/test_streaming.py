@@ -159,11 +159,18 @@ def test_everyone_at_once_is_mapped_where_it_lies():
 
 
 @pytest.mark.parametrize(
-    ("name", "bad"), [("rounds", -1), ("client_chunk", 0), ("participation", (0.5, 0.0))]
+    ("name", "bad"),
+    [
+        ("rounds", -1),
+        ("rounds", 2.5),
+        ("client_chunk", 0),
+        ("client_chunk", 1.5),
+        ("participation", (0.5, 0.0)),
+    ],
 )
 def test_bad_arguments_are_named(name, bad):
     arguments = {"rounds": 1, "client_chunk": 2, name: bad}
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"{name}: got"):
         run_streaming(toys.TOY, HOST, KEY, **arguments)
 
 

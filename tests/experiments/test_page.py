@@ -137,6 +137,8 @@ def test_runs_side_by_side(folders, capsys):
     assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
     summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
     assert compare.line_of(summary)["mb_up"] == 3
+    given = summary | {"command": ["--views=a=x,y; b=z"]}
+    assert compare.line_of(given)["command"] == "'--views=a=x,y; b=z'"
     assert summary["n_samples"] == 48 and not compare.warnings(lines)
     other = summary | {"n_samples": 47, "data": ["view 0: 9 features", *summary["data"][1:]]}
     of_both = pd.DataFrame([compare.line_of(s) for s in (summary, other)])

@@ -22,6 +22,7 @@ from experiments.lib.data import (
 )
 from experiments.lib.hooks import hooks_of
 from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.algorithms.registry import OF_THE_RUN
 from tests.helpers import binaries
 
 
@@ -283,7 +284,7 @@ def test_every_field_of_a_method_is_a_flag_of_its_own_with_help(name):
     values = define_flags(name, [DataSettings, split, JobSettings, FolderSettings, *of_family])
     for dataclass in (method.config, method.hyperparams):
         for setting in settings.settings_of(dataclass):
-            if setting.name in settings.OF_THE_JOB:
+            if setting.name in OF_THE_RUN:
                 continue
             assert values[setting.flag].help == setting.help
             # A sentence that can be read alone.

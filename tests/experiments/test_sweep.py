@@ -259,7 +259,7 @@ WRONG = {
     ("--grid=beta=0.1,,0.3",): "grid: beta: got '0.1,,0.3'",
     ("--grid=beta=-1",): "beta: got -1",
     ("--grid=n_restarts=few",): "n_restarts=few",
-    ("--grid=n_clients=2,60",): "n_clients must be a whole number, 1 to 40; got 60",
+    ("--grid=n_clients=2,60",): "n_clients: got 60; allowed is 1 to 40",
     ("--random=3",): "random: there are no axes to draw from",
     ("--batch=0",): "batch: got '0'; allowed is auto, or a whole number",
     ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",

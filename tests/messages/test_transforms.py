@@ -41,6 +41,7 @@ def sent_by(phase, key=KEY, client=CLIENT):
 
 def test_bytes_are_those_of_the_leaves():
     assert nbytes({"a": jnp.zeros((3, 2)), "b": (jnp.int32(1), jnp.zeros(4, bool))}) == 24 + 4 + 4
+    assert nbytes((1, 0.5, jax.ShapeDtypeStruct((2, 3), jnp.int8))) == 4 + 4 + 6
 
 
 # --- Clipping -------------------------------------------------------------------------------------

@@ -60,8 +60,7 @@ def split(epsilon: float, n_agents: int, size_share: float) -> Budget:
     """
     if not epsilon > 0:
         raise checks.wrong("epsilon", epsilon, "more than 0, or infinity for no noise")
-    if n_agents < 1:
-        raise checks.wrong("n_agents", n_agents, "1 or more")
+    checks.whole("n_agents", n_agents, 1)
     if not 0 < size_share < 1:
         raise checks.wrong("size_share", size_share, "a number between 0 and 1")
     half = (1 - size_share) * epsilon / (2 * n_agents)

@@ -28,7 +28,8 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.contingency import ari_from_contingency, contingency
 from jaxfedmvc.metrics.views import LEAST_VIEWS, agreeing, mean_agreement, pairs
 
-# Name of the exchange of summaries, the one that is no sum, as `secure_aggregation` takes it.
+# Name of the exchange of summaries, the one that is no sum, as `secure_aggregation` takes it. With
+# hkc="minmax" the ranges, which are none either, come before it, and it is "setup[3]".
 SUMMARIES = "setup[2]"
 # A summary stands for so many samples on average, and at least.
 _SAMPLES_OF_A_SUMMARY = 5

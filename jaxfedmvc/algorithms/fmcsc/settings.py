@@ -113,11 +113,17 @@ class FMCSCConfig:
         checks.at_least(self, 1, "n_bins", "n_init", "centroid_rounds", "centroid_starts")
         checks.at_least(self, 1, "min_cluster_size", "least_steps")
         checks.at_least(
-            self, 0, "pretrain_epochs", "local_epochs", "distill_epochs", "leader_epochs"
+            self,
+            0,
+            "pretrain_epochs",
+            "local_epochs",
+            "distill_epochs",
+            "leader_epochs",
+            "teach_features",
         )
         checks.choices(self)
-        if self.teach_features < 0 or self.teach_features % 2:
-            raise checks.wrong("teach_features", self.teach_features, "an even number, 0 or more")
+        if self.teach_features % 2:
+            raise checks.wrong("teach_features", self.teach_features, "an even number")
         checks.widths(self, "hidden")
         if not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")

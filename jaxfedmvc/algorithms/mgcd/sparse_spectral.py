@@ -19,7 +19,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
-from jaxfedmvc.checks import wrong
+from jaxfedmvc.checks import whole, wrong
 from jaxfedmvc.clustering.host import on_host
 from jaxfedmvc.clustering.spectral import _fix_signs
 
@@ -96,8 +96,7 @@ def heaviest_edges(
     """
     if not 1 <= k <= n - 1:
         raise wrong("k", k, f"1 to n - 1 = {n - 1}")
-    if block < 1:
-        raise wrong("block", block, "1 or more")
+    whole("block", block, 1)
     where, block = _check_where(where, n), min(block, n)
 
     def strongest(ids: Array) -> Neighbours:

@@ -50,7 +50,8 @@ def make_step(base: Base, config: VertCoHiRFConfig, hp: VertCoHiRFHyperparams) -
     """Makes the step of an agent from the name of its base clusterer.
 
     Raises:
-      ValueError: The clusterer needs a number of clusters and none is known.
+      ValueError: The clusterer needs a number of clusters and none is known, or `limit` is beyond
+        it.
     """
     if base == "dbscan":
         method = local.dbscan_method(hp.eps, hp.min_samples)
@@ -70,7 +71,11 @@ def make_step(base: Base, config: VertCoHiRFConfig, hp: VertCoHiRFHyperparams) -
 def _local_clusters(
     config: VertCoHiRFConfig, hp: VertCoHiRFHyperparams
 ) -> tuple[ArrayLike, int | None]:
-    """Returns C, and its static bound where it is traced."""
+    """Returns C, and its static bound where it is traced.
+
+    Raises:
+      ValueError: It is not known, or `limit` is beyond it.
+    """
     n_clusters = config.local_clusters or config.n_clusters
     if isinstance(n_clusters, str):
         raise wrong(
@@ -78,7 +83,10 @@ def _local_clusters(
         )
     if n_clusters is None:
         raise wrong("local_clusters", None, "1 or more, where n_clusters is not known")
-    return (n_clusters, None) if hp.limit is None else (hp.limit, n_clusters)
+    if hp.limit is None:
+        return n_clusters, None
+    numbers(hp, {"limit": (lambda c: c <= n_clusters, f"at most {n_clusters}, local_clusters")})
+    return hp.limit, n_clusters
 
 
 def check_step(step: LocalStep) -> None:

@@ -21,6 +21,9 @@ def medoid_rankings(x: ArrayLike, medoids: ArrayLike) -> Array:
 
     Returns:
       int32 [r, m].
+
+    Raises:
+      ValueError: The shapes do not fit together.
     """
     x, medoids = jnp.asarray(x, jnp.float32), jnp.asarray(medoids, jnp.float32)
     if x.ndim != 2 or medoids.ndim != 2 or x.shape[1] != medoids.shape[1]:

@@ -233,8 +233,8 @@ def test_few_rows_are_warned_of():
 
 
 def test_what_cannot_be_taught_is_refused():
-    for wrong in (-2, 3):
-        with pytest.raises(ValueError, match=rf"teach_features: got {wrong}; .* even number"):
+    for wrong, allowed in ((-2, "0 or more"), (3, "an even number"), (2.0, "a whole number")):
+        with pytest.raises(ValueError, match=rf"teach_features: got {wrong}; allowed is {allowed}"):
             dataclasses.replace(CONFIG, teach_features=wrong)
     with pytest.raises(ValueError, match="teach_ridge: got 0"):
         fmcsc(TEACHES, FMCSCHyperparams(teach_ridge=0.0))

@@ -85,6 +85,8 @@ def test_thresholds_are_checked():
         vertcohirf(VertCoHiRFConfig(3), VertCoHiRFHyperparams(relaxed_agents=2.0))
     with pytest.raises(ValueError, match="limit: got 0"):
         vertcohirf(VertCoHiRFConfig(3), VertCoHiRFHyperparams(limit=0))
+    with pytest.raises(ValueError, match="limit: got 9; allowed is at most 4, local_clusters"):
+        vertcohirf(VertCoHiRFConfig(3, local_clusters=4), VertCoHiRFHyperparams(limit=9))
     with pytest.raises(ValueError, match="local_clusters: got 'auto'"):
         vertcohirf(VertCoHiRFConfig(local_clusters="auto"))
     with pytest.raises(ValueError, match="local_clusters: got 'some'"):

@@ -198,8 +198,9 @@ def test_compacting_needs_a_method_that_can():
         engine.run_compacting(
             always(KMEANS._replace(compact=None)), federation(views), jax.random.key(0), 1
         )
-    with pytest.raises(ValueError, match="rounds: got -1"):
-        engine.run_compacting(always(KMEANS), federation(views), jax.random.key(0), -1)
+    for rounds in (-1, 1.5):
+        with pytest.raises(ValueError, match=f"rounds: got {rounds}"):
+            engine.run_compacting(always(KMEANS), federation(views), jax.random.key(0), rounds)
 
 
 @pytest.mark.slow

@@ -132,6 +132,9 @@ def test_the_study_scores_the_choice_beside_local_k_means(data, tmp_path):
     assert "1.000 +- 0.000" in out and "on 1 of 1 sets" in out
     code, _, _ = binaries.launch(unsupervised.main, *given, *common[:2], f"--output_dir={file}x")
     assert code == 0 and len(pd.read_csv(file)) == 2  # nothing was left to run
+    given = (*given, *common[:2], f"--output_dir={file}y", "--max_rows=50")
+    code, _, err = binaries.launch(unsupervised.main, *given)
+    assert code == 2 and "with other settings: --max_rows=2000, --max_rows=50 differ" in err
 
 
 @pytest.mark.parametrize(
