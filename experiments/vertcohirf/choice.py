@@ -66,8 +66,8 @@ class LocalChoice(NamedTuple):
         yield (
             f"chosen without labels: local_clusters={self.local_clusters}, {consensus} consensus of"
             f" the agents; of {len(self.tried)} trials its {int(row['clusters'])} shared clusters"
-            " agree best with what the agents find alone"
-            f" (mean ARI {row['agreement']:.3f}, from {self.tried['agreement'].min():.3f} on)"
+            " agree best with the consensus of what the agents find alone"
+            f" (ARI {row['agreement']:.3f}, from {self.tried['agreement'].min():.3f} on)"
         )
         yield cost_line(self.tried)
 
@@ -81,12 +81,10 @@ class LocalChoice(NamedTuple):
             for name, group in self.tried.groupby(names, sort=False)
         }
         numbers = self.tried["local_clusters"].drop_duplicates().to_numpy(float)
-        drawn = page.lines(
-            "Local number of clusters", values, {"local clusters": numbers}, "mean ARI"
-        )
+        drawn = page.lines("Local number of clusters", values, {"local clusters": numbers}, "ARI")
         return drawn._replace(
-            note=f"{self.local_clusters} local clusters: the shared clusters agree best with what"
-            " the agents find alone; no label is seen"
+            note=f"{self.local_clusters} local clusters: the shared clusters agree best with the"
+            " consensus of what the agents find alone; no label is seen"
         )
 
     def facts(self) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 
 For each set and seed (which splits the features of sets of one view, and draws the rows of large
 sets) it makes the trial runs of `jaxfedmvc.algorithms.vertcohirf.choice` and scores by ARI:
-k-means of each agent with the true number of clusters, the trial that is chosen without labels, and
-the best trial by labels, which is as far as any choice could come. Every row is appended to
+k-means of each agent with the true number of clusters, the trial that is chosen without labels, the
+best trial by labels, which is as far as any choice could come, and the consensus of the labels that
+agents sent first, by which the trial is chosen. Every row is appended to
 runs.csv as it is made; give an unfinished job's file as --runs_file and what it holds is not run
 again.
 """
@@ -46,12 +47,14 @@ _ROUNDS = 100
 COLUMNS = ("set", "seed", "samples", "agents", "classes", "local_mean", "local_best")
 COLUMNS += ("local_clusters", "relaxed_agents", "clusters", "agreement", "ari")
 COLUMNS += ("tuned_local_clusters", "tuned_relaxed_agents", "tuned_ari")
+COLUMNS += ("consensus_clusters", "consensus_ari")
 COLUMNS += ("seconds", "command", "commit", "device", "jax")
 _SHOWN = {
     "local_mean": "local k-means, mean",
     "local_best": "best agent",
     "ari": "chosen without labels",
     "tuned_ari": "label-tuned",
+    "consensus_ari": "consensus of labels",
 }
 
 
@@ -161,6 +164,7 @@ def one_run(
     seconds = time.perf_counter() - began
     scores = [adjusted_rand_score(labels, trial.labels) for trial in trials]
     tuned = int(np.argmax(scores))
+    common = choice.common(trials)
     return {
         "samples": len(labels),
         "agents": len(views),
@@ -174,6 +178,8 @@ def one_run(
         "tuned_local_clusters": trials[tuned].local_clusters,
         "tuned_relaxed_agents": trials[tuned].relaxed_agents,
         "tuned_ari": scores[tuned],
+        "consensus_clusters": int(common.n_clusters),
+        "consensus_ari": adjusted_rand_score(labels, np.asarray(common.labels)),
         "seconds": round(seconds, 1),
     }
 
@@ -200,21 +206,26 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
     scores = groups[list(_SHOWN)]
     table = scores.mean().join(scores.std(ddof=1).add_suffix("_std"))
     shape = groups[["samples", "agents", "classes"]].first().join(groups.size().rename("seeds"))
-    clusters = groups[["clusters"]].mean()
+    clusters = groups[["clusters", "consensus_clusters"]].mean()
     return shape.join(table).join(clusters)
 
 
 def shown(table: pd.DataFrame) -> str:
     """Returns the table of `summary` in Markdown, and on how many sets the choice is as good."""
-    head = ["set", "samples, agents, classes", *_SHOWN.values(), "clusters"]
+    head = ["set", "samples, agents, classes", *_SHOWN.values(), "clusters, chosen and consensus"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, row in table.iterrows():
         cells = [str(name), f"{row['samples']:.0f}, {row['agents']:.0f}, {row['classes']:.0f}"]
         cells += [spread(row[column], row[f"{column}_std"]) for column in _SHOWN]
-        lines.append("| " + " | ".join([*cells, f"{row['clusters']:.0f}"]) + " |")
-    mean, best = (int((table["ari"] >= table[name]).sum()) for name in ("local_mean", "local_best"))
-    lines.append(f"\nat or above the mean of local k-means on {mean} of {len(table)} sets,")
-    lines[-1] += f" at or above the best agent on {best}"
+        cells.append(f"{row['clusters']:.0f}, {row['consensus_clusters']:.0f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.append("")
+    for column in ("ari", "consensus_ari"):
+        mean, best = (int((table[column] >= table[f"local_{x}"]).sum()) for x in ("mean", "best"))
+        lines.append(
+            f"{_SHOWN[column]}: at or above the mean of local k-means on {mean} of {len(table)}"
+            f" sets, at or above the best agent on {best}"
+        )
     return "\n".join(lines) + "\n"
 
 

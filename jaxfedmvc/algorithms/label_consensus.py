@@ -17,6 +17,7 @@ were chosen by ARI on generated sets (docs/notebook/vertcohirf.md).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.contingency import ari_from_contingency
 
 # Labels travel in a byte each.
-_MOST_CLUSTERS = 127
+MOST_CLUSTERS = 127
 # Samples for each cluster of a list: with fewer, an agent's clusters are chance.
 _LEAST_SAMPLES = 10
 # Of an agent that agrees with no other, beside 1 of the one that agrees most.
@@ -68,14 +69,14 @@ class LabelConsensusConfig:
         checks.widths(self, "local_clusters")
         checks.at_least(self, 1, "shared_clusters", "n_init")
         numbers = self.local_clusters
-        if not numbers or len(set(numbers)) < len(numbers) or max(numbers) > _MOST_CLUSTERS:
+        if not numbers or len(set(numbers)) < len(numbers) or max(numbers) > MOST_CLUSTERS:
             raise checks.wrong(
                 "local_clusters",
                 numbers,
-                f"one or more numbers from 1 to {_MOST_CLUSTERS}, each once",
+                f"one or more numbers from 1 to {MOST_CLUSTERS}, each once",
             )
-        if (self.shared_clusters or 1) > _MOST_CLUSTERS:
-            raise checks.wrong("shared_clusters", self.shared_clusters, f"1 to {_MOST_CLUSTERS}")
+        if (self.shared_clusters or 1) > MOST_CLUSTERS:
+            raise checks.wrong("shared_clusters", self.shared_clusters, f"1 to {MOST_CLUSTERS}")
 
 
 class Consensus(NamedTuple):
@@ -166,7 +167,12 @@ def labels_of(key: Array, x: Array, where: Array, config: LabelConsensusConfig) 
     return lax.map(one, jnp.array(sorted(config.local_clusters)))
 
 
-def consensus(key: Array, lists: Array, config: LabelConsensusConfig) -> Consensus:
+def consensus(
+    key: Array,
+    lists: Array,
+    config: LabelConsensusConfig,
+    sizes: Sequence[int] | None = None,
+) -> Consensus:
     """Cuts the graph of samples and clusters, and chooses into how many parts.
 
     Args:
@@ -174,21 +180,24 @@ def consensus(key: Array, lists: Array, config: LabelConsensusConfig) -> Consens
       lists: Labels of every agent, int32 [agents, lists, n], the lists in ascending order of their
         numbers of clusters; -1 in all of them for padding.
       config: Says which numbers these are, and which are tried.
+      sizes: How many labels there are in the lists of each number, static; the numbers if None.
+        Samples with a larger label are in no cluster of the list.
 
     Returns:
       The number of best agreement, the first of several, and its clusters.
     """
     numbers, tried = sorted(config.local_clusters), _tried(config)
+    sizes = numbers if sizes is None else sizes
     where = lists[0, 0] >= 0
     # The smallest number counts however few samples there are.
     fits = jnp.array(numbers) * _LEAST_SAMPLES <= jnp.sum(where)
     used = fits | (jnp.arange(len(numbers)) == 0)
-    weights = agent_weights(lists, used, numbers[-1])
-    rows = embedding(lists, jnp.sqrt(weights)[:, None] * used[None], numbers, max(tried))
+    weights = agent_weights(lists, used, max(sizes))
+    rows = embedding(lists, jnp.sqrt(weights)[:, None] * used[None], sizes, max(tried))
 
     def cut(k: Array) -> tuple[Array, Array]:
         labels = parts(jax.random.fold_in(key, k), rows, where, k, config.n_init)
-        return labels, agreement(labels, lists, used, max(tried), numbers[-1])
+        return labels, agreement(labels, lists, used, max(tried), max(sizes))
 
     labels, agreements = lax.map(cut, jnp.array(tried))
     if config.shared_clusters is None:
@@ -229,7 +238,7 @@ def agent_weights(lists: Array, used: Array, n_clusters: int) -> Array:
     )
 
 
-def embedding(lists: Array, edges: Array, numbers: list[int], n_components: int) -> Array:
+def embedding(lists: Array, edges: Array, sizes: Sequence[int], n_components: int) -> Array:
     """Embeds the samples by the bipartite graph of samples and clusters.
 
     The left singular vectors of D_s^(-1/2) H D_c^(-1/2), with H the edges from samples to clusters
@@ -239,7 +248,7 @@ def embedding(lists: Array, edges: Array, numbers: list[int], n_components: int)
     Args:
       lists: int32 [agents, lists, n]; -1 for padding.
       edges: Weight of the edges to the clusters of each list, float32 [agents, lists].
-      numbers: Number of clusters of each list.
+      sizes: Number of clusters of each list.
       n_components: Number of singular vectors, the largest first, static.
 
     Returns:
@@ -247,7 +256,7 @@ def embedding(lists: Array, edges: Array, numbers: list[int], n_components: int)
     """
     members = [
         jnp.moveaxis(jax.nn.one_hot(lists[:, i], c) * edges[:, i, None, None], 0, 1)
-        for i, c in enumerate(numbers)
+        for i, c in enumerate(sizes)
     ]
     graph = jnp.concatenate([m.reshape(lists.shape[2], -1) for m in members], axis=1)
     of_samples, of_clusters = graph.sum(axis=1, keepdims=True), graph.sum(axis=0, keepdims=True)

@@ -4,14 +4,12 @@
     best = tried[best_of(tried)]    # .local_clusters, .relaxed_agents, .labels
 
 The method is run with several settings, and the run is kept whose shared clusters agree best with
-what the agents find alone: the mean ARI of the shared clusters with every list of labels that an
-agent sent in the first round of any of the runs. Clusters that shatter agree with nobody. All of
-these lists are messages of the runs that every peer has received, so each peer computes the same
-numbers, and nothing else travels.
+the consensus (`jaxfedmvc.algorithms.label_consensus`) of all labels that agents sent in the first
+rounds of these runs. Clusters that shatter agree with nothing. All of these lists are messages of
+the runs that every peer has received, so each peer computes the same numbers, and nothing else
+travels.
 
-The criterion is the mutual information of Strehl & Ghosh, "Cluster ensembles", JMLR 3, 2002,
-with ARI in its place, which is 0 for what chance gives. The rule and the settings that are tried
-were developed on generated data.
+The consensus, and which settings are tried, were developed on generated data.
 """
 
 from __future__ import annotations
@@ -27,6 +25,13 @@ import numpy as np
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
+from jaxfedmvc.algorithms.label_consensus import (
+    MOST_CLUSTERS,
+    Consensus,
+    LabelConsensusConfig,
+    consensus,
+    lists_in_order,
+)
 from jaxfedmvc.algorithms.vertcohirf.method import compact, vertcohirf
 from jaxfedmvc.algorithms.vertcohirf.settings import VertCoHiRFConfig, VertCoHiRFHyperparams
 from jaxfedmvc.engine import Traffic
@@ -43,6 +48,7 @@ REFINEMENTS = 3
 _STRICT = -1.0
 # Samples for each local cluster: with fewer, agents' clusters are chance.
 _LEAST_SAMPLES = 10
+_CONSENSUS = jax.jit(consensus, static_argnums=(2, 3))
 # Of a trial's arrays: smaller ones save less time than their programs take to compile.
 _LEAST_CAPACITY = 256
 
@@ -68,13 +74,23 @@ class Trial(NamedTuple):
 
 
 def agreements(tried: Sequence[Trial]) -> np.ndarray:
-    """Computes for each trial the mean ARI of its clusters with all labels that agents sent.
+    """Computes for each trial the ARI of its clusters with the consensus of what agents sent.
 
     Args:
       tried: Of the same samples and agents.
 
     Returns:
-      float [trials], at most 1; about 0 where clusters have nothing in common with any agent's.
+      float [trials], at most 1; about 0 where clusters have no more in common than chance gives.
+
+    Raises:
+      ValueError: There is no trial.
+    """
+    labels = np.asarray(common(tried).labels)
+    return np.array([agreement(trial.labels, [labels]) for trial in tried])
+
+
+def common(tried: Sequence[Trial]) -> Consensus:
+    """Computes the consensus of all labels that agents sent in the first rounds of the trials.
 
     Raises:
       ValueError: There is no trial.
@@ -82,8 +98,12 @@ def agreements(tried: Sequence[Trial]) -> np.ndarray:
     if not tried:
         raise checks.wrong("tried", [], "one trial or more")
     # Trials with the same C and key begin alike.
-    sent = np.concatenate(list({trial.local_clusters: trial.sent for trial in tried}.values()))
-    return np.array([agreement(trial.labels, sent) for trial in tried])
+    numbers, lists = lists_in_order({trial.local_clusters: trial.sent for trial in tried})
+    config = LabelConsensusConfig(local_clusters=numbers)
+    # Agents that agree with themselves over repetitions may send more labels than C.
+    sizes = tuple(max(c, *map(int, lists[:, i].max(axis=1) + 1)) for i, c in enumerate(numbers))
+    sizes = tuple(min(size, MOST_CLUSTERS) for size in sizes)
+    return _CONSENSUS(jax.random.key(0), jnp.asarray(lists, jnp.int32), config, sizes)
 
 
 def best_of(tried: Sequence[Trial]) -> int:
@@ -109,7 +129,7 @@ def check(
       ValueError: There is none, or no base clusterer is told one.
     """
     n = int(np.asarray(federation.cohorts[0].mask)[0].sum())
-    most = max(n // _LEAST_SAMPLES, 2)
+    most = min(max(n // _LEAST_SAMPLES, 2), MOST_CLUSTERS)
     numbers = [c for c in sorted(set(tried)) if 1 <= c <= most]
     if not numbers:
         raise checks.wrong("tried", tuple(tried), f"a number from 1 to {most} for {n} samples")

@@ -42,17 +42,21 @@ def test_clusters_that_are_degenerate_are_not_chosen():
     sent = np.stack([truth, np.where(np.arange(60) % 7 == 0, 0, truth)])
     shattered, one = np.arange(60), np.zeros(60, int)
     crumbs = np.where(np.arange(60) < 54, 0, np.arange(60))  # one huge cluster, and single rows
-    tried = [trial(x, sent) for x in (shattered, crumbs, one, truth)]
+    tried = [trial(x, sent, c=3) for x in (shattered, crumbs, one, truth)]
     found = choice.agreements(tried)
     assert np.argmax(found) == 3 and found[3] > 0.75
     assert found[:3] == pytest.approx(0, abs=0.1)
 
 
-def test_what_agents_sent_counts_once_for_each_number_of_clusters():
-    truth, other = np.repeat([0, 1], 10), np.tile([0, 1], 10)
-    tried = [trial(truth, [truth], 2), trial(truth, [truth], 2), trial(truth, [other], 3)]
-    expected = (1 + adjusted_rand_score(truth, other)) / 2
-    assert choice.agreements(tried) == pytest.approx(expected)
+def test_trials_are_compared_with_the_consensus_of_what_agents_sent():
+    truth, rng = np.repeat([0, 1, 2], 20), np.random.default_rng(0)
+    sent = [np.where(truth == a, 0, 1) for a in range(3)]  # each tells one group from the rest
+    split = [2 * truth + rng.integers(2, size=60) for _ in range(3)]  # seven labels where C is 3
+    labels = [truth, sent[0], rng.integers(3, size=60)]
+    tried = [trial(x, s, c) for x, s, c in zip(labels, (sent, sent, split), (2, 2, 3), strict=True)]
+    found = choice.agreements(tried)
+    assert found[0] == 1 and choice.best_of(tried) == 0
+    assert found[1:] == pytest.approx([adjusted_rand_score(truth, x) for x in labels[1:]], abs=1e-6)
 
 
 def test_without_trials_there_is_nothing_to_choose():

@@ -66,7 +66,7 @@ def test_settings_are_chosen_and_kept(data, tmp_path, monkeypatch):
     code, out, err = binaries.launch(run.main, *given)
     assert code == 0, err
     line, sent = out.splitlines()
-    assert "local_clusters=3, relaxed (0.8) consensus" in line and "mean ARI" in line
+    assert "local_clusters=3, relaxed (0.8) consensus" in line and "(ARI 1.000" in line
     found = saved(folder)
     assert f"{found.tried['bytes_up'].sum() / 1e6:.3f} MB up" in sent
     assert (found.tried["bytes_up"] > 0).all()
