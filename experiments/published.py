@@ -92,6 +92,7 @@ _SENT = {
     "feddmvc": ("FedDMVC", "a code and soft labels for each row"),
     "fcuif": ("FCUIF", "a code and soft labels for each row"),
     "fedmvl": ("FedMVL, exact step, mu 1e-3", "a factor for each row, behind a multiplier"),
+    "label_consensus": ("consensus of labels", "ten labels for each row, of 2 to 20 clusters"),
     "vertcohirf": ("VertCoHiRF", "a label for each row, and a ranking"),
     "vertcohirf, relaxed": ("VertCoHiRF, relaxed consensus", "the same"),
     "vertcohirf, refined": (

@@ -15,8 +15,8 @@ decodes them; beside what they tell stands what the federation reaches with them
 
 "latents" are the vectors Z themselves, as methods upload them that fuse representations; a server's
 k-means on Z of all views is then the federation. "feddmvc", "fcuif" and "fedmvl" are real uploads
-of that kind, and "vertcohirf" is labels and rankings, which peers see. Centralised methods need no
-attack: rows travel, R^2 is 1 by construction.
+of that kind; "vertcohirf" is labels and rankings, and "label_consensus" labels, which peers see.
+Centralised methods need no attack: rows travel, R^2 is 1 by construction.
 
 "fmcsc" sends models: nothing travels for a sample, so nothing of the above can be asked. Asked is
 how much of samples the server's PROTOTYPES tell, decoded from the cluster centres it passes on,
@@ -52,7 +52,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.leakage.encodings import EncodingAttacks
-from experiments.leakage.labels import LabelAttacks
+from experiments.leakage.labels import LabelAttacks, ListAttacks
 from experiments.leakage.models import ModelAttacks
 from experiments.leakage.samples import SampleAttacks
 from experiments.leakage.scenario import LeakageSettings, Scenario, check_names, deal
@@ -178,6 +178,8 @@ def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attac
             sums = SumAttacks(scenario.n_clusters, settings, least)
             found[guarded] = partial(sums.scores, summed=False)
             found[f"{guarded}, summed"] = partial(sums.scores, summed=True)
+    if "label_consensus" in settings.algorithm:
+        found["label_consensus"] = ListAttacks(settings).scores
     if "vertcohirf" in settings.algorithm:
         strict, relaxed = choice.RELAXED_AGENTS
         for name, *consensus in (

@@ -1,13 +1,15 @@
-"""Attacks on labels and rankings: VertCoHiRF's, in which no number of a feature travels.
+"""Attacks on labels and rankings: of methods in which no number of a feature travels.
 
-The first round is read, in which all samples are active: an agent's label of each, and its place in
-the list of its consensus cluster. Later rounds tell the same of ever fewer samples, and medoids are
-identifiers. A peer knows all of it; what one agent sends is attacked alone, as with other methods.
-Where clusters are refined, an agent's lists of every sample's nearest clusters are read, too.
+Of VertCoHiRF the first round is read, in which all samples are active: an agent's label of each,
+and its place in the list of its consensus cluster. Later rounds tell the same of ever fewer
+samples, and medoids are identifiers. A peer knows all of it; what one agent sends is attacked
+alone, as with other methods. Where clusters are refined, an agent's lists of every sample's nearest
+clusters are read, too. The consensus of labels has one exchange, an agent's lists of labels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ from experiments.leakage.samples import Upload, attacked, rated
 from experiments.leakage.scenario import LeakageSettings, Scenario
 from experiments.leakage.uploads import overheard
 from jaxfedmvc import engine
+from jaxfedmvc.algorithms.label_consensus import LabelConsensusConfig, label_consensus
 from jaxfedmvc.algorithms.vertcohirf import (
     VertCoHiRFConfig,
     VertCoHiRFHyperparams,
@@ -63,22 +66,77 @@ class LabelAttacks:
 
     def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
         """Scores the attacks on the labels and rankings of a run, and the run itself."""
-        key, public_key, attack_key = jax.random.split(jax.random.key(seed), 3)
-        result = self.run(scenario.participants, key)
-        held = first_messages(result)
-        public = first_messages(self.run(scenario.public, public_key))
-        # Columns of zeros for labels that nobody gives: few programs for all messages.
-        widest = max(message.shape[1] for message in [*held, *public])
-        rank = -(-widest // _COLUMNS) * _COLUMNS
-        uploads = [
-            Upload(v, rank, *(np.pad(m, ((0, 0), (0, rank - m.shape[1]))) for m in pair), None)
-            for v, pair in enumerate(zip(held, public, strict=True))
-        ]
-        found = attacked(attack_key, scenario, uploads, _labels_of, self.settings, permuted=True)
-        n_links = len(uploads) * (len(uploads) - 1)
+        found, result = _read(self.run, first_messages, _labels_of, scenario, seed, self.settings)
         traffic = engine.traffic(self.algorithm, scenario.participants)
         up = traffic["round"].up + traffic["finish"].up
-        return found | {"bytes": up / n_links} | rated(scenario.labels, result.labels[0][0])
+        return found | _rest(scenario, result, up)
+
+
+class ListAttacks:
+    """The consensus of labels among the participants' agents, one for each view."""
+
+    def __init__(self, settings: LeakageSettings) -> None:
+        """Prepares the method with its defaults; compiles nothing yet."""
+        self.settings, self.config = settings, LabelConsensusConfig()
+        self.algorithm = label_consensus(self.config)
+        recording = self.algorithm._replace(setup=tuple(map(overheard, self.algorithm.setup)))
+        self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, 0))
+
+    def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
+        """Scores the attacks on the labels of a run, and the run itself."""
+        numbers = sorted(self.config.local_clusters)
+        # Of the lists, the one whose number is nearest to that of the classes.
+        c = min(numbers, key=lambda c: abs(c - scenario.n_clusters))
+        start = sum(numbers[: numbers.index(c)])
+
+        def labels_of(key: Any, message: np.ndarray) -> np.ndarray:
+            return np.argmax(message[:, start : start + c], axis=1)
+
+        found, result = _read(self.run, lists, labels_of, scenario, seed, self.settings)
+        up = engine.traffic(self.algorithm, scenario.participants)["setup"].up
+        return found | _rest(scenario, result, up)
+
+
+def lists(result: engine.RunResult) -> list[np.ndarray]:
+    """Reads what each agent tells of its samples: the indicators of all its labels, [n, labels]."""
+    (phase,) = result.info["setup"]
+    numbers = sorted(LabelConsensusConfig().local_clusters)
+    sent = [next(iter(client["message"].values())) for client in phase["clients"]]
+    return [
+        np.concatenate(
+            [np.eye(c)[row] for c, row in zip(numbers, np.asarray(x)[0], strict=True)], 1
+        )
+        for x in sent
+    ]
+
+
+def _read(
+    run: Callable[..., engine.RunResult],
+    messages_of: Callable[[engine.RunResult], list[np.ndarray]],
+    labels_of: Callable[[Any, np.ndarray], np.ndarray],
+    scenario: Scenario,
+    seed: int,
+    settings: LeakageSettings,
+) -> tuple[dict[str, float], engine.RunResult]:
+    """Returns the scores of the attacks on a run's messages, and the run."""
+    key, public_key, attack_key = jax.random.split(jax.random.key(seed), 3)
+    result = run(scenario.participants, key)
+    held, public = messages_of(result), messages_of(run(scenario.public, public_key))
+    # Columns of zeros for labels that nobody gives: few programs for all messages.
+    widest = max(message.shape[1] for message in [*held, *public])
+    rank = -(-widest // _COLUMNS) * _COLUMNS
+    uploads = [
+        Upload(v, rank, *(np.pad(m, ((0, 0), (0, rank - m.shape[1]))) for m in pair), None)
+        for v, pair in enumerate(zip(held, public, strict=True))
+    ]
+    return attacked(attack_key, scenario, uploads, labels_of, settings, permuted=True), result
+
+
+def _rest(scenario: Scenario, result: engine.RunResult, up: int) -> dict[str, float]:
+    """Returns the bytes of a message from one agent to another, and the run's scores."""
+    n_agents = len(result.labels)
+    bytes_of_one = up / (n_agents * (n_agents - 1))
+    return {"bytes": bytes_of_one} | rated(scenario.labels, result.labels[0][0])
 
 
 def first_messages(result: engine.RunResult) -> list[np.ndarray]:

@@ -23,6 +23,7 @@ METHODS = (
     "fedmvl",
     "e_fkmvc",
     "vertcohirf",
+    "label_consensus",
 )
 
 
@@ -32,7 +33,7 @@ class LeakageSettings:
 
     Attributes:
       algorithm: Whose messages are read: mgcd, latents, fmcsc, feddmvc, fcuif, fedmvl, e_fkmvc,
-        vertcohirf.
+        vertcohirf, label_consensus.
       leak_forms: Forms of MGCD's message, by name; none: all of them.
       leak_insiders: Share of participants whose features are known.
       leak_rounds: Most rounds of MGCD, whose first messages are read, and of FMCSC, FedDMVC and

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from experiments.leakage.encodings import EncodingAttacks, factors, followed
-from experiments.leakage.labels import LabelAttacks, first_messages, nearness, places
+from experiments.leakage.labels import (
+    LabelAttacks,
+    ListAttacks,
+    first_messages,
+    lists,
+    nearness,
+    places,
+)
 from experiments.leakage.samples import Upload, attack
 from experiments.leakage.scenario import LeakageSettings, deal
 from experiments.leakage.spreading import alike, harmonic, spread
@@ -214,6 +221,16 @@ def test_lists_of_nearest_clusters_are_overheard_too(scenario):
         np.testing.assert_array_equal(after[:, : before.shape[1]], before)
         lists = after[:, before.shape[1] :]
         np.testing.assert_allclose(lists.sum(axis=1), 2 * (1 + 0.75 + 0.5 + 0.25))
+
+
+@pytest.mark.slow
+def test_every_list_of_labels_is_overheard(scenario):
+    attacks = ListAttacks(SETTINGS)
+    messages = lists(attacks.run(scenario.participants, jax.random.key(0)))
+    for message in messages:
+        assert message.shape == (80, 86)  # 2 + 3 + 4 + 5 + 6 + 8 + 10 + 12 + 16 + 20
+        np.testing.assert_array_equal(message.sum(axis=1), 10)
+        np.testing.assert_array_equal(message[:, :2].sum(axis=1), 1)
 
 
 @pytest.mark.slow
