@@ -11,7 +11,7 @@ Sources: Fern & Brodley, "Solving cluster ensemble problems by bipartite graph p
 accumulation", IEEE TPAMI 27, 2005, for lists of different numbers of clusters; Strehl & Ghosh,
 "Cluster ensembles", JMLR 3, 2002, for agreement with the lists as the criterion. Ours are the
 weights of agents, and that the criterion is of the half of each agent's lists that agree best. Both
-were chosen by ARI on generated sets (docs/notebook/vertcohirf.md).
+were chosen by ARI, on generated sets above all (docs/notebook/vertcohirf.md).
 """
 
 from __future__ import annotations
