@@ -81,6 +81,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         Args:
           method: A name of `METHODS`.
           n_clusters: K. Eight is scikit-learn's default for KMeans, and says nothing of the data.
+            `vertcohirf` and `label_consensus` find K themselves; the former's agents make so many.
           rounds: Most rounds; as is usual for the method if None.
           random_state: None, a seed or a `RandomState`. The same seed finds the same clusters.
           **settings: Of the method's config and hyper-parameters, by name.

@@ -68,7 +68,7 @@ def exchange_of(request):
 
 @pytest.mark.ci
 def test_replies_that_are_lost_are_asked_for_again(undisturbed, tmp_path):
-    lab, lost = Lab(tmp_path), []
+    lab, lost = Lab(tmp_path, patience=60), []
 
     def change(identity, reply):
         if len(lab.transport.log) % 3 == 1 and identity not in lost[-2:]:
