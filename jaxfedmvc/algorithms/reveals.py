@@ -71,7 +71,9 @@ REVEALS = {
         " rows, unless sums are secure.",
     ),
     "label_consensus": Reveals(
-        "labels", "Ten labels for each row, of 2 to 20 clusters, to all agents."
+        "labels",
+        "Ten labels for each row, of 2 to 20 clusters, to all agents: two fifths of the features, to"
+        " who knows some of the rows.",
     ),
     "local_fmcsc": _NOTHING,
     "local_kmeans": _NOTHING,
