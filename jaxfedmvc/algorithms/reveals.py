@@ -72,8 +72,8 @@ REVEALS = {
     ),
     "label_consensus": Reveals(
         "labels",
-        "Ten labels for each row, of 2 to 20 clusters, to all agents: two fifths of the features, to"
-        " who knows some of the rows.",
+        "Ten labels for each row, of 2 to 20 clusters, to all agents: two fifths of the features,"
+        " to who knows some of the rows.",
     ),
     "local_fmcsc": _NOTHING,
     "local_kmeans": _NOTHING,
