@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClusterMixin
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils import check_random_state
@@ -257,7 +258,8 @@ def _read(clients: Any, dtype: Any = np.float32) -> tuple[bool, list[dict[int, n
     allowed = "dictionaries of arrays, one for each client, views of the same rows, or one array"
     if isinstance(clients, (list, tuple)) and not clients:
         raise checks.wrong("clients", clients, allowed)
-    if isinstance(clients, Mapping):
+    # One kind of sparse matrix is a dictionary; check_array says that none is understood.
+    if isinstance(clients, Mapping) and not issparse(clients):
         raise checks.wrong("clients", "a dictionary", f"a list of {allowed}")
     if isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping):
         given = [_views(client, f"client {i}: ", dtype) for i, client in enumerate(clients)]

@@ -6,6 +6,7 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from scipy.sparse import dok_array
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import adjusted_rand_score
@@ -275,6 +276,11 @@ def test_bad_input_is_named(clients, options, text):
     with pytest.raises(ValueError, match=text):
         make().set_params(**{k: v for k, v in options.items() if k == "method"})
         FederatedClusterer(**({"method": "e_fkmvc", "n_clusters": 3} | options)).fit(clients)
+
+
+def test_a_sparse_matrix_is_refused_though_it_is_a_dictionary():
+    with pytest.raises(TypeError, match="[Ss]parse data was passed"):
+        make().fit(dok_array(np.eye(4)))
 
 
 def test_classes_of_other_rows_are_refused(fitted):
