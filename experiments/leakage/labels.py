@@ -30,6 +30,8 @@ from jaxfedmvc.algorithms.vertcohirf import (
 _ROUNDS = 30
 # Messages are widened to a multiple of so many columns.
 _COLUMNS = 32
+# Of clusters, of the lists that the consensus of labels sends.
+_NUMBERS = sorted(LabelConsensusConfig().local_clusters)
 
 
 class LabelAttacks:
@@ -66,51 +68,50 @@ class LabelAttacks:
 
     def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
         """Scores the attacks on the labels and rankings of a run, and the run itself."""
-        found, result = _read(self.run, first_messages, _labels_of, scenario, seed, self.settings)
+        found, result = _attacked_run(
+            self.run, first_messages, _labels_of, scenario, seed, self.settings
+        )
         traffic = engine.traffic(self.algorithm, scenario.participants)
         up = traffic["round"].up + traffic["finish"].up
-        return found | _rest(scenario, result, up)
+        return found | _bytes_and_scores(scenario, result, up)
 
 
 class ListAttacks:
-    """The consensus of labels among the participants' agents, one for each view."""
+    """The consensus of labels among the participants' agents; its defaults, an agent a view."""
 
     def __init__(self, settings: LeakageSettings) -> None:
         """Prepares the method with its defaults; compiles nothing yet."""
-        self.settings, self.config = settings, LabelConsensusConfig()
-        self.algorithm = label_consensus(self.config)
+        self.settings, self.algorithm = settings, label_consensus()
         recording = self.algorithm._replace(setup=tuple(map(overheard, self.algorithm.setup)))
         self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, 0))
 
     def scores(self, scenario: Scenario, seed: int) -> dict[str, float]:
         """Scores the attacks on the labels of a run, and the run itself."""
-        numbers = sorted(self.config.local_clusters)
         # Of the lists, the one whose number is nearest to that of the classes.
-        c = min(numbers, key=lambda c: abs(c - scenario.n_clusters))
-        start = sum(numbers[: numbers.index(c)])
+        c = min(_NUMBERS, key=lambda c: abs(c - scenario.n_clusters))
+        start = sum(_NUMBERS[: _NUMBERS.index(c)])
 
         def labels_of(key: Any, message: np.ndarray) -> np.ndarray:
             return np.argmax(message[:, start : start + c], axis=1)
 
-        found, result = _read(self.run, lists, labels_of, scenario, seed, self.settings)
+        found, result = _attacked_run(self.run, lists, labels_of, scenario, seed, self.settings)
         up = engine.traffic(self.algorithm, scenario.participants)["setup"].up
-        return found | _rest(scenario, result, up)
+        return found | _bytes_and_scores(scenario, result, up)
 
 
 def lists(result: engine.RunResult) -> list[np.ndarray]:
     """Reads what each agent tells of its samples: the indicators of all its labels, [n, labels]."""
     (phase,) = result.info["setup"]
-    numbers = sorted(LabelConsensusConfig().local_clusters)
     sent = [next(iter(client["message"].values())) for client in phase["clients"]]
     return [
         np.concatenate(
-            [np.eye(c)[row] for c, row in zip(numbers, np.asarray(x)[0], strict=True)], 1
+            [np.eye(c)[row] for c, row in zip(_NUMBERS, np.asarray(x)[0], strict=True)], 1
         )
         for x in sent
     ]
 
 
-def _read(
+def _attacked_run(
     run: Callable[..., engine.RunResult],
     messages_of: Callable[[engine.RunResult], list[np.ndarray]],
     labels_of: Callable[[Any, np.ndarray], np.ndarray],
@@ -132,7 +133,7 @@ def _read(
     return attacked(attack_key, scenario, uploads, labels_of, settings, permuted=True), result
 
 
-def _rest(scenario: Scenario, result: engine.RunResult, up: int) -> dict[str, float]:
+def _bytes_and_scores(scenario: Scenario, result: engine.RunResult, up: int) -> dict[str, float]:
     """Returns the bytes of a message from one agent to another, and the run's scores."""
     n_agents = len(result.labels)
     bytes_of_one = up / (n_agents * (n_agents - 1))

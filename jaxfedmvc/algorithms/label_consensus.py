@@ -29,19 +29,19 @@ from jax import Array, lax
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
+from jaxfedmvc.algorithms.pooled.matrices import left_singular_vectors
 from jaxfedmvc.algorithms.registry import NoHyperparams
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.metrics.contingency import ari_from_contingency
 
 # Labels travel in a byte each.
 MOST_CLUSTERS = 127
 # Samples for each cluster of a list: with fewer, an agent's clusters are chance.
-_LEAST_SAMPLES = 10
+LEAST_SAMPLES = 10
 # Of an agent that agrees with no other, beside 1 of the one that agrees most.
 _LEAST_WEIGHT = 1e-3
-# Of squared singular values, up to 1: smaller ones are rounding.
-_RANK = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +167,7 @@ def labels_of(key: Array, x: Array, where: Array, config: LabelConsensusConfig) 
     return lax.map(one, jnp.array(sorted(config.local_clusters)))
 
 
+@jax.default_matmul_precision("highest")
 def consensus(
     key: Array,
     lists: Array,
@@ -190,7 +191,7 @@ def consensus(
     sizes = numbers if sizes is None else sizes
     where = lists[0, 0] >= 0
     # The smallest number counts however few samples there are.
-    fits = jnp.array(numbers) * _LEAST_SAMPLES <= jnp.sum(where)
+    fits = jnp.array(numbers) * LEAST_SAMPLES <= jnp.sum(where)
     used = fits | (jnp.arange(len(numbers)) == 0)
     weights = agent_weights(lists, used, max(sizes))
     rows = embedding(lists, jnp.sqrt(weights)[:, None] * used[None], sizes, max(tried))
@@ -226,7 +227,7 @@ def agent_weights(lists: Array, used: Array, n_clusters: int) -> Array:
 
     def of_one_number(labels: Array) -> Array:
         member = jax.nn.one_hot(labels, n_clusters)  # [agents, n, C]
-        tables = jnp.einsum("anc,bnd->abcd", member, member, precision=lax.Precision.HIGHEST)
+        tables = jnp.einsum("anc,bnd->abcd", member, member)
         return jax.vmap(jax.vmap(ari_from_contingency))(tables)
 
     pairs = lax.map(of_one_number, lists.swapaxes(0, 1))  # [lists, agents, agents]
@@ -243,7 +244,6 @@ def embedding(lists: Array, edges: Array, sizes: Sequence[int], n_components: in
 
     The left singular vectors of D_s^(-1/2) H D_c^(-1/2), with H the edges from samples to clusters
     and D_s and D_c their sums at a sample and at a cluster (Fern & Brodley, 2004; Dhillon, 2001).
-    They come from the product of the matrix with itself, whose size is the number of clusters.
 
     Args:
       lists: int32 [agents, lists, n]; -1 for padding.
@@ -261,11 +261,7 @@ def embedding(lists: Array, edges: Array, sizes: Sequence[int], n_components: in
     graph = jnp.concatenate([m.reshape(lists.shape[2], -1) for m in members], axis=1)
     of_samples, of_clusters = graph.sum(axis=1, keepdims=True), graph.sum(axis=0, keepdims=True)
     graph = _inverse_root(of_samples) * graph * _inverse_root(of_clusters)
-    gram = jnp.matmul(graph.T, graph, precision=lax.Precision.HIGHEST)
-    values, vectors = jnp.linalg.eigh(gram)
-    values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
-    scale = jnp.where(values > _RANK, lax.rsqrt(jnp.maximum(values, _RANK)), 0.0)
-    rows = jnp.matmul(graph, vectors, precision=lax.Precision.HIGHEST) * scale[None]
+    rows = left_singular_vectors(graph, n_components)
     return jnp.pad(rows, ((0, 0), (0, n_components - rows.shape[1])))
 
 
@@ -283,9 +279,9 @@ def parts(key: Array, rows: Array, where: Array, k: Array, n_init: int) -> Array
       int32 [n]; -1 outside `where`.
     """
     first = jnp.where(jnp.arange(rows.shape[1])[None] < k, rows, 0.0)
-    length = jnp.linalg.norm(first, axis=1, keepdims=True)
-    first = first / jnp.where(length > 0, length, 1.0)
-    return kmeans(key, first, rows.shape[1], where=where, n_init=n_init, limit=k).labels
+    return kmeans(
+        key, l2_normalize(first), rows.shape[1], where=where, n_init=n_init, limit=k
+    ).labels
 
 
 def agreement(labels: Array, lists: Array, used: Array, n_clusters: int, n_local: int) -> Array:
@@ -309,7 +305,7 @@ def agreement(labels: Array, lists: Array, used: Array, n_clusters: int, n_local
 
     def with_list(other: Array) -> Array:
         own = jax.nn.one_hot(other, n_local)
-        table = jnp.matmul(member.T, own, precision=lax.Precision.HIGHEST)
+        table = jnp.matmul(member.T, own)
         return ari_from_contingency(table)
 
     scores = lax.map(with_list, lists.reshape(-1, lists.shape[2])).reshape(lists.shape[:2])

@@ -26,6 +26,7 @@ import numpy as np
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.label_consensus import (
+    LEAST_SAMPLES,
     MOST_CLUSTERS,
     Consensus,
     LabelConsensusConfig,
@@ -46,8 +47,6 @@ RELAXED_AGENTS = (None, 0.8)
 REFINEMENTS = 3
 # No consensus is below it, so that none is dropped: the strict consensus by the relaxed program.
 _STRICT = -1.0
-# Samples for each local cluster: with fewer, agents' clusters are chance.
-_LEAST_SAMPLES = 10
 _CONSENSUS = jax.jit(consensus, static_argnums=(2, 3))
 # Of a trial's arrays: smaller ones save less time than their programs take to compile.
 _LEAST_CAPACITY = 256
@@ -103,6 +102,7 @@ def common(tried: Sequence[Trial]) -> Consensus:
     # Agents that agree with themselves over repetitions may send more labels than C.
     sizes = tuple(max(c, *map(int, lists[:, i].max(axis=1) + 1)) for i, c in enumerate(numbers))
     sizes = tuple(min(size, MOST_CLUSTERS) for size in sizes)
+    # One key for all, since every peer computes this for itself.
     return _CONSENSUS(jax.random.key(0), jnp.asarray(lists, jnp.int32), config, sizes)
 
 
@@ -129,7 +129,7 @@ def check(
       ValueError: There is none, or no base clusterer is told one.
     """
     n = int(np.asarray(federation.cohorts[0].mask)[0].sum())
-    most = min(max(n // _LEAST_SAMPLES, 2), MOST_CLUSTERS)
+    most = min(max(n // LEAST_SAMPLES, 2), MOST_CLUSTERS)
     numbers = [c for c in sorted(set(tried)) if 1 <= c <= most]
     if not numbers:
         raise checks.wrong("tried", tuple(tried), f"a number from 1 to {most} for {n} samples")
