@@ -56,35 +56,6 @@ def stability(labelings: Sequence[np.ndarray]) -> float:
     return float(np.mean(scores))
 
 
-def agreement(labels: np.ndarray, others: Sequence[np.ndarray] | np.ndarray) -> float:
-    """Computes the mean ARI of a clustering with each of several others of the same rows.
-
-    Of several clusterings the one that agrees best with an ensemble of others stands for it (Strehl
-    & Ghosh, 2002, whose measure is mutual information); clusters of single rows agree with none.
-
-    Args:
-      labels: Integer [n].
-      others: Of as many integers each; one or more.
-
-    Returns:
-      At most 1; about 0 where they have no more in common than chance gives.
-
-    Raises:
-      ValueError: There is no other clustering, or one has another number of rows.
-    """
-    from sklearn.metrics import adjusted_rand_score  # deferred: it takes a second to import
-
-    if not len(others):
-        raise ValueError("others: got no clustering; allowed is 1 or more")
-    for other in others:
-        if np.shape(other) != np.shape(labels):
-            raise ValueError(
-                f"others: got shape {np.shape(other)}; allowed is that of labels,"
-                f" {np.shape(labels)}"
-            )
-    return float(np.mean([adjusted_rand_score(labels, other) for other in others]))
-
-
 def silhouette(parts: Sequence[Rows]) -> float:
     """Computes the mean over rows of (b - a) / max(a, b), rows with some views included.
 

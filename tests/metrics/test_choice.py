@@ -122,15 +122,3 @@ def test_what_cannot_be_compared_is_refused():
         choice.stability([np.zeros(3, int)])
     with pytest.raises(ValueError, match="silhouettes: no number"):
         choice.chosen([2], np.array([1.0]), np.array([np.nan]))
-    with pytest.raises(ValueError, match="others: got no clustering"):
-        choice.agreement(np.zeros(3, int), [])
-    with pytest.raises(ValueError, match="allowed is that of labels"):
-        choice.agreement(np.zeros(3, int), [np.zeros(4, int)])
-
-
-def test_agreement_is_the_mean_over_the_others():
-    labels = np.repeat([0, 1, 2], 5)
-    assert choice.agreement(labels, [labels, 2 - labels]) == 1  # whatever they are called
-    others = [labels, np.arange(15), np.tile([0, 1, 2], 5)]
-    expected = np.mean([adjusted_rand_score(labels, other) for other in others])
-    assert choice.agreement(labels, others) == pytest.approx(expected)

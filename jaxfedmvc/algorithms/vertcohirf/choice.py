@@ -38,7 +38,7 @@ from jaxfedmvc.algorithms.vertcohirf.settings import VertCoHiRFConfig, VertCoHiR
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.federation import Cohort, Federation
-from jaxfedmvc.metrics.choice import agreement
+from jaxfedmvc.metrics.choice import stability
 
 LOCAL_CLUSTERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 # Thresholds of the agents' consensus; the second is the one that the paper has within an agent.
@@ -85,7 +85,7 @@ def agreements(tried: Sequence[Trial]) -> np.ndarray:
       ValueError: There is no trial.
     """
     labels = np.asarray(common(tried).labels)
-    return np.array([agreement(trial.labels, [labels]) for trial in tried])
+    return np.array([stability([labels, trial.labels]) for trial in tried])
 
 
 def common(tried: Sequence[Trial]) -> Consensus:
