@@ -20,8 +20,9 @@ run: $(READY)
 test: $(READY)
 	$(VENV)/bin/python -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder $(ARGS)
 
+# Fusions are compiled as users' are, which takes twice as long.
 test-all:
-	$(MAKE) test ARGS="-m '' $(ARGS)"
+	XLA_FLAGS="$(XLA_FLAGS)" $(MAKE) test ARGS="-m '' $(ARGS)"
 
 # Damaged files and messages, a thousand of each kind, other ones each time.
 fuzz: $(READY)
