@@ -94,9 +94,10 @@ def text(found: pd.DataFrame) -> str:
 
 
 def draw_table(path: Path, found: pd.DataFrame, title: str) -> None:
-    """Draws bars of ACC and NMI for each set."""
+    """Draws bars of ACC and NMI for each set; an x where a row has no score."""
     panels: dict[str, dict[str, dict[str, tuple[float, float]]]] = {"ACC": {}, "NMI": {}}
-    for row in found.fillna(0.0).to_dict("records"):
+    # Published rows and single seeds have no deviation.
+    for row in found.fillna({"acc_std": 0.0, "nmi_std": 0.0}).to_dict("records"):
         for panel, metric in (("ACC", "acc"), ("NMI", "nmi")):
             bars = panels[panel].setdefault(row["set"], {})
             bars[row["row"]] = (row[metric], row[f"{metric}_std"])

@@ -72,6 +72,18 @@ def test_figures_are_drawn(toy, tmp_path):
     assert (tmp_path / "figure4.png").exists()
 
 
+def test_a_score_that_nobody_published_is_no_bar_of_height_0(tmp_path):
+    found = pd.DataFrame(
+        {"set": "Aloi", "row": ["paper", "ours"], "acc": [0.5, 0.6], "nmi": [np.nan, 0.7]}
+    ).assign(acc_std=[np.nan, 0.1], nmi_std=np.nan)
+    with mock.patch.object(tables.charts, "bars") as drawn:
+        tables.draw_table(tmp_path / "table2.png", found, "a title")
+    panels = drawn.call_args.args[1]
+    assert panels["ACC"] == {"Aloi": {"paper": (0.5, 0.0), "ours": (0.6, 0.1)}}
+    np.testing.assert_array_equal(panels["NMI"]["Aloi"]["paper"], (np.nan, 0.0))
+    assert panels["NMI"]["Aloi"]["ours"] == (0.7, 0.0)
+
+
 def test_a_run_that_ends_earlier_stays_where_it_was():
     found = pd.DataFrame(
         {"row": "x", "seed": [0, 0, 1], "round": [1, 2, 1], "acc": [0.2, 0.4, 0.6]}
