@@ -258,13 +258,19 @@ def _read(clients: Any, dtype: Any = np.float32) -> tuple[bool, list[dict[int, n
     allowed = "dictionaries of arrays, one for each client, views of the same rows, or one array"
     if isinstance(clients, (list, tuple)) and not clients:
         raise checks.wrong("clients", clients, allowed)
-    # One kind of sparse matrix is a dictionary; check_array says that none is understood.
-    if isinstance(clients, Mapping) and not issparse(clients):
+    if _is_client(clients):
         raise checks.wrong("clients", "a dictionary", f"a list of {allowed}")
     if isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping):
         given = [_views(client, f"client {i}: ", dtype) for i, client in enumerate(clients)]
         return True, given
+    if isinstance(clients, (list, tuple)) and any(map(_is_client, clients)):
+        raise checks.wrong("clients", "arrays and dictionaries", allowed)
     return False, [_views(_of_one_place(clients), "", dtype)]
+
+
+def _is_client(item: Any) -> bool:
+    # A sparse matrix may be a dictionary, too; check_array says that none is understood.
+    return isinstance(item, Mapping) and not issparse(item)
 
 
 def _of_one_place(clients: Any) -> dict[int, Any]:
@@ -306,7 +312,8 @@ def _columns(
 
 def _views(views: Any, whose: str, dtype: Any) -> dict[int, np.ndarray]:
     if not isinstance(views, Mapping) or not views:
-        raise checks.wrong(f"{whose}views", type(views).__name__, "a dictionary of arrays")
+        got = "none" if isinstance(views, Mapping) else type(views).__name__
+        raise checks.wrong(f"{whose}views", got, "a dictionary of one array or more")
     found = {}
     for v, array in views.items():
         if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 0:
@@ -370,7 +377,11 @@ def _device() -> tuple[Any, str]:
 def _seed(random_state: Any) -> int:
     if isinstance(random_state, (int, np.integer)) and 0 <= random_state < 2**31:
         return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    try:
+        return int(check_random_state(random_state).randint(2**31 - 1))
+    except ValueError as error:
+        allowed = "None, a whole number from 0 to 2^32 - 1 or a numpy.random.RandomState"
+        raise checks.wrong("random_state", random_state, allowed) from error
 
 
 # --- Further clients ------------------------------------------------------------------------------

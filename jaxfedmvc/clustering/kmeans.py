@@ -84,8 +84,8 @@ def kmeans(
 
     Raises:
         ValueError: If `n_clusters`, `n_init` or `max_iter` is below 1, if `x`, `where`, `weights`,
-            `limit` or `centroids` has the wrong shape, if `weights` is concrete and not finite or
-            negative, or if both `key` and `centroids` are None.
+            `limit` or `centroids` has the wrong shape, if `x`, `weights` or `centroids` is concrete
+            and not finite, or `weights` negative, or if both `key` and `centroids` are None.
     """
     x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters, n_init=n_init, max_iter=max_iter)
@@ -135,7 +135,8 @@ def lloyd(
 
     Raises:
         ValueError: If `max_iter` is below 1, `x`, `where`, `centroids`, `weights` or `limit` has
-            the wrong shape, or `weights` is concrete and not finite or negative.
+            the wrong shape, `x`, `weights` or `centroids` is concrete and not finite, or `weights`
+            negative.
     """
     x, where = check_data(x, where)
     _check_at_least_one(max_iter=max_iter)
@@ -240,7 +241,8 @@ def predict(x: ArrayLike, centroids: ArrayLike, limit: ArrayLike | None = None) 
         Labels, int32 [n].
 
     Raises:
-        ValueError: If `x`, `centroids` or `limit` has the wrong shape.
+        ValueError: If `x`, `centroids` or `limit` has the wrong shape, or `x` or `centroids` is
+            concrete and not finite.
     """
     x, _ = check_data(x, None)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
@@ -370,6 +372,9 @@ def _check_centroids(centroids: ArrayLike, shape: tuple[int | None, int]) -> Arr
     if not fits or k not in (None, len(centroids)):
         expected = f"[{'k' if k is None else k}, {d}]"
         raise ValueError(f"centroids must have shape {expected}, got {centroids.shape}")
+    # One that is NaN would be the nearest of all rows.
+    if not isinstance(centroids, jax.core.Tracer) and not np.isfinite(centroids).all():
+        raise ValueError("centroids must be finite, got NaN or an infinite number")
     return centroids
 
 

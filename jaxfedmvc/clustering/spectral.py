@@ -42,12 +42,15 @@ def spectral(
 
     Raises:
         ValueError: If `n_clusters` or `n_init` is below 1, a `limit` that is not traced is below 1,
-            or `affinity` or `where` has the wrong shape.
+            `affinity`, `where` or `limit` has the wrong shape, or an edge that is not traced is not
+            finite.
     """
     affinity, where = _check_graph(affinity, where)
     checks.whole("n_clusters", n_clusters, 1)
     if limit is None:
         limit = n_clusters
+    if jnp.ndim(limit) != 0:
+        raise ValueError(f"limit must be a scalar integer, got shape {jnp.shape(limit)}")
     if not isinstance(limit, jax.core.Tracer) and np.asarray(limit) < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     used = jnp.minimum(limit, jnp.maximum(where.sum(), 1))
@@ -80,8 +83,8 @@ def spectral_embedding(
         is positive.
 
     Raises:
-        ValueError: If `affinity` or `where` has the wrong shape, or `n_components` is not in
-            [1, n].
+        ValueError: If `affinity` or `where` has the wrong shape, an edge that is not traced is not
+            finite, or `n_components` is not in [1, n].
     """
     affinity, where = _check_graph(affinity, where)
     n = len(where)
@@ -89,6 +92,8 @@ def spectral_embedding(
         raise ValueError(f"n_components must be in [1, {n}], got {n_components}")
     edges = where[:, None] & where[None] & ~jnp.eye(n, dtype=bool)
     affinity = jnp.where(edges, affinity, 0.0)
+    if not isinstance(affinity, jax.core.Tracer) and not np.isfinite(affinity).all():
+        raise ValueError("affinity must be finite between the vertices of where")
     degrees = affinity.sum(axis=1)
     roots = jnp.sqrt(jnp.where(degrees > 0, degrees, 1.0))
     # The eigenvalues of a graph are in [0, 2]: those of the padding are put behind them.

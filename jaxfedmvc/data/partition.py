@@ -126,8 +126,14 @@ def partition_as_held(
       A part for each kind of samples, those with the most views first.
 
     Raises:
-      ValueError: a sample without a view; fewer clients than kinds, or more than samples.
+      ValueError: a sample without a view; fewer clients than kinds, or more than samples; arrays of
+        other shapes, or both `n_clients` and `clients`.
     """
+    # Numbers other than 0 and 1 would make rows that hold the same views differ, and one kind of
+    # them would take the place of the other.
+    held = np.asarray(held, bool)
+    if held.ndim != 2:
+        raise checks.wrong("held", held.shape, "a shape [n_samples, n_views]")
     kinds: dict[tuple[int, ...], np.ndarray] = {}
     for row in np.unique(held, axis=0):
         if not row.any():
@@ -137,6 +143,10 @@ def partition_as_held(
     groups: list[list[np.ndarray]]
     if clients is not None:
         owner = np.asarray(clients)
+        if owner.shape != held.shape[:1]:
+            raise checks.wrong("clients", owner.shape, f"shape {held.shape[:1]}, one per sample")
+        if n_clients is not None:
+            raise checks.wrong("n_clients", n_clients, "None where clients are given")
         groups = [
             [rows[owner[rows] == c] for c in np.unique(owner[rows])]
             for rows in (kinds[ids] for ids in order)

@@ -155,7 +155,13 @@ def from_frame(
     Raises:
       ValueError: Names the column that is wrong, or that float32 would round away.
     """
-    frame = _stripped(frame.rename(columns=str))
+    if frame.columns.nlevels > 1:
+        raise ValueError(f"{name}: has columns of {frame.columns.nlevels} levels; allowed is one")
+    frame = frame.rename(columns=str)
+    if frame.columns.has_duplicates:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise ValueError(f"{name}: the column {twice!r} is there twice")
+    frame = _stripped(frame)
     return _dataset(frame, _columns(frame, options), options, name, is_final=True)
 
 
@@ -406,11 +412,12 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
         for pattern in wanted:
             if pattern in others:
                 raise ValueError(f"views: the column {pattern!r} of view {view} is labels or id")
-            if not any(fnmatch.fnmatchcase(column, pattern) for column in free):
+            if not _matching(free, pattern):
                 raise ValueError(
                     f"views: {pattern!r} of view {view} matches no column of {some(frame.columns)}"
                 )
-        mine = [c for c in free if any(fnmatch.fnmatchcase(c, p) for p in wanted)]
+        matched = {column for pattern in wanted for column in _matching(free, pattern)}
+        mine = [column for column in free if column in matched]
         _check_unnamed([column for column in mine if column not in wanted])
         for column in mine:
             if column in owner:
@@ -418,6 +425,16 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
             owner[column] = view
         found[view] = mine
     return found
+
+
+def _matching(columns: Sequence[str], pattern: str) -> list[str]:
+    """Returns the columns that are meant: the one of this name, else those that the pattern fits.
+
+    As a pattern the name `age [years]` would fit `age y`, and not itself.
+    """
+    if pattern in columns:
+        return [pattern]
+    return [column for column in columns if fnmatch.fnmatchcase(column, pattern)]
 
 
 def _check_given(frame: pd.DataFrame, options: TableOptions) -> None:
@@ -456,8 +473,9 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
         made += dummies.shape[1]
         columns.append(dummies)
     found = pandas.concat(columns, axis=1)
-    infinite = [c for c in found if np.isinf(found[c]).any()]
-    if infinite:
+    # By places: a value of words, and a column beside them, may be given one name.
+    infinite = found.columns[np.isinf(found.to_numpy()).any(axis=0)]
+    if len(infinite):
         raise ValueError(f"views: the column {infinite[0]!r} of view {view} has infinite cells")
     note = f"columns {some(part.columns, 6)}"
     if words:
@@ -535,12 +553,12 @@ def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.nd
     if not held.any():
         raise ValueError(f"views: {view} has no value in any row")
     if partly.any():
-        column = part.columns[int(np.flatnonzero(empty[partly].any(axis=0))[0])]
+        place = int(np.flatnonzero(empty[partly].any(axis=0))[0])
         if options.missing == "refuse":
             raise ValueError(
-                f"views: the column {column!r} of view {view} is empty in"
-                f" {int(empty[partly][:, list(part.columns).index(column)].sum())} rows that have"
-                " other values of the view; allowed are missing=median and missing=lack"
+                f"views: the column {part.columns[place]!r} of view {view} is empty in"
+                f" {int(empty[partly][:, place].sum())} rows that have other values of the view;"
+                " allowed are missing=median and missing=lack"
             )
         if options.missing == "lack":
             held = held & ~partly

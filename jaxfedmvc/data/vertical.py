@@ -218,8 +218,9 @@ def shuffle_places(seed: int, partition: Sequence[Part], share: float) -> tuple[
       share: Of the samples, in [0, 1].
 
     Raises:
-      ValueError: The share is not in [0, 1], or an agent lacks samples.
+      ValueError: The seed is negative, the share is not in [0, 1], or an agent lacks samples.
     """
+    checks.whole("seed", seed, 0)
     if not 0 <= share <= 1:
         raise checks.wrong("share", share, "from 0 to 1")
     if any((np.asarray(part.sample_ids) < 0).any() for part in partition):

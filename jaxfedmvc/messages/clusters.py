@@ -51,7 +51,7 @@ def min_cluster_size(least: int) -> Transform:
     Raises:
       ValueError: `least` is below 1.
     """
-    if least < 1:
+    if not least >= 1:  # NaN is not, either
         raise wrong("least", least, "1 or more")
 
     def transform(key: Array, message: tuple, sent: PyTree) -> Any:

@@ -39,9 +39,9 @@ def contingency(
 
     Raises:
         ValueError: If `n_classes` or `n_clusters` is below 1, or if `labels`, `predicted` and
-            `where` are not vectors of one length.
+            `where` are not vectors of one length, or `labels` or `predicted` not of integers.
     """
-    labels, predicted = jnp.asarray(labels), jnp.asarray(predicted)
+    labels, predicted = _numbers("labels", labels), _numbers("predicted", predicted)
     checks.whole("n_classes", n_classes, 1)
     checks.whole("n_clusters", n_clusters, 1)
     if labels.ndim != 1:
@@ -59,12 +59,20 @@ def contingency(
     return jnp.zeros((n_classes, n_clusters), jnp.float32).at[cells].add(counted)
 
 
-def scores_from_contingency(table: Array) -> dict[str, Array]:
+def _numbers(name: str, labels: ArrayLike) -> Array:
+    """Labels as int32: the number of classes may be above what a narrower type can hold."""
+    array = jnp.asarray(labels)
+    if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
+        raise ValueError(f"{name} must be integers, got {array.dtype}")
+    return array.astype(jnp.int32)
+
+
+def scores_from_contingency(table: ArrayLike) -> dict[str, Array]:
     """Computes all scores of one contingency matrix.
 
     Args:
         table: Counts, float32 [n_classes, n_clusters], as returned by `contingency`, or the sum
-            of several such matrices.
+            of several such matrices. Integers become float32, as products of them overflow.
 
     Returns:
         Scalars under the keys `acc`, `nmi`, `ari` and `purity`; all NaN if `table` is all zero.
@@ -72,14 +80,21 @@ def scores_from_contingency(table: Array) -> dict[str, Array]:
     Raises:
         ValueError: If `table` is not a matrix.
     """
-    if table.ndim != 2:
-        raise ValueError(f"table must have shape [n_classes, n_clusters], got {table.shape}")
+    table = _counts(table)
     return {
         "acc": _acc(table),
         "nmi": _nmi(table),
         "ari": ari_from_contingency(table),
         "purity": _purity(table),
     }
+
+
+def _counts(table: ArrayLike) -> Array:
+    """Checked `table`, float32: sums of products of counts are too large for int32."""
+    table = jnp.asarray(table, jnp.float32)
+    if table.ndim != 2:
+        raise ValueError(f"table must have shape [n_classes, n_clusters], got {table.shape}")
+    return table
 
 
 def scores(
@@ -244,15 +259,19 @@ def _nmi(table: Array) -> Array:
     return jnp.where(n > 0, jnp.where(trivial, 1.0, score), jnp.nan)
 
 
-def ari_from_contingency(table: Array) -> Array:
+def ari_from_contingency(table: ArrayLike) -> Array:
     """Computes the Rand index adjusted for chance of one contingency matrix, see `ari`.
 
     Args:
-        table: Counts, float32 [n_classes, n_clusters].
+        table: Counts, float32 [n_classes, n_clusters]; see `scores_from_contingency`.
 
     Returns:
         Scalar; NaN if nothing is counted.
+
+    Raises:
+        ValueError: If `table` is not a matrix.
     """
+    table = _counts(table)
     _, _, only_class, only_cluster, neither = _margins(table)
     # Sums of non-negative terms with exact factors: nothing cancels before tp tn - fn fp.
     tp = jnp.sum(table * (table - 1))
@@ -314,6 +333,8 @@ def simplified_silhouette(
     if x.ndim != 2 or labels.shape != x.shape[:1]:
         raise ValueError(f"x and labels must be [n, d] and [n], got {x.shape} and {labels.shape}")
     where = jnp.ones(labels.shape, bool) if where is None else jnp.asarray(where, bool)
+    if where.shape != labels.shape:
+        raise ValueError(f"where must have shape {labels.shape}, got {where.shape}")
     where &= (labels >= 0) & (labels < n_clusters)
     x = jnp.where(where[:, None], x, 0.0)
     own = (labels[:, None] == jnp.arange(n_clusters)[None, :]) & where[:, None]

@@ -346,6 +346,7 @@ def test_padding_changes_no_draw_from_many_rows(n):
         ({"where": jnp.ones((4, 1), bool)}, "where"),
         ({"centroids": jnp.ones((3, 2))}, "centroids"),
         ({"centroids": jnp.ones((2, 3))}, "centroids"),
+        ({"centroids": jnp.array([[jnp.nan, 0.0], [1.0, 1.0]])}, "centroids"),
         ({"key": None}, "key"),
         ({"weights": jnp.ones(3)}, "weights"),
         ({"weights": jnp.array([1.0, -1.0, 1.0, 1.0])}, "weights"),
@@ -360,7 +361,9 @@ def test_wrong_arguments_are_named(kwargs, name):
         kmeans(**arguments)
 
 
-def test_predict_rejects_centroids_of_other_width():
+def test_predict_rejects_centroids_of_other_width_and_without_a_place():
+    with pytest.raises(ValueError, match=r"^centroids must be finite"):
+        predict(jnp.ones((4, 2)), jnp.array([[jnp.nan, 0.0], [1.0, 1.0]]))
     with pytest.raises(ValueError, match=r"^centroids must have shape \[k, 2\]"):
         predict(jnp.ones((4, 2)), jnp.ones((2, 3)))
 

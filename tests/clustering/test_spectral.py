@@ -165,6 +165,7 @@ def test_signs_are_fixed_by_the_first_large_entry():
         ({"n_clusters": 0}, "n_clusters"),
         ({"n_init": 0}, "n_init"),
         ({"limit": 0}, "limit"),
+        ({"limit": np.array([1, 2])}, "limit"),
         ({"affinity": jnp.ones((4, 3))}, "affinity"),
         ({"affinity": jnp.ones((0, 0))}, "affinity"),
         ({"where": jnp.ones(3, bool)}, "where"),
@@ -175,6 +176,15 @@ def test_wrong_arguments_are_named(kwargs, name):
     arguments = {"key": jax.random.key(0), "affinity": jnp.ones((4, 4)), "n_clusters": 2} | kwargs
     with pytest.raises(ValueError, match=f"^{name}(:| must)"):
         jax.eval_shape(lambda: spectral(**arguments))
+
+
+def test_an_edge_that_is_no_number_is_named_where_it_is_read():
+    affinity = np.ones((3, 3), np.float32)
+    affinity[0, 0] = np.nan  # a self-loop, which is not read
+    assert np.isfinite(spectral_embedding(affinity, 1)).all()
+    affinity[0, 1] = np.nan
+    with pytest.raises(ValueError, match=r"^affinity must be finite"):
+        spectral_embedding(affinity, 1)
 
 
 @pytest.mark.parametrize("n_components", [0, 5])

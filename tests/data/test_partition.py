@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxfedmvc.data.partition import hybrid_partition, parse_ratio
+from jaxfedmvc.data.partition import hybrid_partition, parse_ratio, partition_as_held
 
 
 def rows_by_client(parts):
@@ -212,3 +212,22 @@ def test_parse_ratio():
     for text in ("", "2", "2:", "2:1:1", "a:b", "-1:2", "1.5:1", "2/1"):
         with pytest.raises(ValueError, match="ratio must be two whole numbers such as '2:1'"):
             parse_ratio(text)
+
+
+def test_what_rows_hold_is_true_or_false_whatever_numbers_say_so():
+    # Row 2 holds both views as row 1 does, and takes no one's place.
+    held = np.array([[1, 0], [1, 1], [2, 1]])
+    found = partition_as_held(0, held, 2)
+    both = partition_as_held(0, held > 0, 2)
+    assert sorted(found[0].sample_ids[0]) == [1, 2]
+    assert all((a.sample_ids == b.sample_ids).all() for a, b in zip(found, both, strict=True))
+
+
+def test_clients_of_samples_are_given_for_all_of_them_and_without_a_number():
+    held = np.ones((4, 2), bool)
+    with pytest.raises(ValueError, match=r"clients: got \(2,\); allowed is shape \(4,\)"):
+        partition_as_held(0, held, clients=[0, 1])
+    with pytest.raises(ValueError, match="n_clients: got 3; allowed is None"):
+        partition_as_held(0, held, 3, clients=[0, 1, 1, 0])
+    with pytest.raises(ValueError, match=r"held: got \(4,\); allowed is a shape"):
+        partition_as_held(0, held[:, 0], 2)

@@ -536,3 +536,28 @@ def test_numbers_kept_as_text_are_named():
     frame = pd.DataFrame({"a": pd.Series(["1", "2", "3"], dtype=object), "b": [1.0, 2.0, 3.0]})
     with pytest.raises(ValueError, match="numbers kept as text"):
         from_frame(frame, TableOptions("all=a,b"))
+
+
+def test_a_name_with_brackets_is_a_column_though_it_would_be_another_pattern():
+    frame = pd.DataFrame({"age [years]": [1.0, 2.0], "age y": [3.0, 4.0], "b": [5.0, 6.0]})
+    found = from_frame(frame, TableOptions("who=age [years]; rest=b"))
+    np.testing.assert_array_equal(found.views[0], [[1], [2]])
+
+
+def test_a_value_of_words_may_be_given_the_name_of_a_column_beside_them():
+    frame = pd.DataFrame({"sex": list("mfmf"), "sex_m": [1.0, 2.0, np.nan, 4.0]})
+    options = TableOptions(categories="onehot")
+    with pytest.raises(ValueError, match="'sex_m' of view 0 is empty in 1 rows"):
+        from_frame(frame, options)
+    found = from_frame(frame.fillna(3.0), options)
+    np.testing.assert_array_equal(found.views[0].T, [[0, 1, 0, 1], [1, 0, 1, 0], [1, 2, 3, 4]])
+    with pytest.raises(ValueError, match="'sex_m' of view 0 has infinite cells"):
+        from_frame(frame.fillna(np.inf), options)
+
+
+def test_a_frame_has_no_column_twice_and_columns_of_one_level():
+    with pytest.raises(ValueError, match="table: the column '1' is there twice"):
+        from_frame(pd.DataFrame([[1.0, 2.0]], columns=["1", 1]))
+    pairs = pd.MultiIndex.from_tuples([("blood", "hb"), ("blood", "wbc")])
+    with pytest.raises(ValueError, match="table: has columns of 2 levels; allowed is one"):
+        from_frame(pd.DataFrame([[1.0, 2.0]], columns=pairs))

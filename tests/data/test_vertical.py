@@ -305,6 +305,8 @@ def test_a_share_of_places_is_shuffled_at_all_agents_but_the_first():
     assert (found[1].sample_ids != found[2].sample_ids).any()
     with pytest.raises(ValueError, match=r"share: got 1\.5; allowed is from 0 to 1"):
         shuffle_places(0, partition, 1.5)
+    with pytest.raises(ValueError, match="seed: got -1"):
+        shuffle_places(-1, partition, 0.5)
 
 
 def test_shares_of_places_are_rounded_to_whole_samples():

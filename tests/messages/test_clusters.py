@@ -44,3 +44,8 @@ def test_what_comes_after_the_sizes_stays():
 def test_a_least_size_below_one_is_refused():
     with pytest.raises(ValueError, match="least: got 0; allowed is 1 or more"):
         min_cluster_size(0)
+
+
+def test_a_least_size_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="least: got nan; allowed is 1 or more"):
+        min_cluster_size(float("nan"))

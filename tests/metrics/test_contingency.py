@@ -213,3 +213,28 @@ def test_table_must_be_a_matrix():
 
 def _row(tree, i):
     return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def test_a_table_of_integers_has_the_scores_of_its_floats():
+    # Sums of products of such counts overflow int32.
+    counts = np.array([[60000, 1], [0, 70000]])
+    expected = metrics.scores_from_contingency(jnp.asarray(counts, jnp.float32))
+    for table in (counts, counts.tolist(), jnp.asarray(counts, jnp.int32)):
+        assert_scores(metrics.scores_from_contingency(table), expected, atol=0)
+        assert float(metrics.ari_from_contingency(table)) == float(expected["ari"])
+    assert float(expected["ari"]) == pytest.approx(0.99997, abs=1e-5)
+    with pytest.raises(ValueError, match=r"table must have shape \[n_classes, n_clusters\]"):
+        metrics.ari_from_contingency([1, 2])
+
+
+def test_labels_may_be_of_a_type_too_narrow_for_the_number_of_classes():
+    labels = np.array([0, 1, -1, 100], np.int8)
+    table = metrics.contingency(labels, labels, 200, 300)
+    assert float(table.sum()) == 3 and float(table[100, 100]) == 1
+    with pytest.raises(ValueError, match="predicted must be integers, got float32"):
+        metrics.contingency(labels, np.zeros(4, np.float32), 2, 2)
+
+
+def test_a_mask_of_the_silhouette_has_an_entry_for_each_row():
+    with pytest.raises(ValueError, match=r"where must have shape \(3,\), got \(1,\)"):
+        metrics.simplified_silhouette(np.zeros((3, 1)), [0, 1, 1], 2, [True])
