@@ -318,7 +318,9 @@ def test_a_single_client_is_a_row_of_a_cohort():
     client = single_client(views)
     everyone = Federation.from_clients([views, {0: views[0], 1: views[0], 2: views[2]}])
     (cohort,) = (c for c in everyone.cohorts if c.view_ids == (0, 2))
-    chex.assert_trees_all_equal(client, jax.tree.map(lambda x: x[0], cohort))
+    row = jax.tree.map(lambda x: x[0], cohort)
+    chex.assert_trees_all_equal(client, row)
+    chex.assert_trees_all_equal_dtypes(client, row)
     with pytest.raises(ValueError, match="view 1 has 1 values that are NaN"):
         single_client({1: np.array([[np.nan]])})
     with pytest.raises(ValueError, match="no views"):
