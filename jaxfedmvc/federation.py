@@ -220,18 +220,26 @@ class Federation:
             if len(unique) < mask.sum():
                 raise ValueError(f"agent {agent}: sample {unique[counts > 1][0]} is there twice")
             known = ids if first is None else first
-            compared = np.ones_like(mask) if complete else mask & (known >= 0)
             if complete and mask.sum() != (known >= 0).sum():
                 raise ValueError(
                     f"agent {agent}: its samples differ from the first agent's: it has"
                     f" {mask.sum()} and the first {(known >= 0).sum()}; all agents must hold the"
                     " same samples"
                 )
-            if len(ids) != len(known) or (aligned and (ids != known)[compared].any()):
+            fits = len(ids) == len(known)
+            if fits and aligned:
+                compared = np.ones_like(mask) if complete else mask & (known >= 0)
+                fits = not (ids != known)[compared].any()
+            if not fits:
                 raise ValueError(
                     f"agent {agent}: its samples differ from the first agent's, or their order"
                     " does; all agents must hold the same samples in the same rows"
                     " (Federation.from_agents aligns them by id)"
+                )
+            if complete and (np.sort(ids) != np.sort(known)).any():
+                raise ValueError(
+                    f"agent {agent}: its samples differ from the first agent's; all agents must"
+                    " hold the same samples"
                 )
             first = np.where(known >= 0, known, ids)
 

@@ -318,7 +318,9 @@ def test_a_single_client_is_a_row_of_a_cohort():
     client = single_client(views)
     everyone = Federation.from_clients([views, {0: views[0], 1: views[0], 2: views[2]}])
     (cohort,) = (c for c in everyone.cohorts if c.view_ids == (0, 2))
-    chex.assert_trees_all_equal(client, jax.tree.map(lambda x: x[0], cohort))
+    row = jax.tree.map(lambda x: x[0], cohort)
+    chex.assert_trees_all_equal(client, row)
+    chex.assert_trees_all_equal_dtypes(client, row)
     with pytest.raises(ValueError, match="view 1 has 1 values that are NaN"):
         single_client({1: np.array([[np.nan]])})
     with pytest.raises(ValueError, match="no views"):
@@ -372,3 +374,101 @@ def test_describe_counts_clients_and_samples(federation):
         "3 clients with views (1,), 1..2 samples each, 5 in all",
         "1 client with views (0, 2), 4..4 samples each, 4 in all",
     ]
+
+
+def in_cohorts(views, *parts):
+    """A federation of cohorts, each given as its views and its clients' samples (-1 pads)."""
+    sizes = np.cumsum([0, *(len(rows) for _, rows in parts)])
+    partition = [
+        Part(view_ids, np.asarray(rows, np.int32), first + np.arange(len(rows), dtype=np.int32))
+        for (view_ids, rows), first in zip(parts, sizes, strict=False)
+    ]
+    return Federation.from_arrays(views, partition=partition)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        # The third has a sample of the first, the second holds them together.
+        [((0,), [[0, 1]]), ((1,), [[1, 2]]), ((2,), [[0, 3]])],
+        # View 1 is linked to view 0 by a sample, and to view 2 by a client.
+        [((0,), [[0, 1]]), ((1,), [[1, 2]]), ((1, 2), [[3, 4]])],
+    ],
+)
+def test_views_may_be_linked_by_others_that_are(views, parts):
+    in_cohorts(views, *parts).check_linked("it")
+
+
+def test_padding_links_no_views(views):
+    apart = in_cohorts(
+        views, ((0,), [[0, 1], [5, -1]]), ((1,), [[1, 2]]), ((2,), [[3, 4], [6, -1]])
+    )
+    with pytest.raises(ValueError, match=r"^it: no sample has views of both \(0, 1\) and \(2,\)"):
+        apart.check_linked("it")
+
+
+def agents(views, *rows):
+    """A vertical federation of an agent for each view, with its samples (-1 for none)."""
+    return in_cohorts(views, *(((v,), [row]) for v, row in enumerate(rows)))
+
+
+def test_agents_lack_samples_only_where_they_may(views):
+    lacking = agents(views, [0, -1, 2], [0, 1, -1], [-1, 1, 2])
+    lacking.check_vertical(complete=False)
+    with pytest.raises(
+        ValueError, match=r"^agent 1: its samples differ from the first agent's, or"
+    ):
+        lacking.check_vertical()
+    fewer = agents(views, [0, 1, 2], [0, 1, -1])
+    fewer.check_vertical(complete=False)
+    with pytest.raises(ValueError, match=r"^agent 1: .* it has 2 and the first 3; all agents"):
+        fewer.check_vertical()
+
+
+def test_agents_rows_are_compared_where_the_first_agent_lacks_a_sample(views):
+    federation = agents(views, [0, -1, 2], [0, 1, 2], [0, 3, 2])
+    with pytest.raises(ValueError, match=r"^agent 2: its samples differ"):
+        federation.check_vertical(complete=False)
+
+
+def test_agents_rows_may_come_in_any_order_only_where_they_may(views):
+    turned = agents(views, [0, 1, 2], [2, 0, 1])
+    turned.check_vertical(aligned=False)
+    with pytest.raises(ValueError, match=r"^agent 1: its samples differ"):
+        turned.check_vertical()
+    with pytest.raises(ValueError, match=r"^agent 1: its samples differ"):
+        agents(views, [0, 1, 2], [2, 0, 5]).check_vertical(aligned=False)
+    for options in ({}, {"complete": False, "aligned": False}):
+        with pytest.raises(ValueError, match=r"^agent 1: its samples differ"):
+            agents(views, [0, 1, 2], [0, 1, 2, -1]).check_vertical(**options)
+
+
+def test_each_agent_holds_views_of_its_own(views):
+    agents(views, [0, 1], [0, 1], [0, 1]).check_vertical()
+    for parts in (
+        [((0,), [[0, 1], [2, 3]]), ((1,), [[0, 1]])],
+        [((0,), [[0, 1]]), ((0, 1), [[0, 1]])],
+    ):
+        with pytest.raises(ValueError, match=r"are held by several clients"):
+            in_cohorts(views, *parts).check_vertical()
+
+
+def test_an_agent_has_a_sample_once(views):
+    federation = agents(views, [0, 1, 2], [0, 1, 2])
+    first, second = federation.cohorts
+    twice = second.replace(sample_ids=jnp.array([[0, 2, 2]]))
+    with pytest.raises(ValueError, match=r"^agent 1: sample 2 is there twice"):
+        federation.replace(cohorts=(first, twice)).check_vertical(complete=False, aligned=False)
+
+
+def test_an_agent_must_have_a_feature_that_varies_over_its_own_rows():
+    varied, constant = np.arange(4.0)[:, None], np.full((4, 1), 5.0)
+    told = [((0, 1), [[0, 1]]), ((1,), [[2, 3, -1]])]
+    # One constant feature, or a whole constant view, is no harm beside what varies.
+    in_cohorts((constant, varied), *told).check_features()
+    in_cohorts((varied, np.hstack([constant, varied])), *told).check_features()
+    # Zeros of padding are no values of the agent's.
+    with pytest.raises(ValueError, match=r"^agent 1: all of its 1 features are constant"):
+        in_cohorts((varied, constant), *told).check_features()
+    with pytest.raises(ValueError, match=r"^agent 0: all of its 2 features are constant"):
+        in_cohorts((constant, constant), *told).check_features()

@@ -231,3 +231,37 @@ def test_clients_of_samples_are_given_for_all_of_them_and_without_a_number():
         partition_as_held(0, held, 3, clients=[0, 1, 1, 0])
     with pytest.raises(ValueError, match=r"held: got \(4,\); allowed is a shape"):
         partition_as_held(0, held[:, 0], 2)
+
+
+def test_any_client_may_be_the_one_that_takes_what_is_left():
+    # 5 samples of one class make clients of 3 and 2: the 2 are topped up from the other class by
+    # whoever comes late, and never by the client that is served first.
+    labels = np.array([0] * 5 + [1] * 7)
+    mixed = np.zeros(4)
+    for seed in range(30):
+        parts = hybrid_partition(seed, 12, 1, 4, dirichlet=1e-9, labels=labels)
+        mixed += [len(set(labels[row])) > 1 for row in rows_by_client(parts)]
+    assert mixed.sum() == 30 and mixed.min() > 0
+
+
+def test_a_skewed_client_has_its_classes_in_no_order():
+    labels = np.arange(200) % 4
+    parts = hybrid_partition(0, 200, 1, 2, dirichlet=1e6, labels=labels)
+    for row in rows_by_client(parts):
+        assert (np.diff(labels[row]) < 0).sum() > 10
+
+
+def test_clients_of_several_kinds_are_numbered_as_they_are_known():
+    held = np.array([[1, 0], [1, 1], [1, 1], [0, 1]], bool)
+    first, second, third = partition_as_held(0, held, clients=np.array([0, 1, 2, 3]))
+    assert [p.view_ids for p in (first, second, third)] == [(0, 1), (0,), (1,)]
+    assert first.client_ids.tolist() == [1, 2] and first.sample_ids.tolist() == [[1], [2]]
+    assert second.client_ids.tolist() == [0] and second.sample_ids.tolist() == [[0]]
+    assert third.client_ids.tolist() == [3] and third.sample_ids.tolist() == [[3]]
+
+
+def test_the_seed_decides_which_client_of_its_kind_a_sample_lies_with():
+    held = np.ones((40, 2), bool)
+    (one,), (again,), (other,) = (partition_as_held(seed, held, 2) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.sample_ids, again.sample_ids)
+    assert set(one.sample_ids[0]) != set(other.sample_ids[0]) != set(range(20))

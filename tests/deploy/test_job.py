@@ -4,13 +4,14 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from jaxfedmvc.deploy import Job
 from jaxfedmvc.deploy.__main__ import main, parser
-from jaxfedmvc.deploy.plan import Card, Place, Plan, Wire
+from jaxfedmvc.deploy.plan import Card, Place, Plan, Wire, following
 from jaxfedmvc.deploy.policy import Policy, load
 from jaxfedmvc.deploy.wire import Refused
 from tests.deploy import local
@@ -168,6 +169,16 @@ def test_columns_of_a_table_have_one_order_on_every_node(tmp_path):
         load(tmp_path / "node.toml")
 
 
+@pytest.mark.parametrize("name", ["ids", "labels"])
+def test_a_pattern_takes_neither_ids_nor_labels_for_features(name, tmp_path):
+    (tmp_path / "t.csv").write_text(f"hb,{name}\n1,2\n4,5\n")
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="t.csv"\n[views]\n0="*"\n[agrees]\nmethods=["fmcsc"]\n'
+    )
+    with pytest.raises(ValueError, match=rf"views: .* match the columns \['hb', '{name}'\]"):
+        load(tmp_path / "node.toml")
+
+
 def test_a_node_reads_an_npy(tmp_path):
     np.save(tmp_path / "x.npy", VIEWS[0])
     (tmp_path / "node.toml").write_text(
@@ -196,6 +207,7 @@ def test_a_node_reads_an_npy(tmp_path):
         ("[agrees]", '[views]\nx = "rows"\n[agrees]', "views: got"),
         ("data3.npz", "data3.txt", "data: got"),
         ("share_counts = true", "settings = {tau = 3}", "agrees.settings.tau: got 3"),
+        ("share_counts = true", "secure = true", "identity is missing, which secure sums need"),
     ],
 )
 def test_a_wrong_entry_of_a_node_is_named(before, after, text, tmp_path):
@@ -273,6 +285,9 @@ def test_bounds_hold_for_what_a_run_is_and_spends():
     assert refusal(noise_multiplier=0).startswith("dp_epsilon: inf")
     assert refusal(rounds=11).startswith("rounds: 11")
     assert refusal(clients=2).startswith("n_clients: 2")
+    # Those that take part count, and not how many the job says that there are.
+    with pytest.raises(Refused, match="n_clients: 2; this node wants 3"):
+        policy.check(Job("a", "private_e_fkmvc", 3, SETTINGS | others, rounds=5), 2, 6)
     assert refusal(method="e_fkmvc").startswith("e_fkmvc has no setting 'dp_epsilon'")
     Policy(("e_fkmvc",), settings={"rounds": {"most": 50}}).check(
         Job("a", "e_fkmvc", 3, SETTINGS), 3, 6
@@ -289,6 +304,23 @@ def test_a_plan_is_the_federation_of_the_same_clients():
     assert plan.groups[0].clients == (0, 1) and plan.groups[0].capacity == 9
     assert plan.view_dims == (2, 3) and plan.find(1) == (0, 1)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("rounds", "done", "path"),
+    [
+        (2, None, "setup00 setup01 round00 round10 finish10"),
+        (0, None, "setup00 setup01 finish00"),
+        (9, lambda server: server >= 3, "setup00 setup01 round00 finish00"),
+    ],
+)
+def test_exchanges_follow_one_another_until_the_rounds_are_made_or_it_is_done(rounds, done, path):
+    method = SimpleNamespace(setup=(0, 0), round=(0,), finish=(0,), done=done)
+    made, place = [], None
+    # The server's state is the number of exchanges made.
+    while (place := following(method, place, rounds, np.int32(len(made)))) and len(made) < 9:
+        made.append(f"{place.stage}{place.round}{place.phase}")
+    assert " ".join(made) == path
 
 
 def test_a_phase_that_the_engine_refuses_is_refused_in_a_job():

@@ -70,6 +70,13 @@ def test_axes_of_a_sweep_are_logarithms_numbers_or_words():
     assert heat.traces[0]["z"] == [[0.1, 0.2], [0.3, None]]
 
 
+@pytest.mark.parametrize("values", [[0.0, 1e-3, 1.0], [1000.0, 1150.0, 1200.0]])
+def test_an_axis_with_zero_or_of_numbers_of_one_size_is_no_logarithm(values):
+    summary = pd.DataFrame({"a": values, "acc_mean": [0.1, 0.2, 0.3]})
+    (every,) = sweep_report.figures(summary, ["a"], ["acc"], "acc")
+    np.testing.assert_array_equal(every.traces[0]["dimensions"][0]["values"], values)
+
+
 def test_the_same_points_are_thinned_out_for_every_picture():
     np.testing.assert_array_equal(plots.thinned(5, 9), np.arange(5))
     kept = plots.thinned(100, 10)

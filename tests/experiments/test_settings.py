@@ -119,12 +119,14 @@ def parsed(dataclass, *arguments):
         ("--noswitch", "switch", False),
         ("--switch=true", "switch", True),
         ("--mode=slow", "mode", "slow"),
+        ("--mode= slow", "mode", "slow"),
         ("--maybe_mode=slow", "maybe_mode", "slow"),
         ("--maybe_mode=none", "maybe_mode", None),
         ("--widths=256,256, 512", "widths", (256, 256, 512)),
         ("--widths=256x256", "widths", (256, 256)),
         ("--widths=", "widths", ()),
         ("--rates=1e-3,2", "rates", (1e-3, 2.0)),
+        ("--rates=1e+3,2", "rates", (1e3, 2.0)),
         ("--names=a+b", "names", ("a", "b")),
         ("--names=a box,b", "names", ("a box", "b")),
         ("--maybe_names=none", "maybe_names", None),
@@ -145,6 +147,7 @@ def test_every_annotation_has_its_parser(argument, name, value):
         ("--limit=none", "limit", None),
         ("--share_or_count=1", "share_or_count", 1),
         ("--share_or_count=1.0", "share_or_count", 1.0),
+        ("--share_or_count=-1", "share_or_count", -1),
     ],
 )
 def test_array_types_are_passed_over_and_whole_numbers_stay_whole(argument, name, value):
@@ -191,6 +194,9 @@ def test_a_dataclass_is_read_with_fixed_values_for_fields_without_a_flag():
     values([""])
     assert "whole" not in values and "left" in values
     assert settings.read(values, Everything, whole=9, unknown=1) == Everything(whole=9)
+    # What is fixed stays so where there is a flag of that name, too.
+    values(["", "--left=2"])
+    assert settings.read(values, Everything, left=4.0, whole=3) == Everything(left=4.0)
 
 
 # --- Help -----------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ def test_table_is_sorted_and_tells_what_it_leaves_out():
     *rest, last = sweep_report.table(summary, ["x"], ["acc", "loss"], by="loss", most=2)
     assert [line.split()[1] for line in rest] == ["ACC", "c", "d"]
     assert last == "the best 2 of 4 settings by mean loss; 2 left out"
+    assert len(sweep_report.table(summary, ["x"], ["acc"], most=4)) == 5  # of 4 none is left out
 
 
 def test_best_lines_tell_what_choosing_without_labels_is_worth():

@@ -177,6 +177,13 @@ def test_polar_is_the_nearest():
     np.testing.assert_allclose(nearest @ stretch, matrix, atol=1e-5)
 
 
+def test_a_weighted_target_moves_by_the_share_of_the_largest_weight():
+    target, fitted = [[8.0, 8.0, np.nan]], [[0.0, 4.0, 1.0]]
+    for unit in (1.0, 0.01):  # weights have no unit
+        found = weighted_target(target, fitted, unit * np.array([[4.0, 1.0, 0.0]]))
+        np.testing.assert_allclose(found, [[8, 5, 1]], rtol=1e-6)
+
+
 def test_weighted_target_majorises():
     rng = np.random.default_rng(0)
     target, fitted, other = rng.normal(size=(3, 5, 4)).astype(np.float32)

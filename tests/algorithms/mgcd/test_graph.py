@@ -65,6 +65,14 @@ def test_the_diagonal_is_zero_exactly_and_is_what_is_left_out():
     assert graphs.squared_norm(identity) == 0
 
 
+def test_rounding_makes_no_squared_norm_negative():
+    scales = np.random.default_rng(0).normal(size=(2, 40, N)).astype(np.float32)
+    # Of products that are all diagonal nothing is left but rounding, of either sign.
+    for left, right in zip(*scales, strict=True):
+        norm = graphs.squared_norm(Factored(jnp.diag(left), jnp.diag(right)))
+        assert 0 <= norm < 1e-4
+
+
 def test_total_adds_ranks_and_mixes_forms():
     parts = [factored(2, seed=1), factored(3, seed=2), factored(1, seed=3)]
     expected = sum(whole(part) for part in parts)
