@@ -134,7 +134,7 @@ def quantised(bits: int) -> Codec:
     Raises:
       ValueError: Another `bits`.
     """
-    if bits not in (1, 2, 4, 8) or not isinstance(bits, int):
+    if bits not in (1, 2, 4, 8) or not isinstance(bits, (int, np.integer)):
         raise ValueError(f"bits: got {bits}; allowed is 1, 2, 4 or 8")
     levels = 2**bits - 1
 

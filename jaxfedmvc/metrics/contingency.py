@@ -60,7 +60,7 @@ def contingency(
 
 
 def _numbers(name: str, labels: ArrayLike) -> Array:
-    """Labels as int32: the number of classes may be above what a narrower type can hold."""
+    """Returns labels as int32: a narrower type may not hold the number of classes."""
     array = jnp.asarray(labels)
     if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
         raise ValueError(f"{name} must be integers, got {array.dtype}")
@@ -90,7 +90,7 @@ def scores_from_contingency(table: ArrayLike) -> dict[str, Array]:
 
 
 def _counts(table: ArrayLike) -> Array:
-    """Checked `table`, float32: sums of products of counts are too large for int32."""
+    """Returns `table` as float32: sums of products of counts are too large for int32."""
     table = jnp.asarray(table, jnp.float32)
     if table.ndim != 2:
         raise ValueError(f"table must have shape [n_classes, n_clusters], got {table.shape}")
