@@ -264,4 +264,5 @@ def test_the_seed_decides_which_client_of_its_kind_a_sample_lies_with():
     held = np.ones((40, 2), bool)
     (one,), (again,), (other,) = (partition_as_held(seed, held, 2) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one.sample_ids, again.sample_ids)
-    assert set(one.sample_ids[0]) != set(other.sample_ids[0]) != set(range(20))
+    assert set(one.sample_ids[0]) != set(other.sample_ids[0])
+    assert set(other.sample_ids[0]) != set(range(20))
