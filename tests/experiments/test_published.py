@@ -1,5 +1,7 @@
 """What the documentation shows of our tables is what the rows give."""
 
+import re
+
 import pandas as pd
 import pytest
 
@@ -21,6 +23,19 @@ def test_what_vertcohirf_reaches_without_labels_is_said_as_measured(name):
     mean, best = ((table["ari"] >= table[name]).sum() for name in ("local_mean", "local_best"))
     page = (published.ROOT / "docs/methods/vertcohirf.md").read_text()
     assert f"on {mean} of {len(table)} sets, at or above the best agent on {best}" in page
+
+
+@pytest.mark.parametrize(
+    "page", sorted((published.ROOT / "docs/methods").glob("*.md")), ids=lambda page: page.stem
+)
+def test_a_table_has_a_header_for_each_column(page):
+    # A bar inside code, or behind a backslash, divides nothing.
+    lines = re.sub(r"`[^`\n]*`|\\\|", "", page.read_text(encoding="utf-8")).splitlines()
+    width = 0
+    for line in lines:
+        cells = line.count("|") if line.startswith("|") else 0
+        assert not cells or not width or cells == width, line
+        width = cells
 
 
 def ablation():
