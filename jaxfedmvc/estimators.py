@@ -37,6 +37,7 @@ from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.engine.streaming import assign_program
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import in_32_bits
 
 _OWN = ("method", "n_clusters", "rounds", "random_state")
 
@@ -124,6 +125,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
 
     # --- Clustering -------------------------------------------------------------------------------
 
+    @in_32_bits
     def fit(self, clients: Any, y: Any = None) -> FederatedClusterer:
         """Runs the method.
 
@@ -190,11 +192,13 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         self._later = _Later(self.method, config, hyper, _outline(federation), seed)
         return self
 
+    @in_32_bits
     def fit_predict(self, clients: Any, y: Any = None) -> Any:
         """Runs the method; returns `labels_`."""
         return self.fit(clients).labels_
 
     @available_if(_can_predict)
+    @in_32_bits
     def predict(self, clients: Any) -> Any:
         """Finds the clusters of further rows, as of a client that comes when the rounds are over.
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxfedmvc.precision import in_32_bits
 
+
+@in_32_bits
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the mean of `values` [rows] over the real rows."""
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
+@in_32_bits
 def l2_normalize(x: jax.Array) -> jax.Array:
     """Scales rows of `x` [..., d] to length 1; a zero row stays zero, with a finite gradient.
 
@@ -25,11 +29,13 @@ def l2_normalize(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)
 
 
+@in_32_bits
 def cosine(a: jax.Array, b: jax.Array) -> jax.Array:
     """Computes each row's cosine of `a` and `b`, [rows, d] -> [rows]; FMCSC's eq. (4)."""
     return jnp.sum(l2_normalize(a) * l2_normalize(b), axis=-1)
 
 
+@in_32_bits
 def mean_squared_error(x: jax.Array, target: jax.Array, mask: jax.Array) -> jax.Array:
     """Computes the mean squared difference over real rows and features, [rows, d] -> scalar.
 
@@ -39,6 +45,7 @@ def mean_squared_error(x: jax.Array, target: jax.Array, mask: jax.Array) -> jax.
     return masked_mean(jnp.mean((x - target) ** 2, axis=-1), mask)
 
 
+@in_32_bits
 def log_sum_exp(logits: jax.Array, allowed: jax.Array) -> jax.Array:
     """Computes log-sum-exp of the allowed entries of the last axis; 0 where none is allowed."""
     some = jnp.any(allowed, axis=-1)
@@ -50,6 +57,7 @@ def log_sum_exp(logits: jax.Array, allowed: jax.Array) -> jax.Array:
     return jnp.where(some, jnp.log(jnp.where(some, total, 1.0)) + top, 0.0)
 
 
+@in_32_bits
 def feature_contrast(
     h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | float
 ) -> jax.Array:
@@ -70,6 +78,7 @@ def feature_contrast(
     return masked_mean(jnp.where(jnp.any(negatives, axis=-1), per_row, 0.0), mask)
 
 
+@in_32_bits
 def ntxent(h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | float) -> jax.Array:
     """Computes symmetric NT-Xent over the 2n rows [h_view; h], as FMCSC's published code does.
 
@@ -93,6 +102,7 @@ def ntxent(h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | fl
     return masked_mean(per_row, both_mask)
 
 
+@in_32_bits
 def model_contrast(
     h: jax.Array, h_global: jax.Array, z: jax.Array, mask: jax.Array, tau: jax.Array | float
 ) -> jax.Array:
@@ -113,6 +123,7 @@ def model_contrast(
     return masked_mean(jax.nn.softplus(negative - positive), mask)
 
 
+@in_32_bits
 def mutual_information(a: jax.Array, b: jax.Array, mask: jax.Array, n_bins: int = 10) -> jax.Array:
     """Estimates the mutual information, in bits, of the paired entries of two feature matrices.
 

@@ -208,6 +208,14 @@ def recorded(name):
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_a_run_is_the_same_with_64_bits(name):
+    narrow = outcome(name)
+    with jax.enable_x64(True):
+        assert outcome(name) == narrow
+
+
 @pytest.mark.skipif("JAXFEDMVC_RECORD" not in os.environ, reason="JAXFEDMVC_RECORD is not set")
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_record(name):

@@ -35,6 +35,7 @@ from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.metrics.contingency import ari_from_contingency
+from jaxfedmvc.precision import in_32_bits
 
 # Labels travel in a byte each.
 MOST_CLUSTERS = 127
@@ -167,6 +168,7 @@ def labels_of(key: Array, x: Array, where: Array, config: LabelConsensusConfig) 
     return lax.map(one, jnp.array(sorted(config.local_clusters)))
 
 
+@in_32_bits
 @jax.default_matmul_precision("highest")
 def consensus(
     key: Array,

@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import check_data
+from jaxfedmvc.precision import in_32_bits
 
 _ABREAST = 8  # blocks compared with a block at a time: fewer steps, against more padding
 _UNROLLED = 16  # features up to which sums over them are written out
@@ -41,6 +42,7 @@ class _Blocks(NamedTuple):
     middle: Array
 
 
+@in_32_bits
 def dbscan(
     x: ArrayLike,
     eps: ArrayLike,

@@ -9,8 +9,10 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import KMeansResult, check_data, kmeans
+from jaxfedmvc.precision import in_32_bits
 
 
+@in_32_bits
 def kernel_kmeans(
     key: Array,
     x: ArrayLike,
@@ -62,6 +64,7 @@ def kernel_kmeans(
     )
 
 
+@in_32_bits
 def random_fourier_features(key: Array, x: ArrayLike, gamma: ArrayLike, n_features: int) -> Array:
     """Draws features z with E[z(x) . z(y)] = exp(-gamma |x - y|^2) (Rahimi & Recht, 2007).
 

@@ -23,6 +23,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc.checks import whole
+from jaxfedmvc.precision import in_32_bits
 
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
 _BLOCK = 1024
@@ -47,6 +48,7 @@ class KMeansResult(NamedTuple):
     n_iter: Array
 
 
+@in_32_bits
 def kmeans(
     key: Array | None,
     x: ArrayLike,
@@ -104,6 +106,7 @@ def kmeans(
     return KMeansResult(*(leaf[best] for leaf in runs))
 
 
+@in_32_bits
 def lloyd(
     x: ArrayLike,
     centroids: ArrayLike,
@@ -173,6 +176,7 @@ def lloyd(
     return KMeansResult(centroids + origin, jnp.where(where, labels, -1), inertia, n_iter)
 
 
+@in_32_bits
 def kmeans_plusplus(
     key: Array,
     x: ArrayLike,
@@ -229,6 +233,7 @@ def kmeans_plusplus(
     return lax.fori_loop(0, limit, add, start)[0]
 
 
+@in_32_bits
 def predict(x: ArrayLike, centroids: ArrayLike, limit: ArrayLike | None = None) -> Array:
     """Finds the nearest centroid of each row, the first of several equally near.
 

@@ -20,11 +20,13 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc.clustering.kmeans import check_data
 from jaxfedmvc.clustering.spectral import spectral
+from jaxfedmvc.precision import in_32_bits
 
 # Floats that one step of a blocked loop may take: bounds memory, and small data need one step.
 _BLOCK = 2**22
 
 
+@in_32_bits
 def sc_srgf(
     key: Array,
     x: ArrayLike,

@@ -13,8 +13,10 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import kmeans
+from jaxfedmvc.precision import in_32_bits
 
 
+@in_32_bits
 def spectral(
     key: Array,
     affinity: ArrayLike,
@@ -59,6 +61,7 @@ def spectral(
     return kmeans(key, rows, n_clusters, where=where, limit=used, n_init=n_init).labels
 
 
+@in_32_bits
 def spectral_embedding(
     affinity: ArrayLike, n_components: int, *, where: ArrayLike | None = None
 ) -> Array:

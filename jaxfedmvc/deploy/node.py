@@ -54,6 +54,7 @@ from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages import secure
+from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
@@ -113,6 +114,7 @@ class Node:
         # For as long as it lives: two of a folder would answer an exchange twice, with one mask.
         self._lock = files.locked(self.holding.folder)
 
+    @in_32_bits
     def handle(self, request: bytes) -> bytes:
         """Answers a request; whatever is wrong becomes a reply that says so.
 

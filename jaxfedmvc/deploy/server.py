@@ -49,6 +49,7 @@ from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.engine.run import draw_participants
 from jaxfedmvc.messages import secure
 from jaxfedmvc.metrics import host
+from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
@@ -99,6 +100,7 @@ class Server:
 
     # --- The job ----------------------------------------------------------------------------------
 
+    @in_32_bits
     def run(self) -> dict[str, Any]:
         """Runs the job, or what is left of it; a finished one serves clients that came later.
 

@@ -15,6 +15,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import RunState
 from jaxfedmvc.engine.run import RunResult, assign, finish, one_round, setup, start
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.precision import in_32_bits
 
 
 @partial(jax.jit, static_argnums=0, static_argnames="client_chunk")
@@ -31,6 +32,7 @@ def _made_assign(
     return assign(make(hyperparams), *arguments, **keywords)
 
 
+@in_32_bits
 def run_compacting(
     make: Callable[[Any], FederatedAlgorithm],
     federation: Federation,

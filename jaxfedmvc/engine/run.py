@@ -29,6 +29,7 @@ from jaxfedmvc.engine.phases import (
 )
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.federation import tables
+from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
@@ -57,6 +58,7 @@ class RunResult(NamedTuple):
     n_rounds: jax.Array
 
 
+@in_32_bits
 def start(
     algorithm: FederatedAlgorithm,
     federation: Federation,
@@ -93,6 +95,7 @@ def start(
     return RunState(server, clients, participants)
 
 
+@in_32_bits
 def draw_participants(
     federation: Federation,
     key: jax.Array,
@@ -143,6 +146,7 @@ def _lowest_draws(key: jax.Array, cohort: Cohort, n: int) -> jax.Array:
     return jnp.sort(jnp.argsort(draws)[:n])
 
 
+@in_32_bits
 def setup(
     algorithm: FederatedAlgorithm,
     federation: Federation,
@@ -172,6 +176,7 @@ def setup(
     return run_phases(algorithm.setup, "setup", federation, key, state, client_chunk, progress)
 
 
+@in_32_bits
 def one_round(
     algorithm: FederatedAlgorithm,
     federation: Federation,
@@ -208,6 +213,7 @@ def one_round(
     return run_phases(algorithm.round, "round", federation, key, state, client_chunk, progress)
 
 
+@in_32_bits
 def finish(
     algorithm: FederatedAlgorithm,
     federation: Federation,
@@ -237,6 +243,7 @@ def finish(
     return run_phases(algorithm.finish, "finish", federation, key, state, client_chunk, None)
 
 
+@in_32_bits
 def assign(
     algorithm: FederatedAlgorithm,
     federation: Federation,
@@ -258,6 +265,7 @@ def assign(
     return over_clients(algorithm.assign, federation, state, client_chunk)
 
 
+@in_32_bits
 def embed(
     algorithm: FederatedAlgorithm,
     federation: Federation,
@@ -284,6 +292,7 @@ def embed(
     return over_clients(algorithm.embed, federation, state, client_chunk)
 
 
+@in_32_bits
 def run(
     algorithm: FederatedAlgorithm,
     federation: Federation,

@@ -38,6 +38,7 @@ from jaxfedmvc.engine.phases import Exchanged, RunState, Traffic
 from jaxfedmvc.engine.run import draw_participants, start
 from jaxfedmvc.engine.traffic import total
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
@@ -220,6 +221,7 @@ class Steps:
         other._hyper = jax.tree.map(as_number, hyperparams)
         return other
 
+    @in_32_bits
     def stages_that_read(self, name: str) -> set[str]:
         """Returns the stages, of the programs walked, whose results depend on a hyper-parameter.
 
@@ -252,6 +254,7 @@ class Steps:
         found = self._call(_Program("done", function), state.server)
         return False if self._is_abstract else bool(found)
 
+    @in_32_bits
     def compacted(self, state: RunState) -> RunState:
         """Returns the same state in smaller arrays, where the method can; else as it is."""
         if self.algorithm.compact is None:
@@ -394,6 +397,7 @@ class Steps:
             wait([job for _, job in pending], return_when=FIRST_COMPLETED)
         self.seconds += time.perf_counter() - began
 
+    @in_32_bits
     def _compile(self, flat: _Flat, submit: Callable[..., Any]) -> Future:
         """Compiles a traced program, or finds one of the same text; returns its future."""
         lowered = flat.traced.traced.lower()
@@ -435,6 +439,7 @@ class Steps:
             found[stage] = total(parts, self._n_participants if self.algorithm.peers else None)
         return found
 
+    @in_32_bits
     def _walk(self) -> RunState:
         """Goes through a run of one round with shapes alone; returns those of the state."""
         self._walked()
@@ -616,6 +621,7 @@ class Steps:
 
     # --- Calling ----------------------------------------------------------------------------------
 
+    @in_32_bits
     def _call(self, program: _Program, *arguments: Any) -> Any:
         """Calls a program, or only traces it where shapes are walked."""
         leaves, structure = jax.tree.flatten((self._hyper, *arguments))

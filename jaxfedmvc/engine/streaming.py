@@ -36,6 +36,7 @@ from jaxfedmvc.engine.phases import (
 )
 from jaxfedmvc.engine.run import RunResult, draw_participants, start
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
@@ -225,6 +226,7 @@ def _stream_assign(
 # --- A run ----------------------------------------------------------------------------------------
 
 
+@in_32_bits
 def run_streaming(
     algorithm: FederatedAlgorithm,
     federation: Federation,
@@ -307,6 +309,7 @@ def _reduced(federation: Federation, change: Callable[[Any], Cohort]) -> Federat
     return federation.replace(cohorts=cohorts)  # type: ignore[attr-defined]
 
 
+@in_32_bits
 def start_on_host(
     algorithm: FederatedAlgorithm,
     federation: Federation,

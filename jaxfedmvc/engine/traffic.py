@@ -10,8 +10,10 @@ from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import Exchanged, Traffic, run_phases
 from jaxfedmvc.engine.run import start
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.precision import in_32_bits
 
 
+@in_32_bits
 def traffic(
     algorithm: FederatedAlgorithm,
     federation: Federation,

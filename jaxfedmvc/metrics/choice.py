@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxfedmvc.metrics import host
+from jaxfedmvc.precision import in_32_bits
 
 # Clusters with less agreement than this are chance as much as structure.
 LEAST_STABILITY = 0.75
@@ -56,6 +57,7 @@ def stability(labelings: Sequence[np.ndarray]) -> float:
     return float(np.mean(scores))
 
 
+@in_32_bits
 def silhouette(parts: Sequence[Rows]) -> float:
     """Computes the mean over rows of (b - a) / max(a, b), rows with some views included.
 

@@ -15,8 +15,10 @@ from jax.typing import ArrayLike
 from optax import assignment
 
 from jaxfedmvc import checks
+from jaxfedmvc.precision import in_32_bits
 
 
+@in_32_bits
 def contingency(
     labels: ArrayLike,
     predicted: ArrayLike,
@@ -67,6 +69,7 @@ def _numbers(name: str, labels: ArrayLike) -> Array:
     return array.astype(jnp.int32)
 
 
+@in_32_bits
 def scores_from_contingency(table: ArrayLike) -> dict[str, Array]:
     """Computes all scores of one contingency matrix.
 
@@ -97,6 +100,7 @@ def _counts(table: ArrayLike) -> Array:
     return table
 
 
+@in_32_bits
 def scores(
     labels: ArrayLike,
     predicted: ArrayLike,
@@ -125,6 +129,7 @@ def scores(
     return scores_from_contingency(contingency(labels, predicted, n_classes, n_clusters, where))
 
 
+@in_32_bits
 def accuracy(
     labels: ArrayLike,
     predicted: ArrayLike,
@@ -154,6 +159,7 @@ def accuracy(
     return _acc(contingency(labels, predicted, n_classes, n_clusters, where))
 
 
+@in_32_bits
 def nmi(
     labels: ArrayLike,
     predicted: ArrayLike,
@@ -180,6 +186,7 @@ def nmi(
     return _nmi(contingency(labels, predicted, n_classes, n_clusters, where))
 
 
+@in_32_bits
 def ari(
     labels: ArrayLike,
     predicted: ArrayLike,
@@ -211,6 +218,7 @@ def ari(
     return ari_from_contingency(contingency(labels, predicted, n_classes, n_clusters, where))
 
 
+@in_32_bits
 def purity(
     labels: ArrayLike,
     predicted: ArrayLike,
@@ -259,6 +267,7 @@ def _nmi(table: Array) -> Array:
     return jnp.where(n > 0, jnp.where(trivial, 1.0, score), jnp.nan)
 
 
+@in_32_bits
 def ari_from_contingency(table: ArrayLike) -> Array:
     """Computes the Rand index adjusted for chance of one contingency matrix, see `ari`.
 
@@ -305,6 +314,7 @@ def _entropy(sizes: Array) -> Array:
     return jnp.sum(sizes * jnp.log1p((n - sizes) / jnp.maximum(sizes, 1.0))) / jnp.maximum(n, 1.0)
 
 
+@in_32_bits
 def simplified_silhouette(
     x: ArrayLike, labels: ArrayLike, n_clusters: int, where: ArrayLike | None = None
 ) -> Array:

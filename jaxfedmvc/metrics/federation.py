@@ -9,8 +9,10 @@ import jax.numpy as jnp
 
 from jaxfedmvc import metrics
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.precision import in_32_bits
 
 
+@in_32_bits
 def tables(federation: Federation, predicted: Sequence[jax.Array], n_clusters: int) -> jax.Array:
     """Counts rows by class and cluster for each client, cohort after cohort; jit-able.
 

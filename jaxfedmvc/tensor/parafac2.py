@@ -39,6 +39,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
+from jaxfedmvc.precision import in_32_bits
 from jaxfedmvc.tensor.tucker import largest_entry_signs, polar, relative_error
 
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
@@ -81,6 +82,7 @@ class Parafac2Result(NamedTuple):
     n_sweeps: Array
 
 
+@in_32_bits
 def parafac2(
     key: Array | None,
     slices: ArrayLike,
@@ -156,12 +158,14 @@ def parafac2(
     return Parafac2Result(form._replace(s=form.s * unit), error, n_sweeps)
 
 
+@in_32_bits
 def reconstruct(parafac2: Parafac2) -> Array:
     """Returns the slices P_k H diag(s_k) Q^T, float32 [K, n_max, J]; zero rows of padding."""
     projections, h, q, s = parafac2
     return _einsum("knr,krj->knj", projections, _einsum("rc,kc,jc->krj", h, s, q))
 
 
+@in_32_bits
 def from_slice(x: ArrayLike, rank: int, *, where: ArrayLike | None = None) -> Parafac2:
     """Returns the form of a single slice (K = 1), from its truncated SVD.
 
@@ -302,6 +306,7 @@ def normalised(h: Array, q: Array) -> tuple[Array, Array, Array]:
     return h / h_norm[None], q / q_norm[None], h_norm * q_norm
 
 
+@in_32_bits
 def canonical(parafac2: Parafac2) -> Parafac2:
     """Brings a form to the scales, signs and order of the module's docstring; the slices stay."""
     h, q, scale = normalised(parafac2.h, parafac2.q)

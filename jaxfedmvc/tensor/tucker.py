@@ -24,6 +24,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
+from jaxfedmvc.precision import in_32_bits
 
 _matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -54,6 +55,7 @@ class HooiResult(NamedTuple):
     n_sweeps: Array
 
 
+@in_32_bits
 def unfold(x: ArrayLike, mode: int) -> Array:
     """Returns the matrix X_(mode) [I_mode, product of the others]: its columns are a mode's fibres.
 
@@ -69,6 +71,7 @@ def unfold(x: ArrayLike, mode: int) -> Array:
     return jnp.transpose(x, (mode, *others)).reshape(x.shape[mode], -1)
 
 
+@in_32_bits
 def mode_product(x: ArrayLike, matrix: ArrayLike, mode: int) -> Array:
     """Computes X x_mode M: multiplies every fibre of a mode by a matrix.
 
@@ -91,6 +94,7 @@ def mode_product(x: ArrayLike, matrix: ArrayLike, mode: int) -> Array:
     return jnp.moveaxis(product, 0, mode)
 
 
+@in_32_bits
 def reconstruct(tucker: Tucker) -> Array:
     """Returns the tensor G x_1 U_1 ... x_N U_N, float32 [I_1, ..., I_N]."""
     x = tucker.core
@@ -99,6 +103,7 @@ def reconstruct(tucker: Tucker) -> Array:
     return x
 
 
+@in_32_bits
 def project(x: ArrayLike, factors: Sequence[Array]) -> Tucker:
     """Fits the core for fixed factors by least squares: X x_1 U_1^T ... x_N U_N^T.
 
@@ -110,6 +115,7 @@ def project(x: ArrayLike, factors: Sequence[Array]) -> Tucker:
     return Tucker(core, tuple(factors))
 
 
+@in_32_bits
 def hosvd(x: ArrayLike, ranks: Sequence[int]) -> Tucker:
     """Computes the truncated higher-order SVD (De Lathauwer et al., 2000).
 
@@ -131,6 +137,7 @@ def hosvd(x: ArrayLike, ranks: Sequence[int]) -> Tucker:
     return project(x, [_leading(unfold(x, mode), rank) for mode, rank in enumerate(ranks)])
 
 
+@in_32_bits
 def hooi_sweep(x: ArrayLike, factors: Sequence[Array]) -> tuple[Array, ...]:
     """Makes one sweep of higher-order orthogonal iteration (De Lathauwer et al., 2000).
 
@@ -154,6 +161,7 @@ def hooi_sweep(x: ArrayLike, factors: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(factors)
 
 
+@in_32_bits
 def hooi(
     x: ArrayLike, ranks: Sequence[int], *, max_sweeps: int = 20, tol: ArrayLike = 1e-6
 ) -> HooiResult:
@@ -194,6 +202,7 @@ def hooi(
     return HooiResult(best, error, n_sweeps)
 
 
+@in_32_bits
 def polar(matrix: ArrayLike) -> Array:
     """Returns the nearest matrix with orthonormal columns (Schönemann, 1966).
 
@@ -215,6 +224,7 @@ def polar(matrix: ArrayLike) -> Array:
     return _matmul(left, right)
 
 
+@in_32_bits
 def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker:
     """Rotates the factors as near as possible to reference factors; the tensor stays the same.
 
@@ -244,6 +254,7 @@ def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker
     return Tucker(core, tuple(factors))
 
 
+@in_32_bits
 def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) -> Array:
     """Returns the target of a plain least-squares step that lowers a weighted error (Kiers, 1997).
 
@@ -267,6 +278,7 @@ def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) ->
     return fitted + jnp.where(weights > 0, share * (target - fitted), 0.0)
 
 
+@in_32_bits
 def relative_error(x: Array, fitted: Array) -> Array:
     """Computes |x - fitted| / |x| in Frobenius norms; 0 where `x` is zero and fitted exactly."""
     # From the difference: |x|^2 - |core|^2 would leave no digits of a small error.

@@ -46,6 +46,7 @@ from jaxfedmvc.algorithms.pooled.rows import is_real, min_max
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import cosine, l2_normalize, masked_mean
+from jaxfedmvc.precision import in_32_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +142,7 @@ def _check_pairs(federation: Federation) -> None:
                 )
 
 
+@in_32_bits
 def fit(
     key: Array,
     views: tuple[Array, ...],

@@ -54,6 +54,7 @@ from jaxfedmvc.algorithms.pooled.networks import (
 from jaxfedmvc.algorithms.pooled.rows import is_real, min_max
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize, log_sum_exp, masked_mean
+from jaxfedmvc.precision import in_32_bits
 
 _MOST = 3.0  # largest squared length of a feature vector in F
 
@@ -144,6 +145,7 @@ def _check_complete(federation: Federation) -> None:
         )
 
 
+@in_32_bits
 def fit(
     key: Array,
     views: tuple[Array, ...],

@@ -47,6 +47,7 @@ from jaxfedmvc.algorithms.pooled.networks import (
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize, log_sum_exp, masked_mean
+from jaxfedmvc.precision import in_32_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +121,7 @@ def gcfagg(config: GCFAggConfig, hyper: GCFAggHyperparams | None = None) -> Fede
     return pooled(fit, config, hyper, needs_complete_rows("gcfagg"))
 
 
+@in_32_bits
 def fit(
     key: Array,
     views: tuple[Array, ...],

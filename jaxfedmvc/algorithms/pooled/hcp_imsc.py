@@ -42,6 +42,7 @@ from jaxfedmvc.algorithms.pooled.matrices import alternate, neighbours, spectral
 from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
+from jaxfedmvc.precision import in_32_bits
 
 _MOST_ROWS = 6000
 _WHY = "every pass inverts dense matrices of that size, in cubic time"
@@ -112,6 +113,7 @@ def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> 
     )
 
 
+@in_32_bits
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

@@ -41,6 +41,7 @@ from jaxfedmvc.algorithms.pooled.matrices import (
 from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
+from jaxfedmvc.precision import in_32_bits
 
 _WHY = "as many as clusters"
 
@@ -98,6 +99,7 @@ def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> 
     return pooled(fit, config, hyper, wide, linked, varied)
 
 
+@in_32_bits
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

@@ -42,6 +42,7 @@ from jaxfedmvc.algorithms.pooled.adapter import (
 from jaxfedmvc.algorithms.pooled.matrices import polar, soft, spectral_rows
 from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.precision import in_32_bits
 
 # By the compiler's account a run takes 29 bytes for each pair of rows and view: 8.4 GB for 12 000
 # rows in two views.
@@ -151,6 +152,7 @@ def jpltd(config: JPLTDConfig, hyper: JPLTDHyperparams | None = None) -> Federat
     )
 
 
+@in_32_bits
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

@@ -28,6 +28,7 @@ from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, poo
 from jaxfedmvc.algorithms.pooled.matrices import left_singular_vectors, simplex
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.precision import in_32_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,7 @@ def lmvsc(config: LMVSCConfig, hyper: LMVSCHyperparams | None = None) -> Federat
     return pooled(fit, config, hyper, needs_complete_rows("lmvsc"))
 
 
+@in_32_bits
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

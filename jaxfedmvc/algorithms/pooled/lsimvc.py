@@ -45,6 +45,7 @@ from jaxfedmvc.algorithms.pooled.matrices import (
 from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
+from jaxfedmvc.precision import in_32_bits
 
 _WHY = "as many as clusters"
 # Rows whose distances the width of the heat kernel is taken from.
@@ -133,6 +134,7 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
     return pooled(fit, config, hyper, wide, linked, varied)
 
 
+@in_32_bits
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

@@ -47,6 +47,7 @@ from jaxfedmvc.algorithms.pooled.networks import (
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real, min_max
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize, masked_mean, ntxent
+from jaxfedmvc.precision import in_32_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,7 @@ def mflvc(config: MFLVCConfig, hyper: MFLVCHyperparams | None = None) -> Federat
     )
 
 
+@in_32_bits
 def fit(
     key: Array,
     views: tuple[Array, ...],

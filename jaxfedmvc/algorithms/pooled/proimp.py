@@ -46,6 +46,7 @@ from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.losses import l2_normalize, log_sum_exp, masked_mean, ntxent
 from jaxfedmvc.nn import fit_on, init_mlps
+from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
@@ -137,6 +138,7 @@ def _needs_pairs(federation: Federation) -> None:
             )
 
 
+@in_32_bits
 def fit(
     key: Array,
     views: tuple[Array, ...],

@@ -39,6 +39,7 @@ from jaxfedmvc.algorithms.pooled.networks import batch_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.losses import l2_normalize, masked_mean
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
+from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 _EPSILON = 1e-9
@@ -159,6 +160,7 @@ def comvc(config: CoMVCConfig, hyper: CoMVCHyperparams | None = None) -> Federat
     return pooled(fit_comvc, config, hyper, two, needs_complete_rows("comvc"))
 
 
+@in_32_bits
 def fit(
     key: Array,
     views: tuple[Array, ...],
@@ -170,6 +172,7 @@ def fit(
     return _fit(key, views, observed, config, hyper, lambda key, params, found, mask: 0.0)
 
 
+@in_32_bits
 def fit_comvc(
     key: Array,
     views: tuple[Array, ...],
