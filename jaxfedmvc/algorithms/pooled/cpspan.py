@@ -1,6 +1,6 @@
 """CPSPAN: autoencoders whose embeddings of the same sample are pulled together across views.
 
-    first:  sum_v |X^v - D^v(E^v(X^v))|^2 over the rows of each view
+    first:  sum_v mean (X^v - D^v(E^v(X^v)))^2 over the rows of each view and its features
     then:   that + instance_weight * sum_{v<w} mean (1 - cos(z_i^v, z_i^w))^2 over paired rows
             + prototype_weight * the prototype term
     last:   missing embeddings are filled from neighbours, and k-means clusters all side by side

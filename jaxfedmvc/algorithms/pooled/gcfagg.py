@@ -4,7 +4,7 @@
     hh, S = l2(U T(z^1 .. z^V)) and the attention of T, one layer of a transformer whose sequence
     is the batch: each row gathers from all rows like it
 
-    first:   sum_v |x^v - D^v(z^v)|^2
+    first:   sum_v mean (x^v - D^v(z^v))^2 over rows and features
     then:    that + sum_v NT-Xent(h^v, hh), where rows i, j repel each other by 1 - S_ij as much
     labels:  k-means of hh
 

@@ -2,7 +2,7 @@
 
     z^v = E^v(x^v),  h^v = l2(W z^v),  q^v = softmax(U z^v); all views share W and U
 
-    first:   sum_v |x^v - D^v(z^v)|^2
+    first:   sum_v mean (x^v - D^v(z^v))^2 over rows and features
     then:    that + sum_{v<w} [NT-Xent(h^v, h^w) + NT-Xent(columns of q^v, of q^w)
              + unevenness(q^v) + unevenness(q^w)]
     last:    each view's high-level features are clustered once, and q^v is fitted to the clusters
