@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import tempfile
 import time
@@ -78,9 +79,9 @@ def made_by(arguments: Sequence[str]) -> dict[str, str]:
 
     Args:
       arguments: The command line that makes it; where sets lie and the source tree's own place are
-        left out.
+        left out, and what a shell would take apart is quoted.
     """
-    command = " ".join(a for a in arguments if not a.startswith("--data_dir="))
+    command = shlex.join(a for a in arguments if not a.startswith("--data_dir="))
     return {
         "command": command.replace(f"{_ROOT}/", ""),
         "commit": commit(),
@@ -90,7 +91,8 @@ def made_by(arguments: Sequence[str]) -> dict[str, str]:
 
 
 # What runs of one cell of a table may differ in.
-_OF_A_RUN = re.compile(r"--(seeds?|sets|runs_file|output_dir|peers_file)=\S+ ?")
+_FLAG_OF_A_RUN = r"--(?:seeds?|sets|runs_file|output_dir|peers_file)="
+_OF_A_RUN = re.compile(rf"(?:'{_FLAG_OF_A_RUN}[^']*'|{_FLAG_OF_A_RUN}\S+) ?")
 
 
 def settings_of_row(command: str) -> str:
