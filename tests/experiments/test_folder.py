@@ -134,3 +134,15 @@ def test_small_programs_are_kept_too_unless_jax_was_told_otherwise(told, kept):
         assert getattr(jax.config, name) == kept
     finally:
         jax.config.update(name, before)
+
+
+def test_a_stopped_job_says_whether_there_is_something_to_go_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "_held", {})
+    assert folder.stopped() == "stopped before the job was begun"
+    monkeypatch.setattr(folder, "_held", {tmp_path: None})
+    for name in (".lock", "flags.txt", "data.json", "rounds.csv"):
+        (tmp_path / name).touch()
+    again = f"--resume with the same flags and --output_dir={tmp_path}"
+    assert folder.stopped() == f"stopped before anything was saved; {again} begins anew"
+    (tmp_path / "checkpoint.npz").touch()
+    assert folder.stopped() == f"stopped; {again} goes on from there"
