@@ -48,7 +48,7 @@ _LABELS = ("labels", "label", "y", "gt", "truth", "truelabel", "gnd")
 
 
 def names() -> tuple[str, ...]:
-    """Names of the documented sets; ``"digits"`` and the ``"multimodal"`` ones need no file."""
+    """Returns the documented sets; ``"digits"`` and the ``"multimodal"`` ones need no file."""
     return ("digits", *_GENERATED, *RECORDS)
 
 

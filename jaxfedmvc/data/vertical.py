@@ -190,7 +190,7 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def vertical_partition(n_samples: int, n_agents: int) -> tuple[Part, ...]:
-    """Agents 0..n_agents-1 that each hold all samples, and view a for agent a.
+    """Makes agents 0..n_agents-1 that each hold all samples, and view a for agent a.
 
     Args:
       n_samples: number of samples.
