@@ -26,6 +26,9 @@ from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import METRICS
 
+# Views of a run in a line for the terminal; comparison.csv has all.
+_VIEWS_SHOWN = 3
+
 FLAGS = flags.FLAGS
 flags.DEFINE_string("to", None, "Folder to write to; none: results/compare-<time>/.")
 
@@ -107,8 +110,22 @@ def warnings(lines: pd.DataFrame) -> list[str]:
         ("device", "devices differ: seconds are not comparable"),
     ):
         if lines[column].nunique() > 1:
-            found.append(f"{text}: {', '.join(map(str, lines[column].unique()))}")
+            values = [str(value) for value in lines[column].unique()]
+            shown = _unshared(values) if column == "views" else values
+            found.append(f"{text}: {', '.join(shown)}")
     return found
+
+
+def _unshared(values: Sequence[str]) -> list[str]:
+    """Returns the first views of each that not all have, as there may be many of them."""
+    views = [value.split("; ") for value in values]
+    shared = set(views[0]).intersection(*views[1:])
+    own = [[view for view in mine if view not in shared] for mine in views]
+    dots = [f"; ... ({len(mine)})" if len(mine) > _VIEWS_SHOWN else "" for mine in own]
+    return [
+        ("; ".join(mine[:_VIEWS_SHOWN]) or "no others") + more
+        for mine, more in zip(own, dots, strict=True)
+    ]
 
 
 def write_page(

@@ -27,6 +27,7 @@ from experiments.fmcsc import rows as fmcsc_rows
 from experiments.fmcsc import tables as fmcsc
 from experiments.leakage.uploads import forms_of_graphs
 from experiments.lib import peers
+from experiments.lib.folder import settings_of_row
 from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd
 from experiments.robustness import __main__ as robustness
@@ -101,10 +102,8 @@ _SENT = {
     ),
 }
 _MADE_BY = ("command", "commit", "device", "jax", "seconds")
-# What a cell's runs may differ in; later rows also spell out defaults that earlier ones left out.
-_OF_A_RUN = re.compile(
-    r"--(?:(?:seeds?|sets|runs_file|output_dir|peers_file)=\S+|(?:categories|missing)=refuse) ?"
-)
+# Later rows also spell out defaults that earlier ones left out.
+_SPELT_OUT = re.compile(r"--(?:categories|missing)=refuse ?")
 
 
 class Shown(NamedTuple):
@@ -715,7 +714,8 @@ def mixed(rows: Rows) -> Iterator[str]:
         if mine["seed"].duplicated().any():
             yield f"{name}: a seed occurs twice"
         if "command" in mine:
-            commands = mine["command"].str.replace(_OF_A_RUN, "", regex=True).str.strip()
+            commands = mine["command"].str.replace(_SPELT_OUT, "", regex=True)
+            commands = commands.map(settings_of_row, na_action="ignore")
             if commands.nunique() > 1:
                 yield f"{name}: unlike settings: {'; '.join(sorted(set(commands)))}"
 

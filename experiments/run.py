@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from experiments.lib import choice
+from experiments.lib import choice, folder
 from experiments.lib.command import parse_or_exit
 
 
@@ -32,7 +32,7 @@ def main(
     try:
         choice.run(parse_or_exit(arguments, text, algorithm=algorithm, extra=extra))
     except KeyboardInterrupt:
-        sys.exit("stopped; --resume with the same flags and its --output_dir goes on from there")
+        sys.exit(folder.stopped())
 
 
 if __name__ == "__main__":

@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run(arguments, parse_or_exit(arguments, __doc__ or "", extra=(SweepSettings,)))
     except KeyboardInterrupt:
-        sys.exit("stopped; --resume with the same flags and its --output_dir goes on from there")
+        sys.exit(folder.stopped())
 
 
 if __name__ == "__main__":

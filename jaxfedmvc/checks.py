@@ -61,6 +61,42 @@ def whole(
         raise wrong(name, value, allowed)
 
 
+def number(name: str, value: Any, rule: tuple[Callable[[Any], Any], str]) -> None:
+    """Checks that an argument is one real number, and its value where it is not traced.
+
+    Args:
+      name: What the error calls it.
+      value: What was given.
+      rule: (a predicate, what is allowed, in words), such as `POSITIVE`.
+
+    Raises:
+      ValueError: It is no scalar, no real number, or breaks the rule. NaN breaks every rule.
+    """
+    is_right, allowed = rule
+    is_traced = isinstance(value, jax.core.Tracer)
+    array = value if is_traced else np.asarray(value)
+    kinds = (jnp.floating, jnp.integer)
+    is_real = array.ndim == 0 and any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
+    if not is_real or not (is_traced or is_right(array)):
+        raise wrong(name, value, allowed)
+
+
+def floats(name: str, values: Any) -> jax.Array:
+    """Returns real numbers as a float32 array; a cast alone would drop imaginary parts.
+
+    Raises:
+      ValueError: They are complex, no numbers, or no array.
+    """
+    try:
+        is_complex = jnp.iscomplexobj(values)
+        array = values if is_complex else jnp.asarray(values, jnp.float32)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of real numbers: {error}") from error
+    if is_complex:
+        raise ValueError(f"{name} must be an array of real numbers, got complex ones")
+    return array
+
+
 def at_least(settings: Any, least: int, *names: str) -> None:
     """Checks that these fields of `settings` are whole numbers, `least` or more.
 

@@ -178,7 +178,7 @@ def _check(**arguments: float) -> None:
     for name, value in arguments.items():
         if name.startswith("n_"):
             checks.whole(name, value, 1)
-        if name == "delta" and not 0 < value < 1:
-            raise checks.wrong(name, value, "a number between 0 and 1")
-        if name in ("epsilon", "noise_multiplier") and not value > 0:
-            raise checks.wrong(name, value, "more than 0")
+        if name == "delta":
+            checks.number(name, value, (lambda x: 0 < x < 1, "a number between 0 and 1"))
+        if name in ("epsilon", "noise_multiplier"):
+            checks.number(name, value, (lambda x: x > 0, "more than 0"))

@@ -408,7 +408,7 @@ def _agents(
 
 
 def is_multimodal(name: str) -> bool:
-    """Whether a set is one of the two generated ones, which every seed draws anew."""
+    """Says whether a set is one of the two generated ones, which every seed draws anew."""
     return name.lower() in ("multimodal", "multimodal_table1")
 
 

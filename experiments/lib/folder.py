@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import tempfile
 import time
@@ -29,6 +30,8 @@ from jaxfedmvc.files import locked, write_text
 _ROOT = Path(__file__).parents[2]
 # Holds the fingerprints of a job's data.
 _DATA = "data.json"
+# Files of a job from whose results it cannot go on.
+_NO_PROGRESS = {".lock", "flags.txt", "rounds.csv", _DATA}
 # Folders of this process' jobs, and the files that keep others out while they are open.
 _held: dict[Path, IO[str]] = {}
 
@@ -78,9 +81,9 @@ def made_by(arguments: Sequence[str]) -> dict[str, str]:
 
     Args:
       arguments: The command line that makes it; where sets lie and the source tree's own place are
-        left out.
+        left out, and what a shell would take apart is quoted.
     """
-    command = " ".join(a for a in arguments if not a.startswith("--data_dir="))
+    command = shlex.join(a for a in arguments if not a.startswith("--data_dir="))
     return {
         "command": command.replace(f"{_ROOT}/", ""),
         "commit": commit(),
@@ -90,7 +93,8 @@ def made_by(arguments: Sequence[str]) -> dict[str, str]:
 
 
 # What runs of one cell of a table may differ in.
-_OF_A_RUN = re.compile(r"--(seeds?|sets|runs_file|output_dir|peers_file)=\S+ ?")
+_FLAG_OF_A_RUN = r"--(?:seeds?|sets|runs_file|output_dir|peers_file)="
+_OF_A_RUN = re.compile(rf"(?:'{_FLAG_OF_A_RUN}[^']*'|{_FLAG_OF_A_RUN}\S+) ?")
 
 
 def settings_of_row(command: str) -> str:
@@ -169,6 +173,17 @@ def _hold(folder: Path) -> None:
                 f"output_dir: another process writes into {str(folder)!r}; let it end, or give"
                 " another folder"
             ) from error
+
+
+def stopped() -> str:
+    """Returns what a job says that its user stops: whether there is something to go on with."""
+    if not _held:
+        return "stopped before the job was begun"
+    place = list(_held)[-1]
+    go_on = f"--resume with the same flags and --output_dir={shlex.quote(str(place))}"
+    if all(file.name in _NO_PROGRESS for file in place.iterdir()):
+        return f"stopped before anything was saved; {go_on} begins anew"
+    return f"stopped; {go_on} goes on from there"
 
 
 def unused(name: str) -> Path:

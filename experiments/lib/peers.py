@@ -11,6 +11,7 @@ refuses a cell (too many rows, too few views) has a row that says why.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -188,7 +189,7 @@ def _check_settings(one: Cell, known: pd.DataFrame, path: Path) -> None:
     asked = set(one.command.flag_lines())
     for text in mine["command"].map(folder.settings_of_row).unique():
         # Whole sets of flags: rows may be older than flags whose defaults change nothing.
-        differ = sorted(asked ^ set(parse(text.split()).flag_lines()))
+        differ = sorted(asked ^ set(parse(shlex.split(text)).flag_lines()))
         differ = [line for line in differ if not line.startswith(("--seed=", "--seeds="))]
         if differ:
             raise ValueError(

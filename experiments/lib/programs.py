@@ -12,7 +12,7 @@ _MAPS = Path("/proc/self/maps")
 
 
 def many_maps() -> bool:
-    """Whether this process has used up half of its memory maps; False where that is not known."""
+    """Says whether this process has used up half of its memory maps; False where nobody knows."""
     return _MAPS.exists() and len(_MAPS.read_bytes().splitlines()) > _MANY
 
 

@@ -349,6 +349,8 @@ class _Runner:
         for line in self.job.problems[0].notes:
             write(line)
         write(self.job.federation.describe())
+        if command.job.rounds and not self.steps.algorithm.round:
+            write(f"rounds: {command.name} exchanges nothing in them; --rounds repeats its result")
         expect = partial(self._expect, seed, made, state is not None)
         self._show_again(rows)
         self.steps.compile(self.progress.compiling, until_ready=False, on_walked=expect)

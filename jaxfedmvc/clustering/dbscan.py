@@ -72,7 +72,8 @@ def dbscan(
     Args:
         x: Data, float32 [n, d], finite in the selected rows.
         eps: Largest distance of neighbours, in the units of `x`, above 0. May be traced.
-        min_samples: Neighbours, itself included, that make a row core, at least 1. May be traced.
+        min_samples: Neighbours, itself included, that make a row core, at least 1 and below 2^31.
+            May be traced.
         where: Rows to cluster, bool [n]; all of them if None. The others count as no one's
             neighbours.
         block: Number of rows compared at a time, static. Labels do not depend on it; memory is
@@ -83,12 +84,14 @@ def dbscan(
 
     Raises:
         ValueError: If `x` or `where` has the wrong shape, `eps` is no scalar or
-            `min_samples` no integer scalar, or if `eps` <= 0, `min_samples` < 1 (values that are
-            traced pass) or `block` < 1.
+            `min_samples` no integer scalar, or if `eps` <= 0, `min_samples` is out of its range
+            (values that are traced pass) or `block` < 1.
     """
     x, where = check_data(x, where)
-    eps = _check_number("eps", eps, np.float32, "a number above 0")
-    min_samples = _check_number("min_samples", min_samples, np.int32, "an integer of at least 1")
+    eps = _check_number("eps", eps, np.float32, np.inf, "a number above 0")
+    most = np.iinfo(np.int32).max
+    allowed = "an integer of at least 1 and below 2^31"
+    min_samples = _check_number("min_samples", min_samples, np.int32, most, allowed)
     checks.whole("block", block, 1)
     n = len(x)
     blocks = _kd_blocks(x, where, min(block, n))
@@ -303,10 +306,12 @@ def _floor_square(eps: Array) -> Array:
     return jnp.where(error < 0, jnp.nextafter(square, jnp.float32(0.0)), square)
 
 
-def _check_number(name: str, value: ArrayLike, dtype: type[np.generic], allowed: str) -> Array:
-    """Checked scalar above 0; of a traced one the value cannot be checked."""
-    if jnp.ndim(value) != 0 or not np.can_cast(jnp.result_type(value), dtype, "same_kind"):
-        raise ValueError(f"{name} must be {allowed}, got {value}")
-    if not isinstance(value, jax.core.Tracer) and not np.asarray(value) > 0:
+def _check_number(
+    name: str, value: ArrayLike, dtype: type[np.generic], most: float, allowed: str
+) -> Array:
+    """Checked scalar above 0, up to `most`; of a traced one the value cannot be checked."""
+    array = value if isinstance(value, jax.core.Tracer) else np.asarray(value)
+    fits = array.ndim == 0 and np.can_cast(array.dtype, dtype, "same_kind")
+    if not fits or not (isinstance(array, jax.core.Tracer) or 0 < array <= most):
         raise ValueError(f"{name} must be {allowed}, got {value}")
     return jnp.asarray(value, dtype)

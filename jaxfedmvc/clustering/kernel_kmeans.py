@@ -99,9 +99,5 @@ def _frequencies(key: Array, d: int, gamma: Array, n_features: int) -> tuple[Arr
 
 
 def _check_gamma(gamma: ArrayLike) -> Array:
-    gamma = jnp.asarray(gamma, jnp.float32)
-    if gamma.shape != ():
-        raise ValueError(f"gamma must be a scalar, got shape {gamma.shape}")
-    if not isinstance(gamma, jax.core.Tracer) and not (gamma > 0 and jnp.isfinite(gamma)):
-        raise ValueError(f"gamma must be positive and finite, got {gamma}")
-    return gamma
+    checks.number("gamma", gamma, checks.POSITIVE)
+    return jnp.asarray(gamma, jnp.float32)

@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc.checks import whole
+from jaxfedmvc.checks import NOT_NEGATIVE, floats, number, whole
 from jaxfedmvc.precision import in_32_bits
 
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
@@ -86,11 +86,13 @@ def kmeans(
 
     Raises:
         ValueError: If `n_clusters`, `n_init` or `max_iter` is below 1, if `x`, `where`, `weights`,
-            `limit` or `centroids` has the wrong shape, if `x`, `weights` or `centroids` is concrete
-            and not finite, or `weights` negative, or if both `key` and `centroids` are None.
+            `limit` or `centroids` has the wrong shape, if `x`, `weights` or `centroids` is not of
+            real numbers, or concrete and not finite, if `weights` or `tol` is negative, or if both
+            `key` and `centroids` are None.
     """
     x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters, n_init=n_init, max_iter=max_iter)
+    number("tol", tol, NOT_NEGATIVE)
     if centroids is not None:
         centroids = _check_centroids(centroids, (n_clusters, x.shape[1]))
         return lloyd(x, centroids, where, max_iter, tol, weights=weights, limit=limit)
@@ -138,11 +140,12 @@ def lloyd(
 
     Raises:
         ValueError: If `max_iter` is below 1, `x`, `where`, `centroids`, `weights` or `limit` has
-            the wrong shape, `x`, `weights` or `centroids` is concrete and not finite, or `weights`
-            negative.
+            the wrong shape, `x`, `weights` or `centroids` is not of real numbers, or concrete and
+            not finite, or `weights` or `tol` is negative.
     """
     x, where = check_data(x, where)
     _check_at_least_one(max_iter=max_iter)
+    number("tol", tol, NOT_NEGATIVE)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
     counted, weights = weights is None, _check_weights(weights, where)
     used = jnp.arange(len(centroids)) < _check_limit(limit, len(centroids))
@@ -329,10 +332,10 @@ def check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
         where: Rows that count, bool [n]; all of them if None.
 
     Raises:
-        ValueError: If `x` or `where` has the wrong shape, or a selected row that is not traced
-            holds a number that is not finite.
+        ValueError: If `x` or `where` has the wrong shape, `x` is not of real numbers, or a selected
+            row that is not traced holds one that is not finite.
     """
-    x = jnp.asarray(x, jnp.float32)
+    x = floats("x", x)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must have shape [n, d] with n, d >= 1, got {x.shape}")
     where = jnp.ones(len(x), bool) if where is None else jnp.asarray(where, bool)
@@ -348,7 +351,7 @@ def _check_weights(weights: ArrayLike | None, where: Array) -> Array:
     """Checked `weights`, float32 [n], with zeros for the unselected rows; plain ones if None."""
     if weights is None:
         return jnp.ones(len(where))
-    weights = jnp.asarray(weights, jnp.float32)
+    weights = floats("weights", weights)
     if weights.shape != where.shape:
         raise ValueError(f"weights must have shape {where.shape}, got {weights.shape}")
     weights = jnp.where(where, weights, 0.0)
@@ -371,7 +374,7 @@ def _check_limit(limit: ArrayLike | None, n_clusters: int) -> int | Array:
 
 def _check_centroids(centroids: ArrayLike, shape: tuple[int | None, int]) -> Array:
     """Checked `centroids`; None in `shape` stands for any number of clusters."""
-    centroids = jnp.asarray(centroids, jnp.float32)
+    centroids = floats("centroids", centroids)
     k, d = shape
     fits = centroids.ndim == 2 and centroids.shape[1] == d and len(centroids) >= 1
     if not fits or k not in (None, len(centroids)):

@@ -10,14 +10,13 @@ padding: their values are never read, and appending them changes results by roun
 is O(n^2 (m p + m K steps) + n^3), memory a few times [m, n, n]: meant for n up to about 2000.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import check_data
 from jaxfedmvc.clustering.spectral import spectral
 from jaxfedmvc.precision import in_32_bits
@@ -70,8 +69,8 @@ def sc_srgf(
             its range.
     """
     x, where = check_data(x, where)
-    _check_range("n_graphs", n_graphs, 2)
-    _check_range("ratio", ratio, 0, 1)
+    checks.whole("n_graphs", n_graphs, 2)
+    checks.number("ratio", ratio, checks.SHARE)
     graph_key, cluster_key = jax.random.split(key)
     features = draw_subspaces(graph_key, x.shape[1], n_graphs, ratio)
     graph = fused_graph(
@@ -151,12 +150,13 @@ def fused_graph(
     if features.ndim != 2 or features.shape[1] != p or len(features) < 2:
         raise ValueError(f"features must have shape [m, {p}] with m >= 2, got {features.shape}")
     n_graphs = len(features)
-    _check_range("n_neighbors", n_neighbors, 1)
-    _check_range("n_steps", n_steps, 0)
-    _check_range("alpha", alpha, 0)
+    checks.whole("n_neighbors", n_neighbors, 1)
+    checks.whole("n_steps", n_steps, 0)
+    checks.number("alpha", alpha, checks.NOT_NEGATIVE)
     if graphs_limit is None:
         graphs_limit = n_graphs
-    _check_range("graphs_limit", graphs_limit, 2, n_graphs)
+    is_right = lambda m: (m >= 2) & (m <= n_graphs) & (m == np.floor(m))  # noqa: E731
+    checks.number("graphs_limit", graphs_limit, (is_right, f"an integer, 2 to {n_graphs}"))
     used = (jnp.arange(n_graphs) < graphs_limit).astype(x.dtype)
     identity = jnp.diag(where.astype(x.dtype))
     block = max(1, _BLOCK // (n * n))
@@ -267,10 +267,3 @@ def diffuse(graph: Array, neighbours: Array, weights: Array) -> Array:
 def _or_one(values: Array) -> Array:
     """`values` with ones for zeros, to divide by."""
     return jnp.where(values > 0, values, 1.0)
-
-
-def _check_range(name: str, value: ArrayLike, low: float, high: float = math.inf) -> None:
-    """Raises if a value that is not traced is outside [low, high]."""
-    if not isinstance(value, jax.core.Tracer) and not low <= np.asarray(value) <= high:
-        allowed = f"at least {low}" if high == math.inf else f"in [{low}, {high}]"
-        raise ValueError(f"{name} must be {allowed}, got {value}")

@@ -44,17 +44,14 @@ def spectral(
 
     Raises:
         ValueError: If `n_clusters` or `n_init` is below 1, a `limit` that is not traced is below 1,
-            `affinity`, `where` or `limit` has the wrong shape, or an edge that is not traced is not
-            finite.
+            `affinity`, `where` or `limit` has the wrong shape, or an edge that is not traced is
+            negative or not finite.
     """
     affinity, where = _check_graph(affinity, where)
     checks.whole("n_clusters", n_clusters, 1)
     if limit is None:
         limit = n_clusters
-    if jnp.ndim(limit) != 0:
-        raise ValueError(f"limit must be a scalar integer, got shape {jnp.shape(limit)}")
-    if not isinstance(limit, jax.core.Tracer) and np.asarray(limit) < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
+    checks.number("limit", limit, (lambda x: x >= 1, "an integer of 1 or more"))
     used = jnp.minimum(limit, jnp.maximum(where.sum(), 1))
     rows = spectral_embedding(affinity, min(n_clusters, len(where)), where=where)
     rows = jnp.where(jnp.arange(rows.shape[1])[None] < used, rows, 0.0)
@@ -86,17 +83,18 @@ def spectral_embedding(
         is positive.
 
     Raises:
-        ValueError: If `affinity` or `where` has the wrong shape, an edge that is not traced is not
-            finite, or `n_components` is not in [1, n].
+        ValueError: If `affinity` or `where` has the wrong shape, an edge that is not traced is
+            negative or not finite, or `n_components` is no whole number in [1, n].
     """
     affinity, where = _check_graph(affinity, where)
     n = len(where)
-    if not 1 <= n_components <= n:
-        raise ValueError(f"n_components must be in [1, {n}], got {n_components}")
+    checks.whole("n_components", n_components, 1, n)
     edges = where[:, None] & where[None] & ~jnp.eye(n, dtype=bool)
     affinity = jnp.where(edges, affinity, 0.0)
     if not isinstance(affinity, jax.core.Tracer) and not np.isfinite(affinity).all():
         raise ValueError("affinity must be finite between the vertices of where")
+    if not isinstance(affinity, jax.core.Tracer) and (affinity < 0).any():
+        raise ValueError(f"affinity must be 0 or more between vertices, got {affinity.min()}")
     degrees = affinity.sum(axis=1)
     roots = jnp.sqrt(jnp.where(degrees > 0, degrees, 1.0))
     # The eigenvalues of a graph are in [0, 2]: those of the padding are put behind them.
@@ -120,7 +118,7 @@ def _fix_signs(vectors: Array) -> Array:
 
 def _check_graph(affinity: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
     """`affinity` and `where` as arrays of checked shapes."""
-    affinity = jnp.asarray(affinity, jnp.float32)
+    affinity = checks.floats("affinity", affinity)
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1] or not affinity.size:
         raise ValueError(f"affinity must have shape [n, n] with n >= 1, got {affinity.shape}")
     where = jnp.ones(len(affinity), bool) if where is None else jnp.asarray(where, bool)

@@ -48,13 +48,13 @@ _LABELS = ("labels", "label", "y", "gt", "truth", "truelabel", "gnd")
 
 
 def names() -> tuple[str, ...]:
-    """Names of the documented sets; ``"digits"`` and the ``"multimodal"`` ones need no file."""
+    """Returns the documented sets; ``"digits"`` and the ``"multimodal"`` ones need no file."""
     return ("digits", *_GENERATED, *RECORDS)
 
 
 def load(
-    name: str,
-    data_dir: str | None = None,
+    name: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
     scale: str = "auto",
     options: TableOptions = TableOptions(),  # noqa: B008 (frozen)
 ) -> Dataset:
@@ -83,6 +83,9 @@ def load(
       FileNotFoundError: the file of a named set, or the given path, does not exist.
       ValueError: the name or the scaling is unknown, or the file's content is unusable.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise checks.wrong("name", name, "a name of a data set, or a path")
+    name = os.fspath(name)
     if scale not in _SCALES:
         raise ValueError(f"scale must be one of {', '.join(_SCALES)}; got {scale!r}")
     numbered = re.fullmatch(r"unequal_(\d+)", name.lower())
@@ -170,7 +173,12 @@ def scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.n
 
     Returns:
       float32 [n, D].
+
+    Raises:
+      ValueError: An unknown scale.
     """
+    if scale not in _SCALED:
+        raise checks.wrong("scale", scale, " or ".join(map(repr, _SCALED)))
     if held is not None:
         found = np.zeros(view.shape, np.float32)
         found[held] = scaled(view[held], scale)
@@ -211,7 +219,7 @@ def _own_tables(name: str) -> list[Path]:
     return [] if others else parts
 
 
-def _find(name: str, data_dir: str | None) -> Path:
+def _find(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
     """Resolves a name to the path of an existing file."""
     path = Path(name).expanduser()
     is_supported = path.suffix.lower() in _SUFFIXES

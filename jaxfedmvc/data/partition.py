@@ -6,6 +6,7 @@ held by two clients.
 
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ def parse_ratio(text: str) -> tuple[int, int]:
     Raises:
       ValueError: the text is not two whole numbers with a colon between them.
     """
-    match = re.fullmatch(r"\s*([0-9]+)\s*:\s*([0-9]+)\s*", text)
+    match = re.fullmatch(r"\s*([0-9]+)\s*:\s*([0-9]+)\s*", str(text))
     if match is None:
         raise ValueError(f"ratio must be two whole numbers such as '2:1'; got {text!r}")
     return int(match[1]), int(match[2])
@@ -85,8 +86,7 @@ def hybrid_partition(
     checks.whole("n_samples", n_samples, 1)
     checks.whole("n_views", n_views, 1)
     checks.whole("n_clients", n_clients, 1, n_samples)
-    if n_views > 1:
-        checks.whole("partial_views", partial_views, 1, n_views - 1)
+    checks.whole("partial_views", partial_views, 1, n_views - 1 if n_views > 1 else None)
     sizes = _client_sizes(n_samples, n_clients, samples_per_client)
     n_full = n_clients if n_views == 1 else _n_multi_view(n_clients, ratio)
 
@@ -129,6 +129,7 @@ def partition_as_held(
       ValueError: a sample without a view; fewer clients than kinds, or more than samples; arrays of
         other shapes, or both `n_clients` and `clients`.
     """
+    checks.whole("seed", seed, 0)
     # Numbers other than 0 and 1 would make rows that hold the same views differ, and one kind of
     # them would take the place of the other.
     held = np.asarray(held, bool)
@@ -185,7 +186,7 @@ def _shares(sizes: np.ndarray, total: int) -> np.ndarray:
 
 def _n_multi_view(n_clients: int, ratio: tuple[int, int]) -> int:
     """Number of clients with all views, in whole numbers so that halves round up exactly."""
-    if len(ratio) != 2:
+    if not isinstance(ratio, Sequence | np.ndarray) or len(ratio) != 2:
         raise ValueError(f"ratio must be two whole numbers; got {ratio!r}")
     for side in ratio:
         checks.whole("each side of ratio", side, 0)
@@ -209,8 +210,7 @@ def _skewed_rows(
     rng: np.random.Generator, n_samples: int, sizes: np.ndarray, beta: float, labels: Any
 ) -> list[np.ndarray]:
     """Samples of each client, drawn by class shares that the client has from a Dirichlet."""
-    if not 0 < beta < np.inf:
-        raise ValueError(f"dirichlet must be a positive finite number; got {beta!r}")
+    checks.number("dirichlet", beta, checks.POSITIVE)
     if np.shape(labels) != (n_samples,):
         got = "none" if labels is None else f"shape {np.shape(labels)}"
         raise ValueError(f"dirichlet needs labels of shape ({n_samples},); got {got}")

@@ -46,6 +46,8 @@ def prepare(
     check_arrays([x], labels, names=["x"])
     x = np.asarray(x, np.float64)
     n_columns = x.shape[1]
+    if categorical is not None and np.ndim(categorical) != 1:
+        raise checks.wrong("categorical", categorical, "a sequence of columns, or None")
     for column in () if categorical is None else categorical:
         checks.whole("each column of categorical", column, 0, n_columns - 1)
     rows = np.sort(np.unique(x, axis=0, return_index=True)[1])
@@ -121,8 +123,7 @@ def split_features(
     _check_choice("order", order, ("random", "sequential"))
     _check_choice("overlap_order", overlap_order, ("random", "ascending"))
     for name, share in (("overlap", overlap), ("max_overlap", max_overlap)):
-        if not 0 <= share <= 1:
-            raise ValueError(f"{name} must be a number from 0 to 1; got {share!r}")
+        checks.number(name, share, checks.SHARE)
 
     rng = np.random.default_rng(seed)
     features = rng.permutation(n_features) if order == "random" else np.arange(n_features)
@@ -189,7 +190,7 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def vertical_partition(n_samples: int, n_agents: int) -> tuple[Part, ...]:
-    """Agents 0..n_agents-1 that each hold all samples, and view a for agent a.
+    """Makes agents 0..n_agents-1 that each hold all samples, and view a for agent a.
 
     Args:
       n_samples: number of samples.
@@ -218,11 +219,14 @@ def shuffle_places(seed: int, partition: Sequence[Part], share: float) -> tuple[
       share: Of the samples, in [0, 1].
 
     Raises:
-      ValueError: The seed is negative, the share is not in [0, 1], or an agent lacks samples.
+      ValueError: The seed is negative, the share is not in [0, 1], a part is not of one agent, or
+        an agent lacks samples.
     """
     checks.whole("seed", seed, 0)
-    if not 0 <= share <= 1:
-        raise checks.wrong("share", share, "from 0 to 1")
+    checks.number("share", share, checks.SHARE)
+    if not partition or any(len(part.sample_ids) != 1 for part in partition):
+        sizes = [len(part.sample_ids) for part in partition]
+        raise ValueError(f"partition: got parts of {sizes} clients; allowed is one agent a part")
     if any((np.asarray(part.sample_ids) < 0).any() for part in partition):
         raise ValueError("partition: agents lack samples; allowed are agents that hold all of them")
     rng = np.random.default_rng(seed)

@@ -43,7 +43,7 @@ def run_compacting(
     client_chunk: int | None = None,
     on_round: Callable[[int, RunState, list[Any]], None] | None = None,
 ) -> RunResult:
-    """As `run`, with the loop on the host, which shrinks the state's arrays between rounds.
+    """Runs as `run`, with the loop on the host, which shrinks the state's arrays between rounds.
 
     The same rounds with the same keys, so the same result but for rounding; each round then costs
     what is left to do. For large inputs; cannot be vmapped. One round is compiled for every size

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxfedmvc.checks import wrong
+from jaxfedmvc.checks import whole
 from jaxfedmvc.messages.transforms import Transform
 
 PyTree = Any
@@ -49,10 +49,9 @@ def min_cluster_size(least: int) -> Transform:
     not of clusters, and stays.
 
     Raises:
-      ValueError: `least` is below 1.
+      ValueError: `least` is below 1, or no whole number.
     """
-    if not least >= 1:  # NaN is not, either
-        raise wrong("least", least, "1 or more")
+    whole("least", least, 1)
 
     def transform(key: Array, message: tuple, sent: PyTree) -> Any:
         sums, sizes, *rest = message

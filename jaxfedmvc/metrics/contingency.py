@@ -336,9 +336,10 @@ def simplified_silhouette(
         than two clusters that have rows.
 
     Raises:
-        ValueError: If `n_clusters` is below 1 or the shapes do not fit.
+        ValueError: If `n_clusters` is below 1, the shapes do not fit, `x` is not of real numbers or
+            `labels` not of integers.
     """
-    x, labels = jnp.asarray(x), jnp.asarray(labels)
+    x, labels = checks.floats("x", x), _numbers("labels", labels)
     checks.whole("n_clusters", n_clusters, 1)
     if x.ndim != 2 or labels.shape != x.shape[:1]:
         raise ValueError(f"x and labels must be [n, d] and [n], got {x.shape} and {labels.shape}")

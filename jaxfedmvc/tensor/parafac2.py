@@ -118,11 +118,13 @@ def parafac2(
     Raises:
         ValueError: `slices` or `where` has the wrong shape, `rank` is not from 1 to min(n_max, J),
             `where` is concrete and a slice has fewer than `rank` rows, `max_sweeps`, `n_init` or
-            `n_inner` is below 1, or `key` is None though `n_init` is above 1.
+            `n_inner` is below 1, `tol` is negative or NaN, or `key` is None though `n_init` is
+            above 1.
     """
     slices, where = _check(slices, where, rank)
     for name, size in (("max_sweeps", max_sweeps), ("n_init", n_init), ("n_inner", n_inner)):
         checks.whole(name, size, 1)
+    checks.number("tol", tol, checks.NOT_NEGATIVE)
     n_slices, n_rows, n_columns = slices.shape
     exponent = jnp.frexp(jnp.max(jnp.abs(slices)))[1]
     unit = jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -126, 126))
@@ -337,12 +339,11 @@ def _proximal(gram: Array, products: Array, old: Array) -> Array:
 
 def _check(slices: ArrayLike, where: ArrayLike | None, rank: int) -> tuple[Array, Array]:
     """Returns checked slices with zeros in rows of padding, and `where` as an array."""
-    slices = jnp.asarray(slices, jnp.float32)
+    slices = checks.floats("slices", slices)
     if slices.ndim != 3 or 0 in slices.shape:
         raise checks.wrong("slices", slices.shape, "a shape [K, n, J], none of them 0")
     n_rows, n_columns = slices.shape[1:]
-    if not 1 <= rank <= min(n_rows, n_columns):
-        raise checks.wrong("rank", rank, f"1 to {min(n_rows, n_columns)}")
+    checks.whole("rank", rank, 1, min(n_rows, n_columns))
     where = jnp.ones(slices.shape[:2], bool) if where is None else jnp.asarray(where, bool)
     if where.shape != slices.shape[:2]:
         raise checks.wrong("where", where.shape, f"the shape {slices.shape[:2]}")

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
@@ -179,10 +180,11 @@ def hooi(
         The decomposition; see the module's docstring for order and signs.
 
     Raises:
-        ValueError: As `hosvd`, or `max_sweeps` is below 1.
+        ValueError: As `hosvd`, `max_sweeps` is below 1, or `tol` is negative or NaN.
     """
     x, ranks = _check(x, ranks)
     checks.whole("max_sweeps", max_sweeps, 1)
+    checks.number("tol", tol, checks.NOT_NEGATIVE)
 
     def unfinished(state: tuple[Tucker, Array, Array, Array]) -> Array:
         _, error, previous, n_sweeps = state
@@ -302,12 +304,14 @@ def _leading(matrix: Array, rank: int) -> Array:
 
 def _check(x: ArrayLike, ranks: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
     """Returns the checked tensor and ranks."""
-    x, ranks = jnp.asarray(x, jnp.float32), tuple(ranks)
+    x = checks.floats("x", x)
     if x.ndim < 2 or 0 in x.shape:
         raise checks.wrong("x", x.shape, "a shape of two or more modes, none empty")
-    if len(ranks) != x.ndim:
+    if not isinstance(ranks, Sequence | np.ndarray) or len(ranks) != x.ndim:
         raise checks.wrong("ranks", ranks, f"one rank for each of {x.ndim} modes")
+    ranks = tuple(ranks)
     for rank, size in zip(ranks, x.shape, strict=True):
+        checks.whole("ranks", rank, 1)
         if not 1 <= rank <= size or rank**2 > math.prod(ranks):
             raise checks.wrong(
                 "ranks",
@@ -318,5 +322,4 @@ def _check(x: ArrayLike, ranks: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
 
 
 def _check_mode(x: Array, mode: int) -> None:
-    if not 0 <= mode < x.ndim:
-        raise checks.wrong("mode", mode, f"0 to {x.ndim - 1}")
+    checks.whole("mode", mode, 0, x.ndim - 1)

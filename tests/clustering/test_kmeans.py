@@ -353,6 +353,13 @@ def test_padding_changes_no_draw_from_many_rows(n):
         ({"weights": jnp.array([1.0, jnp.inf, 1.0, 1.0])}, "weights"),
         ({"limit": jnp.ones(4, int)}, "limit"),
         ({"limit": 1.5}, "limit"),
+        ({"tol": float("nan")}, "tol"),
+        ({"tol": -1.0}, "tol"),
+        ({"tol": "small"}, "tol"),
+        ({"x": np.full((4, 2), 1j)}, "x"),
+        ({"x": [["a", "b"]]}, "x"),
+        ({"x": [[1, 2], [3]]}, "x"),
+        ({"centroids": np.full((2, 2), 1j)}, "centroids"),
     ],
 )
 def test_wrong_arguments_are_named(kwargs, name):

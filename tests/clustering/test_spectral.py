@@ -166,7 +166,9 @@ def test_signs_are_fixed_by_the_first_large_entry():
         ({"n_init": 0}, "n_init"),
         ({"limit": 0}, "limit"),
         ({"limit": np.array([1, 2])}, "limit"),
+        ({"limit": "two"}, "limit"),
         ({"affinity": jnp.ones((4, 3))}, "affinity"),
+        ({"affinity": np.full((4, 4), 1j)}, "affinity"),
         ({"affinity": jnp.ones((0, 0))}, "affinity"),
         ({"where": jnp.ones(3, bool)}, "where"),
     ],
@@ -187,7 +189,16 @@ def test_an_edge_that_is_no_number_is_named_where_it_is_read():
         spectral_embedding(affinity, 1)
 
 
-@pytest.mark.parametrize("n_components", [0, 5])
+def test_a_negative_edge_is_named_where_it_is_read():
+    affinity = 1 - 2 * np.eye(3, dtype=np.float32)  # self-loops are not read
+    assert np.isfinite(spectral_embedding(affinity, 2)).all()
+    affinity[0, 1] = affinity[1, 0] = -0.5
+    with pytest.raises(ValueError, match=r"^affinity must be 0 or more .* got -0\.5"):
+        spectral_embedding(affinity, 2)
+    assert np.isfinite(spectral_embedding(affinity, 1, where=np.arange(3) > 0)).all()
+
+
+@pytest.mark.parametrize("n_components", [0, 5, 2.5, "two"])
 def test_number_of_components_is_checked(n_components):
-    with pytest.raises(ValueError, match=r"^n_components must be in \[1, 4\]"):
+    with pytest.raises(ValueError, match=r"^n_components: got .*1 to 4$"):
         spectral_embedding(jnp.ones((4, 4)), n_components)

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from jaxfedmvc.data import TableOptions
 from jaxfedmvc.data.dataset import check_precision
-from jaxfedmvc.data.datasets import check_arrays, digits_views, load, names
+from jaxfedmvc.data.datasets import check_arrays, digits_views, load, names, scaled
 from jaxfedmvc.data.records import RECORDS
 from jaxfedmvc.data.vertical import prepare
 
@@ -270,6 +270,19 @@ def test_nan_labels_are_refused(tmp_path):
 def test_unknown_scale_names_the_allowed():
     with pytest.raises(ValueError, match="auto, none, minmax, standard; got 'log'"):
         load("digits", scale="log")
+    with pytest.raises(ValueError, match="scale: got 'auto'; allowed is 'none' or 'bytes' or"):
+        scaled(np.ones((2, 1)), "auto")
+
+
+@pytest.mark.parametrize("name", [3, None, b"digits"])
+def test_a_name_that_is_none_is_refused(name):
+    with pytest.raises(ValueError, match=r"name: got .* a name of a data set, or a path"):
+        load(name)
+
+
+def test_a_path_may_be_a_path(tmp_path):
+    path = Path(save_npz(tmp_path / "some.npz", make_views(), np.arange(N) % 3))
+    assert load(path).name == load(str(path)).name == "some"
 
 
 # Names and folders

@@ -194,8 +194,11 @@ def test_dirichlet_skews_multi_view_and_partial_clients_alike():
         ({"partial_views": 3}, "partial_views: got 3; allowed is 1 to 2"),
         ({"samples_per_client": 0}, "samples_per_client: got 0; allowed is 1 to 8"),
         ({"samples_per_client": 9}, "samples_per_client: got 9; allowed is 1 to 8"),
-        ({"dirichlet": 0.0, "labels": np.zeros(50)}, "dirichlet must be a positive"),
-        ({"dirichlet": np.nan, "labels": np.zeros(50)}, "dirichlet must be a positive"),
+        ({"ratio": 3}, "ratio must be two whole numbers; got 3"),
+        ({"n_views": 1, "partial_views": "x"}, "partial_views: got 'x'; allowed is a whole"),
+        ({"dirichlet": 0.0, "labels": np.zeros(50)}, "dirichlet: got 0.0; allowed is a finite"),
+        ({"dirichlet": np.nan, "labels": np.zeros(50)}, "dirichlet: got nan; allowed is a finite"),
+        ({"dirichlet": "a", "labels": np.zeros(50)}, "dirichlet: got 'a'; allowed is a finite"),
         ({"dirichlet": 1.0}, r"dirichlet needs labels of shape \(50,\); got none"),
         ({"dirichlet": 1.0, "labels": np.zeros(49)}, r"needs labels .*; got shape \(49,\)"),
     ],
@@ -209,7 +212,7 @@ def test_bad_arguments_are_named(changes, message):
 def test_parse_ratio():
     assert parse_ratio("2:1") == (2, 1)
     assert parse_ratio(" 10 : 3 ") == (10, 3)
-    for text in ("", "2", "2:", "2:1:1", "a:b", "-1:2", "1.5:1", "2/1"):
+    for text in ("", "2", "2:", "2:1:1", "a:b", "-1:2", "1.5:1", "2/1", 3):
         with pytest.raises(ValueError, match="ratio must be two whole numbers such as '2:1'"):
             parse_ratio(text)
 
@@ -229,6 +232,8 @@ def test_clients_of_samples_are_given_for_all_of_them_and_without_a_number():
         partition_as_held(0, held, clients=[0, 1])
     with pytest.raises(ValueError, match="n_clients: got 3; allowed is None"):
         partition_as_held(0, held, 3, clients=[0, 1, 1, 0])
+    with pytest.raises(ValueError, match="seed: got 'a'; allowed is a whole number"):
+        partition_as_held("a", np.ones((4, 2)), 2)
     with pytest.raises(ValueError, match=r"held: got \(4,\); allowed is a shape"):
         partition_as_held(0, held[:, 0], 2)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxfedmvc.data import (
     align_agents,
+    hybrid_partition,
     prepare,
     shuffle_places,
     split_by_importance,
@@ -72,6 +73,7 @@ def test_shuffling_moves_rows_with_their_labels():
         (np.ones((3, 2)), {}, "x: none of its 2 columns is left"),
         (np.eye(3), {"categorical": [3]}, "column of categorical: got 3; allowed is 0 to 2"),
         (np.eye(3), {"categorical": [-1]}, "column of categorical: got -1"),
+        (np.eye(3), {"categorical": 1}, "^categorical: got 1; allowed is a sequence"),
         (np.eye(3), {"seed": -1}, "seed: got -1; allowed is 0 or more"),
     ],
 )
@@ -164,8 +166,9 @@ def test_splits_differ_by_seed_only():
         ((-1, 2, 1), {}, "seed: got"),
         ((0, 4, 2), {"order": "sorted"}, "order must be one of random, sequential; got 'sorted'"),
         ((0, 4, 2), {"overlap_order": "x"}, "overlap_order must be one of random, ascending"),
-        ((0, 4, 2), {"overlap": 1.5}, "overlap must be a number from 0 to 1; got 1.5"),
-        ((0, 4, 2), {"max_overlap": float("nan")}, "max_overlap must be a number from 0 to 1"),
+        ((0, 4, 2), {"overlap": 1.5}, "overlap: got 1.5; allowed is from 0 to 1"),
+        ((0, 4, 2), {"overlap": "a"}, "overlap: got 'a'; allowed is from 0 to 1"),
+        ((0, 4, 2), {"max_overlap": float("nan")}, "max_overlap: got nan; allowed is from 0 to 1"),
     ],
 )
 def test_split_refuses(args, kwargs, message):
@@ -305,8 +308,15 @@ def test_a_share_of_places_is_shuffled_at_all_agents_but_the_first():
     assert (found[1].sample_ids != found[2].sample_ids).any()
     with pytest.raises(ValueError, match=r"share: got 1\.5; allowed is from 0 to 1"):
         shuffle_places(0, partition, 1.5)
+    with pytest.raises(ValueError, match="share: got 'a'; allowed is from 0 to 1"):
+        shuffle_places(0, partition, "a")
     with pytest.raises(ValueError, match="seed: got -1"):
         shuffle_places(-1, partition, 0.5)
+    # Of a part of several clients only the first one's samples were moved.
+    with pytest.raises(ValueError, match=r"parts of \[2, 2\] clients; allowed is one agent a part"):
+        shuffle_places(0, hybrid_partition(0, 20, 1, 2) * 2, 0.5)
+    with pytest.raises(ValueError, match=r"parts of \[\] clients"):
+        shuffle_places(0, (), 0.5)
 
 
 def test_shares_of_places_are_rounded_to_whole_samples():

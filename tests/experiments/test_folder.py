@@ -20,6 +20,9 @@ def test_rows_name_no_place_of_the_machine_that_made_them():
     flags = ["--dataset=digits", "--data_dir=/somewhere", f"--flagfile={presets}/best.flags"]
     said = folder.made_by(flags)
     assert said["command"] == "--dataset=digits --flagfile=experiments/fmcsc/presets/best.flags"
+    assert folder.made_by(["--grid=a=1; b=2", "--dirichlet=1"])["command"] == (
+        "'--grid=a=1; b=2' --dirichlet=1"
+    )
     assert said["jax"] == jax.__version__ and said["commit"] == folder.commit()
 
 
@@ -116,6 +119,8 @@ def test_rows_that_are_kept_keep_their_text(tmp_path):
 def test_rows_of_a_cell_have_one_command_but_for_seeds_and_files():
     row = "--algorithm=lsimvc --seeds=1 --ratio=1:1 --peers_file=/a/b.csv --seed=4"
     assert folder.settings_of_row(row) == "--algorithm=lsimvc --ratio=1:1"
+    quoted = folder.made_by(["--ratio=1:1", "--output_dir=/a b/c", "--dataset=d e.csv", "--seed=4"])
+    assert folder.settings_of_row(quoted["command"]) == "--ratio=1:1 '--dataset=d e.csv'"
 
 
 @pytest.mark.parametrize(("told", "kept"), [(1.0, 0.01), (5.0, 5.0)])
@@ -129,3 +134,15 @@ def test_small_programs_are_kept_too_unless_jax_was_told_otherwise(told, kept):
         assert getattr(jax.config, name) == kept
     finally:
         jax.config.update(name, before)
+
+
+def test_a_stopped_job_says_whether_there_is_something_to_go_on_with(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "_held", {})
+    assert folder.stopped() == "stopped before the job was begun"
+    monkeypatch.setattr(folder, "_held", {tmp_path: None})
+    for name in (".lock", "flags.txt", "data.json", "rounds.csv"):
+        (tmp_path / name).touch()
+    again = f"--resume with the same flags and --output_dir={tmp_path}"
+    assert folder.stopped() == f"stopped before anything was saved; {again} begins anew"
+    (tmp_path / "checkpoint.npz").touch()
+    assert folder.stopped() == f"stopped; {again} goes on from there"

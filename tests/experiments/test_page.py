@@ -151,6 +151,14 @@ def test_runs_side_by_side(folders, capsys):
     of_both = pd.DataFrame([compare.line_of(s) for s in (summary, other)])
     told = compare.warnings(of_both)
     assert told[0] == "the numbers of samples differ: 48, 47" and "the views differ: " in told[1]
+    many = [f"view {v}: 5 features" for v in range(9)]
+    of_both = pd.DataFrame(
+        [compare.line_of(summary | {"data": notes}) for notes in (many, [*many[:4], "view 4: 6"])]
+    )
+    assert compare.warnings(of_both) == [
+        "the views differ: view 4: 5 features; view 5: 5 features; view 6: 5 features; ... (5), "
+        "view 4: 6"
+    ]
     assert (folders / "both" / "comparison.html").exists()
     with pytest.raises(SystemExit):
         compare.main(["compare", str(folders / "one")])

@@ -1,6 +1,8 @@
 """What the documentation shows of our tables is what the rows give."""
 
 import re
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
@@ -95,3 +97,11 @@ def test_help_without_a_paper_tells_of_all_of_them(capsys):
     out = capsys.readouterr().out
     assert all(f"--paper={paper} " in out for paper in ("fmcsc", "mgcd", "vertcohirf"))
     assert "--check" in out
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    command = [sys.executable, "-m", "experiments.reproduce", "--check"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=published.ROOT, text=True, **pipes) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 1

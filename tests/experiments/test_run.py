@@ -423,11 +423,13 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
 def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "has_nan", lambda states: True)
     more = ["--algorithm=local_kmeans", "--seeds=2", f"--output_dir={tmp_path / 'out'}"]
+    more.append("--rounds=1")
     code, out, _ = launch(*TINY, f"--dataset={files['toy']}", *more)
     assert code == 0
     for seed in (0, 1):
         assert f"seed {seed}: failed, NaN in the model; no row is in any cluster" in out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert "rounds: local_kmeans exchanges nothing in them" in out
     assert summary["metrics"] == {}  # no number of which there would be a mean
     alone = summary["groups"]["no collaboration"]["all"]["per_client"]["acc"]["per_seed"]
     assert min(alone) > 0

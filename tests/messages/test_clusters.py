@@ -47,5 +47,6 @@ def test_a_least_size_below_one_is_refused():
 
 
 def test_a_least_size_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="least: got nan; allowed is 1 or more"):
-        min_cluster_size(float("nan"))
+    for least in (float("nan"), 2.5, "two", None):
+        with pytest.raises(ValueError, match=f"least: got {least!r}; allowed is a whole number"):
+            min_cluster_size(least)

@@ -314,6 +314,8 @@ def test_zeros_stay_finite():
         (lambda x: parafac2(None, x, 0), "rank"),
         (lambda x: parafac2(None, x, 7), "rank"),
         (lambda x: parafac2(None, x.transpose(0, 2, 1), 7), "rank"),
+        (lambda x: parafac2(None, x, 2.5), "rank"),
+        (lambda x: parafac2(None, x, 2, tol=float("nan")), "tol"),
         (lambda x: parafac2(None, x[0], 2), "slices"),
         (lambda x: parafac2(None, x, 2, where=MASK[0]), "where"),
         (lambda x: parafac2(None, x, 4, where=MASK), "where"),
