@@ -7,6 +7,7 @@ the pairs of rows that have to be looked at: a row is known to be core after `mi
 neighbours, and blocks that are already in one cluster are not compared to find that out again.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -93,8 +94,13 @@ def dbscan(
     allowed = "an integer of at least 1 and below 2^31"
     min_samples = _check_number("min_samples", min_samples, np.int32, most, allowed)
     checks.whole("block", block, 1)
+    return _labels(x, where, eps, min_samples, min(block, len(x)))
+
+
+@partial(jax.jit, static_argnums=4, inline=True)
+def _labels(x: Array, where: Array, eps: Array, min_samples: Array, block: int) -> Array:
     n = len(x)
-    blocks = _kd_blocks(x, where, min(block, n))
+    blocks = _kd_blocks(x, where, block)
     threshold = _floor_square(eps)
     core = _core(blocks, threshold, min_samples)
     cluster = _number(blocks.rows, core, _components(blocks, threshold, core), n)

@@ -14,6 +14,7 @@ number of rows where there are none, counts as 1.
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -98,10 +99,25 @@ def kmeans(
         return lloyd(x, centroids, where, max_iter, tol, weights=weights, limit=limit)
     if key is None:
         raise ValueError("key must be given unless centroids are")
+    weights, limit = _check_weights(weights, where), _check_limit(limit, n_clusters)
+    return _best(key, x, where, weights, limit, tol, n_clusters, n_init, max_iter)
 
+
+@partial(jax.jit, static_argnums=(6, 7, 8), inline=True)
+def _best(
+    key: Array,
+    x: Array,
+    where: Array,
+    weights: Array | None,
+    limit: Array | None,
+    tol: ArrayLike,
+    n_clusters: int,
+    n_init: int,
+    max_iter: int,
+) -> KMeansResult:
     def run(key: Array) -> KMeansResult:
-        start = kmeans_plusplus(key, x, n_clusters, where, weights=weights, limit=limit)
-        return lloyd(x, start, where, max_iter, tol, weights=weights, limit=limit)
+        start = _plusplus(key, x, where, weights, limit, n_clusters)
+        return _lloyd(x, start, where, weights, limit, tol, max_iter)
 
     runs = jax.vmap(run)(jax.random.split(key, n_init))
     best = jnp.argmin(runs.inertia)
@@ -147,8 +163,22 @@ def lloyd(
     _check_at_least_one(max_iter=max_iter)
     number("tol", tol, NOT_NEGATIVE)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
-    counted, weights = weights is None, _check_weights(weights, where)
-    used = jnp.arange(len(centroids)) < _check_limit(limit, len(centroids))
+    weights, limit = _check_weights(weights, where), _check_limit(limit, len(centroids))
+    return _lloyd(x, centroids, where, weights, limit, tol, max_iter)
+
+
+@partial(jax.jit, static_argnums=6, inline=True)
+def _lloyd(
+    x: Array,
+    centroids: Array,
+    where: Array,
+    weights: Array | None,
+    limit: Array | None,
+    tol: ArrayLike,
+    max_iter: int,
+) -> KMeansResult:
+    counted, weights = weights is None, _or_ones(weights, where)
+    used = _in_use(limit, len(centroids))
     # Far from the origin |x|^2 - 2 x.c + |c|^2 is a small difference of large numbers.
     selected, weight = where[:, None], weights[:, None]
     # A count is an integer, exact for any number of rows.
@@ -214,10 +244,23 @@ def kmeans_plusplus(
     """
     x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters)
-    weights = jnp.where(where, _check_weights(weights, where), 0.0)
-    limit = _check_limit(limit, n_clusters)
+    weights, limit = _check_weights(weights, where), _check_limit(limit, n_clusters)
+    return _plusplus(key, x, where, weights, limit, n_clusters)
+
+
+@partial(jax.jit, static_argnums=5, inline=True)
+def _plusplus(
+    key: Array,
+    x: Array,
+    where: Array,
+    weights: Array | None,
+    limit: Array | None,
+    n_clusters: int,
+) -> Array:
+    weights = jnp.where(where, _or_ones(weights, where), 0.0)
+    last = n_clusters if limit is None else limit
     n_trials = [2 + int(math.log(k)) for k in range(1, n_clusters + 1)]
-    last_trial = jnp.array(n_trials)[limit - 1] - 1
+    last_trial = jnp.array(n_trials)[last - 1] - 1
 
     def add(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         centroids, costs = state
@@ -233,7 +276,7 @@ def kmeans_plusplus(
         return centroids.at[i].set(candidates[best]), lowered[best]
 
     start = jnp.zeros((n_clusters, x.shape[1])), jnp.where(weights > 0, jnp.inf, 0.0)
-    return lax.fori_loop(0, limit, add, start)[0]
+    return lax.fori_loop(0, last, add, start)[0]
 
 
 @in_32_bits
@@ -254,7 +297,7 @@ def predict(x: ArrayLike, centroids: ArrayLike, limit: ArrayLike | None = None) 
     """
     x, _ = check_data(x, None)
     centroids = _check_centroids(centroids, (None, x.shape[1]))
-    used = jnp.arange(len(centroids)) < _check_limit(limit, len(centroids))
+    used = _in_use(_check_limit(limit, len(centroids)), len(centroids))
     # See `lloyd`; centroids that are not in use may lie anywhere.
     origin = centroids.mean(axis=0, keepdims=True, where=used[:, None])
     return _nearest(x - origin, centroids - origin, used)
@@ -347,10 +390,10 @@ def check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
     return x, where
 
 
-def _check_weights(weights: ArrayLike | None, where: Array) -> Array:
-    """Checked `weights`, float32 [n], with zeros for the unselected rows; plain ones if None."""
+def _check_weights(weights: ArrayLike | None, where: Array) -> Array | None:
+    """Checked `weights`, float32 [n], with zeros for the unselected rows."""
     if weights is None:
-        return jnp.ones(len(where))
+        return None
     weights = floats("weights", weights)
     if weights.shape != where.shape:
         raise ValueError(f"weights must have shape {where.shape}, got {weights.shape}")
@@ -362,10 +405,19 @@ def _check_weights(weights: ArrayLike | None, where: Array) -> Array:
     return weights
 
 
-def _check_limit(limit: ArrayLike | None, n_clusters: int) -> int | Array:
-    """Number of centroids in use, clipped to 1..`n_clusters`; static if `limit` is None."""
+def _or_ones(weights: Array | None, where: Array) -> Array:
+    return jnp.ones(len(where)) if weights is None else weights
+
+
+def _in_use(limit: Array | None, n_clusters: int) -> Array:
+    """Whether a centroid is in use, bool [k]."""
+    return jnp.arange(n_clusters) < (n_clusters if limit is None else limit)
+
+
+def _check_limit(limit: ArrayLike | None, n_clusters: int) -> Array | None:
+    """Number of centroids in use, clipped to 1..`n_clusters`."""
     if limit is None:
-        return n_clusters
+        return None
     limit = jnp.asarray(limit)
     if limit.shape != () or not jnp.issubdtype(limit.dtype, jnp.integer):
         raise ValueError(f"limit must be a scalar integer, got {limit.dtype} of {limit.shape}")

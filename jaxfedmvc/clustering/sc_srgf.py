@@ -10,6 +10,8 @@ padding: their values are never read, and appending them changes results by roun
 is O(n^2 (m p + m K steps) + n^3), memory a few times [m, n, n]: meant for n up to about 2000.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,7 +148,7 @@ def fused_graph(
     """
     x, where = check_data(x, where)
     features = jnp.asarray(features, bool)
-    n, p = x.shape
+    p = x.shape[1]
     if features.ndim != 2 or features.shape[1] != p or len(features) < 2:
         raise ValueError(f"features must have shape [m, {p}] with m >= 2, got {features.shape}")
     n_graphs = len(features)
@@ -157,6 +159,20 @@ def fused_graph(
         graphs_limit = n_graphs
     is_right = lambda m: (m >= 2) & (m <= n_graphs) & (m == np.floor(m))  # noqa: E731
     checks.number("graphs_limit", graphs_limit, (is_right, f"an integer, 2 to {n_graphs}"))
+    return _fused(x, features, where, graphs_limit, alpha, n_neighbors, n_steps)
+
+
+@partial(jax.jit, static_argnums=(5, 6), inline=True)
+def _fused(
+    x: Array,
+    features: Array,
+    where: Array,
+    graphs_limit: ArrayLike,
+    alpha: ArrayLike,
+    n_neighbors: int,
+    n_steps: int,
+) -> Array:
+    n, n_graphs = len(x), len(features)
     used = (jnp.arange(n_graphs) < graphs_limit).astype(x.dtype)
     identity = jnp.diag(where.astype(x.dtype))
     block = max(1, _BLOCK // (n * n))

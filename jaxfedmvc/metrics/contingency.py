@@ -9,6 +9,9 @@ subtracted is an exact integer, which keeps the scores within about 1e-6 of doub
 when nearly all rows share one cluster.
 """
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
@@ -244,6 +247,7 @@ def purity(
     return _purity(contingency(labels, predicted, n_classes, n_clusters, where))
 
 
+@partial(jax.jit, inline=True)
 def _acc(table: Array) -> Array:
     matched = assignment.hungarian_algorithm(-table)  # accepts rectangular costs
     return table[matched].sum() / table.sum()

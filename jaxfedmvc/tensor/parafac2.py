@@ -125,6 +125,22 @@ def parafac2(
     for name, size in (("max_sweeps", max_sweeps), ("n_init", n_init), ("n_inner", n_inner)):
         checks.whole(name, size, 1)
     checks.number("tol", tol, checks.NOT_NEGATIVE)
+    if n_init > 1 and key is None:
+        raise checks.wrong("key", key, "a PRNG key, or None if n_init is 1")
+    return _best(key, slices, where, tol, rank, max_sweeps, n_init, n_inner)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7), inline=True)
+def _best(
+    key: Array | None,
+    slices: Array,
+    where: Array,
+    tol: ArrayLike,
+    rank: int,
+    max_sweeps: int,
+    n_init: int,
+    n_inner: int,
+) -> Parafac2Result:
     n_slices, n_rows, n_columns = slices.shape
     exponent = jnp.frexp(jnp.max(jnp.abs(slices)))[1]
     unit = jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -126, 126))
@@ -132,8 +148,6 @@ def parafac2(
     gram = _einsum("knj,kni->ji", slices, slices)
     starts = jnp.linalg.eigh(gram)[1][None, :, : -rank - 1 : -1]
     if n_init > 1:
-        if key is None:
-            raise checks.wrong("key", key, "a PRNG key, or None if n_init is 1")
         drawn = jax.random.normal(key, (n_init - 1, n_columns, rank))
         starts = jnp.concatenate([starts, jax.vmap(polar)(drawn)])
 

@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -185,7 +186,11 @@ def hooi(
     x, ranks = _check(x, ranks)
     checks.whole("max_sweeps", max_sweeps, 1)
     checks.number("tol", tol, checks.NOT_NEGATIVE)
+    return _hooi(x, tol, ranks, max_sweeps)
 
+
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
+def _hooi(x: Array, tol: ArrayLike, ranks: tuple[int, ...], max_sweeps: int) -> HooiResult:
     def unfinished(state: tuple[Tucker, Array, Array, Array]) -> Array:
         _, error, previous, n_sweeps = state
         return (n_sweeps < max_sweeps) & (jnp.abs(previous - error) > tol)
