@@ -14,6 +14,7 @@ since the node joined. An error in here is told to nobody but the node's own log
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import hashlib
@@ -271,11 +272,14 @@ class Node:
                 )
                 message = message._replace(check=jnp.zeros_like(message.check))
             reply = party.masked(wire.encode(message), number, so_far)
-        joined.state = jax.tree.map(_kept, new, joined.state)
-        joined.known, joined.exchange, joined.place = known, number, place
-        joined.asked = so_far
-        self._save(joined, asked, reply)
-        return wire.pack(self._signed(joined, number), reply)
+        after = copy.copy(joined)
+        after.state = jax.tree.map(_kept, new, joined.state)
+        after.known, after.exchange, after.place = known, number, place
+        after.asked = so_far
+        self._save(after, asked, reply)
+        # Only then: what a full disk did not take is asked for again, and was not answered.
+        self._jobs[joined.job.name] = after
+        return wire.pack(self._signed(after, number), reply)
 
     def _assign(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Finds the clusters of this client's rows and writes them to its own folder."""

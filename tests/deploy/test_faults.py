@@ -12,6 +12,7 @@ import pytest
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
+from jaxfedmvc.engine import checkpoint
 from tests.algorithms import test_common as common
 from tests.deploy import local
 from tests.helpers import locks
@@ -108,6 +109,24 @@ def test_a_node_that_is_killed_and_comes_back_goes_on_to_the_same_bits(undisturb
     lab.transport.lose = lose
     lab.server().run()
     assert seen and lab.labels() == undisturbed[0].labels()
+
+
+def test_an_exchange_that_a_full_disk_did_not_take_is_made_again(
+    undisturbed, tmp_path, monkeypatch
+):
+    lab, save = Lab(tmp_path), checkpoint.save
+
+    def full(path, tree, meta):
+        if path.parent == tmp_path / "state3" / "job" and meta["exchange"] == 3:
+            raise OSError(28, "No space left on device")
+        save(path, tree, meta)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(Stopped, match="client 3: an error; see the node's log"):
+        lab.server().run()
+    monkeypatch.setattr(checkpoint, "save", save)
+    lab.server().run()
+    assert lab.labels() == undisturbed[0].labels()
 
 
 def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undisturbed, tmp_path):
