@@ -149,8 +149,8 @@ class Server:
         """Makes the plan and the initial states."""
         vertical = METHODS[self.job.method].topology == "vertical"
         self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
-        if self.job.robust is not None:
-            self.wire.last()  # what the rule does not fit is found before anybody is asked
+        if self.job.robust is not None or self.job.fraction_bits is not None:
+            self.wire.last()  # what these do not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
         self.server = self.wire.initial_states(self.key, rows).server
         self._save()
