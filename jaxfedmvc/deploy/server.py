@@ -204,7 +204,7 @@ class Server:
             told = meta["card"]
             views = {int(v): int(width) for v, width in told["views"].items()}
             card = Card(int(told["client"]), views, int(told["rows"]), str(told["samples"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Refused("malformed", "card: unreadable") from error
         is_right = 0 <= card.client < 2**29 and 0 < card.rows < 2**31 and views
         if not is_right or not all(0 <= v and 0 < w < 2**31 for v, w in views.items()):

@@ -303,6 +303,9 @@ def joined(tmp_path_factory):
         ({"exchange": 6, "place": ["round", common.ROUNDS, 0]}, "place"),
         ({"exchange": 6, "place": [1]}, "malformed"),
         ({"exchange": "x"}, "malformed"),
+        ({"exchange": float("inf")}, "malformed"),
+        ({"job": "x" * 1000}, "unknown_job"),
+        ({"job": "x" * 2**18}, "unknown_job"),
         ({"job": "other"}, "unknown_job"),
         ({"job": "../state1/job"}, "unknown_job"),
         ({"agreement": "0"}, "settings"),
@@ -315,6 +318,30 @@ def test_a_wrong_request_is_refused(changed, code, joined):
     meta, body = wire.unpack(request)
     answer, rest = wire.unpack(node.handle(wire.pack(meta | changed, body)))
     assert answer["error"] == code and rest == b""
+
+
+def test_what_is_asked_writes_one_line_of_the_nodes_log(joined, caplog):
+    node, request = joined
+    meta, body = wire.unpack(request)
+    node.handle(wire.pack(meta | {"job": "x\nclient 0: connected as node 5"}, body))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("client 0 refuses: ") and line.isprintable()
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), "x", None, [1]])
+def test_a_card_that_is_none_ends_no_job(number, tmp_path):
+    lab = Lab(tmp_path)
+    bad = lab.node(5)
+
+    def change(identity, reply):
+        meta, body = wire.unpack(reply)
+        if identity == bad and "card" in meta:
+            meta["card"]["rows"] = number
+        return wire.pack(meta, body)
+
+    lab.transport.change = change
+    with pytest.raises(Stopped, match=r"clients: 5 of 6 have come \(card: unreadable\)"):
+        lab.server().run()
 
 
 def test_nothing_is_answered_after_the_end(undisturbed):
