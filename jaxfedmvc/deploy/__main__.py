@@ -76,44 +76,54 @@ def _node(asked: argparse.Namespace) -> int:
 
     flower.require_flower()
     certificates = asked.root_certificates and asked.root_certificates.read_bytes()
-    stopped: list[int] = []
     node = Node(asked.file)
     # A node that starts again finds its programs compiled.
     jax.config.update("jax_compilation_cache_dir", str(node.holding.folder.resolve() / "programs"))
+    # Wherever it is: what was answered lies in the folder, and Flower tries again and again without
+    # an end to reach a SuperLink that is not there.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, _: stopped.append(n))
+        signal.signal(number, lambda *_: sys.exit(0))
     flower.serve(
         node,
         asked.superlink,
         root_certificates=certificates,
         key_file=asked.auth_key,
-        stop=lambda: bool(stopped),
     )
     return 0
 
 
 def _submit(asked: argparse.Namespace) -> int:
-    """Submits the app that runs the job with Flower's own command."""
+    """Submits the app that runs the job with Flower's own command; 0 if the job is finished."""
     from jaxfedmvc.deploy import flower
 
     flower.require_flower()
-    Job.from_toml(asked.file)  # so that what is wrong with it is said here
+    job = Job.from_toml(asked.file)  # so that what is wrong with it is said here
     with tempfile.TemporaryDirectory() as home:
         text = "[superlink]\ndefault = 'job'\n[superlink.job]\n"
-        text += f"address = {json.dumps(asked.superlink)}\n"
+        text += f"address = {_quoted(asked.superlink)}\n"
         if asked.root_certificates is None:
             text += "insecure = true\n"
         else:
-            text += f"root-certificates = {json.dumps(str(asked.root_certificates.resolve()))}\n"
+            text += f"root-certificates = {_quoted(asked.root_certificates.resolve())}\n"
         Path(home, "config.toml").write_text(text, encoding="utf-8")
-        given = {"job": asked.file.resolve(), "folder": asked.folder.resolve()}
-        config = " ".join(f"{name}={json.dumps(str(value))}" for name, value in given.items())
+        given = Path(home, "run.toml")
+        text = (
+            f"job = {_quoted(asked.file.resolve())}\nfolder = {_quoted(asked.folder.resolve())}\n"
+        )
+        given.write_text(text, encoding="utf-8")
         command = [str(Path(sys.executable).with_name("flwr")), "run", str(_APP), "job"]
-        return subprocess.run(
-            [*command, "--run-config", config, "--stream"],
+        code = subprocess.run(
+            [*command, "--run-config", str(given), "--stream"],
             env=os.environ | {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0"},
             check=False,
         ).returncode
+    # Flower says 0 whatever became of the run.
+    return code or int(not (asked.folder / job.name / "summary.json").exists())
+
+
+def _quoted(value: object) -> str:
+    """Returns a string of TOML, which has no escapes for halves of a character as JSON has."""
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 _APP = Path(__file__).parent / "app"

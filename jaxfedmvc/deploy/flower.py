@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +114,17 @@ def server_app() -> Any:
     @app.main()
     def main(grid: Any, context: Any) -> None:
         given = context.run_config
-        job = Job.from_toml(str(given["job"]))
-        folder = Path(str(given["folder"])) / job.name
+        name = str(given["job"])
         try:
+            job = Job.from_toml(name)
+            name = job.name
+            folder = Path(str(given["folder"])) / name
             with jax.default_matmul_precision(PRECISION):
                 Server(job, Asker(grid), folder, say=_say).run()
-        except (Stopped, ValueError) as error:
-            _say(f"job {job.name}: stopped: {error}")
-            raise SystemExit(1) from error
+        except (Stopped, ValueError, OSError, ImportError) as error:
+            # And returns: Flower drops the last lines of an app that exits, and adds a stack of its
+            # own calls to those of one that raises. `submit` sees that there is no summary.
+            _say(f"job {name}: stopped: {error}")
 
     return app
 
@@ -139,9 +142,8 @@ def serve(
     *,
     root_certificates: bytes | None = None,
     key_file: str | Path | None = None,
-    stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Connects a node to a SuperLink and answers its requests until it is stopped.
+    """Connects a node to a SuperLink and answers its requests until the process ends.
 
     Args:
       node: The node.
@@ -149,14 +151,17 @@ def serve(
       root_certificates: Of the SuperLink's certificate, PEM; None connects without TLS.
       key_file: The node's private key in OpenSSH's form, which the SuperLink's operator registered;
         a new identity without one.
-      stop: Asked between requests.
+
+    Raises:
+      ValueError: The key is no ECDSA key, or has a password.
+      OSError: It cannot be read.
     """
     require_flower()
     with _connection(superlink, root_certificates, key_file) as connection:
         identity, receive, send, _, _, pull, push, confirm = connection
         _LOG.info("client %d: connected as node %d", node.holding.client, identity)
         last = time.monotonic()
-        while not stop():
+        while True:
             received = receive()
             if received is None:
                 idle = time.monotonic() - last
@@ -175,17 +180,27 @@ def serve(
 def _connection(
     superlink: str, root_certificates: bytes | None, key_file: str | Path | None
 ) -> Iterator[Any]:
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supernode.fleet_http_connection import http_request_response
 
-    keys = None
-    if key_file is not None:
-        private: Any = load_ssh_private_key(Path(key_file).read_bytes(), None)
-        keys = private, private.public_key()
+    keys = None if key_file is None else _keys(Path(key_file))
     with http_request_response(
         superlink, root_certificates is None, root_certificates, keys
     ) as connection:
         yield connection
+
+
+def _keys(file: Path) -> tuple[Any, Any]:
+    """Returns a node's key pair, as Flower takes them."""
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        private = load_ssh_private_key(file.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"auth_key: {file} is no private key without a password") from error
+    if not isinstance(private, EllipticCurvePrivateKey):
+        raise ValueError(f"auth_key: {file} is no ECDSA key")
+    return private, private.public_key()
 
 
 def _answer(

@@ -81,7 +81,7 @@ class Job:
 
     def __post_init__(self) -> None:
         """Raises ValueError that names the entry."""
-        if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]{1,64}", self.name, re.A):
+        if not isinstance(self.name, str) or not is_name(self.name):
             raise checks.wrong("name", self.name, "1 to 64 letters, digits, - and _")
         if not isinstance(self.method, str) or self.method not in METHODS:
             raise checks.wrong("method", self.method, " or ".join(METHODS))
@@ -202,6 +202,11 @@ class Job:
           OSError: It cannot be read.
         """
         return cls.from_json(read_toml(path))
+
+
+def is_name(text: str) -> bool:
+    """Says whether a job may have this name, which is that of a folder."""
+    return re.fullmatch(r"[\w-]{1,64}", text, re.A) is not None
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

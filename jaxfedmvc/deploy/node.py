@@ -14,6 +14,7 @@ since the node joined. An error in here is told to nobody but the node's own log
 
 from __future__ import annotations
 
+import copy
 import csv
 import dataclasses
 import hashlib
@@ -33,7 +34,7 @@ import jaxfedmvc
 from jaxfedmvc import files
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import wire
-from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.job import Job, is_name
 from jaxfedmvc.deploy.masks import Party
 from jaxfedmvc.deploy.plan import (
     Card,
@@ -138,8 +139,11 @@ class Node:
                 raise Refused("malformed", "request: of no known kind")
             return answer(meta, body)
         except Refused as refusal:
-            _LOG.warning("client %d refuses: %s", self.holding.client, refusal)
-            return wire.pack({"error": refusal.code, "text": str(refusal)})
+            # It may quote what was asked: one line of the log, and no more than a reply holds.
+            text = str(refusal)[:500]
+            text = text if text.isprintable() else ascii(text)
+            _LOG.warning("client %d refuses: %s", self.holding.client, text)
+            return wire.pack({"error": refusal.code, "text": text})
         except Exception:
             _LOG.exception("client %d: a request failed", self.holding.client)
             return wire.pack({"error": "internal", "text": "an error; see the node's log"})
@@ -188,7 +192,7 @@ class Node:
         try:
             plan = Plan.from_json(meta["plan"])
             c, _ = plan.find(holding.client)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Refused("malformed", "plan: unreadable, or without this client") from error
         holding.policy.check(job, len(plan.clients), holding.n_rows)
         try:
@@ -273,11 +277,14 @@ class Node:
                 )
                 message = message._replace(check=jnp.zeros_like(message.check))
             reply = party.masked(wire.encode(message), number, so_far)
-        joined.state = jax.tree.map(_kept, new, joined.state)
-        joined.known, joined.exchange, joined.place = known, number, place
-        joined.asked = so_far
-        self._save(joined, asked, reply)
-        return wire.pack(self._signed(joined, number), reply)
+        after = copy.copy(joined)
+        after.state = jax.tree.map(_kept, new, joined.state)
+        after.known, after.exchange, after.place = known, number, place
+        after.asked = so_far
+        self._save(after, asked, reply)
+        # Only then: what a full disk did not take is asked for again, and was not answered.
+        self._jobs[joined.job.name] = after
+        return wire.pack(self._signed(after, number), reply)
 
     def _assign(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Finds the clusters of this client's rows and writes them to its own folder."""
@@ -436,10 +443,10 @@ class Node:
             name, number = str(meta["job"]), int(meta["exchange"])
             stage, r, p = meta.get("place", ("finish", 0, 0))
             place = Place(str(stage), int(r), int(p))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Refused("malformed", "request: without a job, a number or a place") from error
         joined = self._jobs.get(name)
-        if joined is None and name and all(x.isalnum() or x in "-_" for x in name):
+        if joined is None and is_name(name):
             if (self._folder(name) / "job.json").exists():
                 joined = self._reopened(name)
         if joined is None:

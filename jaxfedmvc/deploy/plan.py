@@ -108,7 +108,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, entries: Mapping[str, Any]) -> Plan:
-        """Reads what `to_json` returned; raises KeyError, TypeError or ValueError on nonsense."""
+        """Reads what `to_json` returned.
+
+        Raises:
+          KeyError, TypeError, ValueError, OverflowError: It is something else.
+        """
         groups = tuple(
             Group(
                 tuple(int(v) for v in g["view_ids"]),

@@ -151,8 +151,8 @@ class Server:
         """Makes the plan and the initial states."""
         vertical = METHODS[self.job.method].topology == "vertical"
         self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
-        if self.job.robust is not None:
-            self.wire.last()  # what the rule does not fit is found before anybody is asked
+        if self.job.robust is not None or self.job.fraction_bits is not None:
+            self.wire.last()  # what these do not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
         self.server = self.wire.initial_states(self.key, rows).server
         self._save()
@@ -206,7 +206,7 @@ class Server:
             told = meta["card"]
             views = {int(v): int(width) for v, width in told["views"].items()}
             card = Card(int(told["client"]), views, int(told["rows"]), str(told["samples"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Refused("malformed", "card: unreadable") from error
         is_right = 0 <= card.client < 2**29 and 0 < card.rows < 2**31 and views
         if not is_right or not all(0 <= v and 0 < w < 2**31 for v, w in views.items()):

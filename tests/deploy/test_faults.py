@@ -12,6 +12,7 @@ import pytest
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
+from jaxfedmvc.engine import checkpoint
 from tests.algorithms import test_common as common
 from tests.deploy import local
 from tests.helpers import locks
@@ -108,6 +109,24 @@ def test_a_node_that_is_killed_and_comes_back_goes_on_to_the_same_bits(undisturb
     lab.transport.lose = lose
     lab.server().run()
     assert seen and lab.labels() == undisturbed[0].labels()
+
+
+def test_an_exchange_that_a_full_disk_did_not_take_is_made_again(
+    undisturbed, tmp_path, monkeypatch
+):
+    lab, save = Lab(tmp_path), checkpoint.save
+
+    def full(path, tree, meta):
+        if path.parent == tmp_path / "state3" / "job" and meta["exchange"] == 3:
+            raise OSError(28, "No space left on device")
+        save(path, tree, meta)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(Stopped, match="client 3: an error; see the node's log"):
+        lab.server().run()
+    monkeypatch.setattr(checkpoint, "save", save)
+    lab.server().run()
+    assert lab.labels() == undisturbed[0].labels()
 
 
 def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undisturbed, tmp_path):
@@ -284,6 +303,9 @@ def joined(tmp_path_factory):
         ({"exchange": 6, "place": ["round", common.ROUNDS, 0]}, "place"),
         ({"exchange": 6, "place": [1]}, "malformed"),
         ({"exchange": "x"}, "malformed"),
+        ({"exchange": float("inf")}, "malformed"),
+        ({"job": "x" * 1000}, "unknown_job"),
+        ({"job": "x" * 2**18}, "unknown_job"),
         ({"job": "other"}, "unknown_job"),
         ({"job": "../state1/job"}, "unknown_job"),
         ({"agreement": "0"}, "settings"),
@@ -296,6 +318,30 @@ def test_a_wrong_request_is_refused(changed, code, joined):
     meta, body = wire.unpack(request)
     answer, rest = wire.unpack(node.handle(wire.pack(meta | changed, body)))
     assert answer["error"] == code and rest == b""
+
+
+def test_what_is_asked_writes_one_line_of_the_nodes_log(joined, caplog):
+    node, request = joined
+    meta, body = wire.unpack(request)
+    node.handle(wire.pack(meta | {"job": "x\nclient 0: connected as node 5"}, body))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("client 0 refuses: ") and line.isprintable()
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), "x", None, [1]])
+def test_a_card_that_is_none_ends_no_job(number, tmp_path):
+    lab = Lab(tmp_path)
+    bad = lab.node(5)
+
+    def change(identity, reply):
+        meta, body = wire.unpack(reply)
+        if identity == bad and "card" in meta:
+            meta["card"]["rows"] = number
+        return wire.pack(meta, body)
+
+    lab.transport.change = change
+    with pytest.raises(Stopped, match=r"clients: 5 of 6 have come \(card: unreadable\)"):
+        lab.server().run()
 
 
 def test_nothing_is_answered_after_the_end(undisturbed):

@@ -46,6 +46,18 @@ def test_only_registered_nodes_with_the_right_certificate_connect(tmp_path):
         assert deceived.poll() not in (None, 0) or "connected as node" not in log
 
 
+def test_a_node_that_cannot_reach_its_superlink_ends_when_it_is_told_to(tmp_path):
+    path = local.write_node(tmp_path, 0, {0: np.eye(4)}, ["e_fkmvc"])
+    here = demo.Network(tmp_path, demo.free_port(), secure=False, keeps=False)
+    node = here.start_node("node0", path)
+    try:
+        wait_for(lambda: "retrying" in (tmp_path / "node0.log").read_text())
+        node.terminate()
+        assert node.wait(20) == 0
+    finally:
+        node.kill()
+
+
 HOSTILE = """
 from flwr.serverapp import ServerApp
 from flwr.app import ConfigRecord, Message, RecordDict

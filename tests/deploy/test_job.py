@@ -3,13 +3,17 @@
 import dataclasses
 import re
 import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from jaxfedmvc.deploy import Job
+from jaxfedmvc.deploy import Job, Node, flower
 from jaxfedmvc.deploy.__main__ import main, parser
 from jaxfedmvc.deploy.plan import Card, Place, Plan, Wire, following
 from jaxfedmvc.deploy.policy import Policy, load
@@ -392,3 +396,67 @@ def test_a_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     (tmp_path / "job.toml").write_text("name = 3")
     assert main(["submit", str(tmp_path / "job.toml"), "--superlink=127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.startswith("job: method is missing")
+
+
+def submitted(folder, monkeypatch, code=0, made=False):
+    """Submits a job to a Flower that says `code`; returns what it is told, and what comes back."""
+    pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+    folder.mkdir()
+    job, results = folder / "job.toml", folder / "results"
+    job.write_text('name = "first"\nmethod = "e_fkmvc"\nclients = 2\nsettings = {n_clusters = 3}\n')
+    told = []
+
+    def run(command, env, check):
+        given = tomllib.loads(Path(command[command.index("--run-config") + 1]).read_text("utf-8"))
+        there = tomllib.loads(Path(env["FLWR_HOME"], "config.toml").read_text("utf-8"))
+        told.append((given, there["superlink"]["job"]))
+        if made:
+            (results / "first").mkdir(parents=True)
+            (results / "first" / "summary.json").touch()
+        return SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    command = ["submit", str(job), "--superlink=127.0.0.1:1", f"--folder={results}"]
+    found = main([*command, f"--root_certificates={folder / 'ca.crt'}"])
+    return told[0], found
+
+
+def test_any_name_of_a_folder_reaches_flower(tmp_path, monkeypatch):
+    folder = tmp_path / 'Klinik "Süd" 😀'
+    (given, there), _ = submitted(folder, monkeypatch)
+    assert given == {"job": str(folder / "job.toml"), "folder": str(folder / "results")}
+    assert there["root-certificates"] == str(folder / "ca.crt")
+
+
+@pytest.mark.parametrize(("code", "made", "found"), [(0, True, 0), (0, False, 1), (3, True, 3)])
+def test_a_job_that_is_not_finished_is_an_error_of_the_command(
+    code, made, found, tmp_path, monkeypatch
+):
+    assert submitted(tmp_path / "here", monkeypatch, code, made)[1] == found
+
+
+def test_what_stops_a_job_is_the_last_line_of_its_app(tmp_path, capsys):
+    pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+    (tmp_path / "job.toml").write_text(
+        'name = "first"\nmethod = "e_fkmvc"\nclients = 2\nsettings = {n_clusters = 3}\n'
+    )
+    for file, name, what in (
+        ("job.toml", "first", "Not a directory"),
+        ("none.toml", tmp_path / "none.toml", "No such file"),
+    ):
+        given = {"job": str(tmp_path / file), "folder": str(tmp_path / "job.toml")}
+        flower.server_app()(None, SimpleNamespace(run_config=given))
+        told = capsys.readouterr().out
+        assert told.startswith(f"job {name}: stopped: ") and what in told and told.count("\n") == 1
+
+
+def test_a_node_says_what_is_wrong_with_its_key(tmp_path):
+    pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+    node = Node(local.write_node(tmp_path, 0, VIEWS, ["fmcsc"]))
+    key = ed25519.Ed25519PrivateKey.generate()
+    form = serialization.PrivateFormat.OpenSSH
+    nothing = serialization.NoEncryption()
+    (tmp_path / "other").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, nothing))
+    for name, text in (("other", "no ECDSA key"), ("node0.toml", "no private key without a pass")):
+        with pytest.raises(ValueError, match=f"^auth_key: {tmp_path / name} is {text}"):
+            flower.serve(node, "127.0.0.1:1", key_file=tmp_path / name)

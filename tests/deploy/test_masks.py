@@ -187,6 +187,13 @@ def test_a_node_without_all_keys_answers_no_secure_sum(tmp_path):
     assert answer["error"] == "keys" and body == b""
 
 
+def test_what_is_no_sum_is_found_before_anybody_is_asked(tmp_path):
+    _, transport, job = laboratory(tmp_path, in_clear=())
+    with pytest.raises(ValueError, match=r"setup\[2\]: its server reads single messages"):
+        quiet(job, transport, tmp_path).run()
+    assert {wire.unpack(request)[0]["kind"] for _, request, _ in transport.log} == {"hello"}
+
+
 def test_values_that_overflow_are_told_to_nobody_but_the_nodes_log(tmp_path, caplog):
     _, transport, job = laboratory(tmp_path, fraction_bits=30)
     with pytest.raises(server.Stopped, match="what its fraction_bits do not hold"):
