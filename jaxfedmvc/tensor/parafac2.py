@@ -147,7 +147,7 @@ def _best(
     slices = slices / unit
     gram = _einsum("knj,kni->ji", slices, slices)
     starts = jnp.linalg.eigh(gram)[1][None, :, : -rank - 1 : -1]
-    if n_init > 1:
+    if key is not None and n_init > 1:
         drawn = jax.random.normal(key, (n_init - 1, n_columns, rank))
         starts = jnp.concatenate([starts, jax.vmap(polar)(drawn)])
 

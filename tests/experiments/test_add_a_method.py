@@ -77,6 +77,16 @@ def test_it_runs_and_is_scored(plugin, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_wrong_number_is_named(plugin):
+    start = "import register_method; from experiments.run import main; main()"
+    job = (f"--algorithm={NAME}", "--dataset=digits", "--noprogress", "--inertia=1.5")
+    done = run(plugin, "-c", start, *job)
+    assert done.returncode != 0
+    assert "inertia: got 1.5; allowed is from 0 up to, but not including, 1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 def test_help_shows_its_settings(plugin):
     out = binary(plugin, "run", "--help")
     assert "--inertia: Share of the old centroid that a step keeps" in " ".join(out.split())
