@@ -61,7 +61,13 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+SLOW = ("lsimvc", "parafac2", "sc_srgf")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in sorted(FUNCTIONS)],
+)
 def test_functions_round_what_they_are_given(name):
     narrow = FUNCTIONS[name](lambda x: jnp.asarray(x, jnp.float32))
     with jax.enable_x64(True):
@@ -106,7 +112,9 @@ def of_an_estimator():
     return model.labels_, model.predict(VIEWS)
 
 
-@pytest.mark.parametrize("run", [of_steps, of_a_stream, of_an_estimator])
+@pytest.mark.parametrize(
+    "run", [of_steps, of_an_estimator, pytest.param(of_a_stream, marks=pytest.mark.slow)]
+)
 def test_jobs_are_the_same(run):
     narrow = jax.tree.map(np.asarray, run())
     with jax.enable_x64(True):
