@@ -16,14 +16,13 @@ not agree, and what is missing.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import logging
 
-from experiments.lib.command import checked, value_of
+from experiments.lib.command import checked, shown, value_of
 
 
 def main_of(arguments: Sequence[str]) -> Callable[[Sequence[str]], None]:
@@ -49,13 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments == ["--check"]:
         from experiments.published import check  # it reads what all papers' packages have
 
-        try:
-            n_errors = check()
-            sys.stdout.flush()
-        except BrokenPipeError:  # such as of `head`: nobody reads on, nor what Python would flush
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
-        sys.exit(1 if n_errors else 0)
+        sys.exit(1 if shown(check) else 0)
     checked(lambda: main_of(arguments))(arguments)
 
 

@@ -8,6 +8,7 @@ their own, so that several commands can be parsed in one process, as a sweep doe
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -348,6 +349,17 @@ def checked(build: Callable[[], Any]) -> Any:
         fail(error)
 
 
+def shown(show: Callable[[], Any]) -> Any:
+    """Returns `show()`, which prints; leaves with exit code 1 if the reader has left, as `head`."""
+    try:
+        found = show()
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, nor what Python would flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    return found
+
+
 def parse_or_exit(
     arguments: Sequence[str],
     description: str,
@@ -359,6 +371,6 @@ def parse_or_exit(
     if any(argument in ("--help", "-help", "-h") for argument in arguments):
         rest = [a for a in arguments if a not in ("--help", "-help", "-h")]
         command = checked(lambda: parse(rest, algorithm=algorithm, extra=extra))
-        print(f"{description}\n\n{command.flags.get_help()}")
+        shown(lambda: print(f"{description}\n\n{command.flags.get_help()}"))
         sys.exit(0)
     return checked(lambda: parse(arguments, algorithm=algorithm, extra=extra))

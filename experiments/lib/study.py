@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from experiments.lib import folder as folders
 from experiments.lib import plots, settings
-from experiments.lib.command import FolderSettings, JobSettings, checked, did_you_mean
+from experiments.lib.command import FolderSettings, JobSettings, checked, did_you_mean, shown
 from experiments.lib.progress import require_tqdm
 from experiments.lib.runner import start_devices
 from jaxfedmvc.engine.mesh import parse_mesh
@@ -157,7 +157,7 @@ def parse_or_exit(
     rest = [argument for argument in arguments if argument not in asks]
     study = checked(lambda: parse(rest, groups, defaults, resumes=resumes))
     if asks & set(arguments):
-        print(f"{description or ''}\n\n{study.flags.get_help()}")
+        shown(lambda: print(f"{description or ''}\n\n{study.flags.get_help()}"))
         sys.exit(0)
     return checked(lambda: _with_devices(study, over_clients)) if JobSettings in groups else study
 

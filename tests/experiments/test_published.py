@@ -99,8 +99,11 @@ def test_help_without_a_paper_tells_of_all_of_them(capsys):
     assert "--check" in out
 
 
-def test_a_reader_that_leaves_gets_no_traceback():
-    command = [sys.executable, "-m", "experiments.reproduce", "--check"]
+@pytest.mark.parametrize(
+    "arguments", ["reproduce --check", "reproduce --paper=mgcd --help", "run --help"]
+)
+def test_a_reader_that_leaves_gets_no_traceback(arguments):
+    command = [sys.executable, "-m", *f"experiments.{arguments}".split()]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=published.ROOT, text=True, **pipes) as process:
         process.stdout.close()
