@@ -307,6 +307,7 @@ def run(
     """Runs a whole federation, from initialisation to every sample's cluster.
 
     Pure; jit it, vmap it over `key` or over hyper-parameters that `algorithm` was built with.
+    Outside of `jit` every call compiles its loops anew.
 
     Args:
       algorithm: The method.
