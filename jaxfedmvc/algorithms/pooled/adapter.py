@@ -223,7 +223,8 @@ def needs_complete_rows(method: str) -> Callable[[Federation], None]:
             if not federation.holds_all_views(cohort):
                 raise ValueError(
                     f"{method} needs complete rows, but clients hold the views {cohort.view_ids}"
-                    f" of {federation.n_views}; allowed are clients with all views (--ratio=1:0)"
+                    f" of {federation.n_views}; allowed are clients with all views (--ratio=1:0,"
+                    " where the job deals out the rows)"
                 )
 
     return check
