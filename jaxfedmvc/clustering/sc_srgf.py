@@ -157,8 +157,11 @@ def fused_graph(
     checks.number("alpha", alpha, checks.NOT_NEGATIVE)
     if graphs_limit is None:
         graphs_limit = n_graphs
-    is_right = lambda m: (m >= 2) & (m <= n_graphs) & (m == np.floor(m))  # noqa: E731
-    checks.number("graphs_limit", graphs_limit, (is_right, f"an integer, 2 to {n_graphs}"))
+    rule = (
+        lambda m: (m >= 2) & (m <= n_graphs) & (m == np.floor(m)),
+        f"an integer, 2 to {n_graphs}",
+    )
+    checks.number("graphs_limit", graphs_limit, rule)
     return _fused(x, features, where, graphs_limit, alpha, n_neighbors, n_steps)
 
 
