@@ -55,6 +55,20 @@ def room_for_programs():
     programs.make_room()
 
 
+@pytest.fixture(scope="module")
+def compiled():
+    """The seconds of every compilation from here on, by any program."""
+    events = []
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            events.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.fixture(autouse=True)
 def no_freed_memory():
     """Workers stay below 1.5 GB: what one test's compilers freed is not kept for the next."""

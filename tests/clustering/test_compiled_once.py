@@ -27,19 +27,6 @@ FUNCTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    events = []
-
-    def listen(event, seconds, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            events.append(seconds)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
 def test_a_second_call_compiles_nothing(name, compiled):
     FUNCTIONS[name](0)

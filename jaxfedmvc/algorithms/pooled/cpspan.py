@@ -21,6 +21,7 @@ is off by default.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Literal
 
 import jax
@@ -143,6 +144,7 @@ def _check_pairs(federation: Federation) -> None:
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 def fit(
     key: Array,
     views: tuple[Array, ...],

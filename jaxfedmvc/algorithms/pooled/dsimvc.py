@@ -27,6 +27,7 @@ the pair loss. Here they share that of their autoencoders, and their first steps
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -146,6 +147,7 @@ def _check_complete(federation: Federation) -> None:
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 def fit(
     key: Array,
     views: tuple[Array, ...],

@@ -23,6 +23,7 @@ larger, at most seven times.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -122,6 +123,7 @@ def gcfagg(config: GCFAggConfig, hyper: GCFAggHyperparams | None = None) -> Fede
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 def fit(
     key: Array,
     views: tuple[Array, ...],

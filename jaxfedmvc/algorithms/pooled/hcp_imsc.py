@@ -21,6 +21,7 @@ would need float64 and is refused. The first factors of the slices are found by 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -114,6 +115,7 @@ def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> 
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

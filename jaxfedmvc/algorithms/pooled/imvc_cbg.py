@@ -15,6 +15,7 @@ differ in their starts. Results that ship with the code are reached within 0 to 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -100,6 +101,7 @@ def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> 
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

@@ -21,6 +21,7 @@ transform the result depends on the order of the samples, which is random.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -153,6 +154,7 @@ def jpltd(config: JPLTDConfig, hyper: JPLTDHyperparams | None = None) -> Federat
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

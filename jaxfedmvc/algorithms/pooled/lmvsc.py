@@ -16,6 +16,7 @@ small alpha, make programs that float32 and `max_steps` do not solve to the end.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +84,7 @@ def lmvsc(config: LMVSCConfig, hyper: LMVSCHyperparams | None = None) -> Federat
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

@@ -17,6 +17,7 @@ does; here the change is relative.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -135,6 +136,7 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 @jax.default_matmul_precision("highest")
 def fit(
     key: Array,

@@ -22,6 +22,7 @@ seven times.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -127,6 +128,7 @@ def mflvc(config: MFLVCConfig, hyper: MFLVCHyperparams | None = None) -> Federat
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 def fit(
     key: Array,
     views: tuple[Array, ...],

@@ -24,6 +24,7 @@ BDGP could not be established.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -139,6 +140,7 @@ def _needs_pairs(federation: Federation) -> None:
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 def fit(
     key: Array,
     views: tuple[Array, ...],

@@ -20,6 +20,7 @@ training there without a word, and has no contrast here. Rows are taken as they 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -161,6 +162,7 @@ def comvc(config: CoMVCConfig, hyper: CoMVCHyperparams | None = None) -> Federat
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 def fit(
     key: Array,
     views: tuple[Array, ...],
@@ -173,6 +175,7 @@ def fit(
 
 
 @in_32_bits
+@functools.partial(jax.jit, static_argnames="config", inline=True)
 def fit_comvc(
     key: Array,
     views: tuple[Array, ...],

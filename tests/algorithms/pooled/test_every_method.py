@@ -143,6 +143,24 @@ def test_fewer_distinct_rows_than_clusters_give_numbers(name):
     assert found.labels.min() >= 0 and found.labels.max() < K
 
 
+FAST = {"imvc_cbg", "lmvsc"}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS_OF_ROWS]
+)
+def test_a_second_fit_of_other_rows_compiles_nothing(name, compiled):
+    """Outside of `jit`, and with other hyper-parameters, too."""
+    fit, settings, _ = METHODS_OF_ROWS[name]
+    config, hyper = configured(METHODS[name], settings, {"n_clusters": K})
+    keys, observed = jax.random.split(KEY), observed_of(name)
+    fit(keys[0], VIEWS, observed, config, hyper)
+    first, other = len(compiled), jax.tree.map(lambda number: number * 1.5, hyper)
+    found = fit(keys[1], tuple(1 - x for x in VIEWS), observed, config, other)
+    assert len(compiled) == first
+    assert found.labels.shape == (N,)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["imvc_cbg", "lsimvc"])
 def test_a_view_without_rows_does_not_take_the_weight_of_the_others(name):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def test_contrast_is_weighted_by_the_least_view_and_moves_no_weight(monkeypatch)
     """softmax([log 3, 0]) is 3/4 and 1/4."""
     monkeypatch.setattr(module, "_fit", lambda *arguments: arguments[-1])
     config, hyper = CoMVCConfig(n_clusters=C, **TINY), CoMVCHyperparams(delta=0.7)
-    term = module.fit_comvc(jax.random.key(0), *planted(), config, hyper)
+    term = inspect.unwrap(module.fit_comvc)(jax.random.key(0), *planted(), config, hyper)
     codes = np.stack([HIDDEN, HIDDEN[::-1]])
     found = module.Found(codes, HIDDEN, ASSIGNED)
     n_negatives = int(0.25 * 2 * TINY["batch_size"])
