@@ -20,6 +20,7 @@ from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import internal_scores, references
 from experiments.lib.report import Report, flattened, losses_of
+from experiments.lib.text import counted
 from jaxfedmvc import engine, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.checks import has_nan
@@ -404,6 +405,12 @@ class _Runner:
                 state = steps.compacted(state)
             count_seconds()
             self._save(seed, made, state)
+        least = command.job.until_stable
+        if least is not None and made and not self._is_stable(seed):
+            self.progress.write(
+                f"seed {seed}: clusters still change after all {counted(made, 'round')}"
+                f" (--until_stable={least}); --rounds allows more"
+            )
         if found is None:  # compacting, or the last round was made before a kill
             found = self._evaluate(federation, key, state, max(made - 1, 0))
         self._end_seed(seed, problem, found, state)

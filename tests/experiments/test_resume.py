@@ -259,7 +259,8 @@ def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkey
         "--learning_rate=1e-5",
     )
     whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
-    assert binaries.launch(run.main, *arguments, whole)[0] == 0
+    code, out, _ = binaries.launch(run.main, *arguments, whole)
+    assert code == 0 and "still change" not in out and "ended by itself" in out
     break_after(monkeypatch, 3)
     with pytest.raises(Broken):
         binaries.launch(run.main, *arguments, again)
@@ -273,6 +274,11 @@ def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkey
         "up": 0,
         "down": 0,
     }
+    code, out, _ = binaries.launch(
+        run.main, *arguments, "--rounds=3", f"--output_dir={tmp_path / 'short'}"
+    )
+    assert code == 0
+    assert "seed 0: clusters still change after all 3 rounds (--until_stable=0.9)" in out
     code, _, error = binaries.launch(run.main, "--algorithm=mgcd", "--until_stable=0.9", whole)
     assert code and "until_stable: mgcd finds its end itself" in error
 
