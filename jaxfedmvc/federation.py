@@ -16,12 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxfedmvc import keys
 from jaxfedmvc.data.dataset import check_arrays, check_precision, kind_of_labels
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
-
-# Larger numbers stand for other draws than a client's (see `keys`).
-_IDS = 2**29
 
 
 @struct.dataclass
@@ -507,8 +505,8 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
         client_ids += [int(c) for c in part.client_ids]
     if len(set(client_ids)) != len(client_ids):
         raise ValueError("partition: client_ids must be unique")
-    if not 0 <= min(client_ids) <= max(client_ids) < _IDS:
+    if not 0 <= min(client_ids) <= max(client_ids) < keys.CLIENT_IDS:
         raise ValueError(
             f"partition: client_ids lie in {min(client_ids)}..{max(client_ids)}; allowed is"
-            f" 0..{_IDS - 1}"
+            f" 0..{keys.CLIENT_IDS - 1}"
         )

@@ -42,7 +42,6 @@ from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
-_STAGES = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
 # Programs compiled at once, each in some hundred MB. More would take cores from the program that
 # the run waits for, and from the run once it has begun.
 _COMPILERS = 2
@@ -414,7 +413,7 @@ class Steps:
     def calls(self) -> dict[str, Counter[str]]:
         """Counts the calls of each program in each stage, of those that `on_call` is told of."""
         self._know_all()
-        counts: dict[str, Counter[str]] = {stage: Counter() for stage in _STAGES}
+        counts: dict[str, Counter[str]] = {stage: Counter() for stage in keys.STAGES}
         servers = set()
         for (stage, p, c), n in self._sizes.items():
             clients = _client_name(stage, self._alike(stage, p, "client"), c)
@@ -434,7 +433,7 @@ class Steps:
         """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
         self._know_all()
         found = {}
-        for stage in _STAGES:
+        for stage in keys.STAGES:
             parts = [e for (s, _, _), e in self._exchanged.items() if s == stage]
             found[stage] = total(parts, self._n_participants if self.algorithm.peers else None)
         return found
@@ -579,7 +578,7 @@ class Steps:
         r: np.int32,
     ) -> tuple[RunState, Any]:
         clients, parts, infos = list(state.clients), [], []
-        key = self._call(_KEY_OF_PHASE, key, np.int32(_STAGES[stage]), r, np.int32(p))
+        key = self._call(_KEY_OF_PHASE, key, np.int32(keys.STAGES[stage]), r, np.int32(p))
         for c, places in _taking_part(phase, federation, state.participants):
             self._sizes[stage, p, c] = len(places)
             program, cohort = self._client_program(stage, p, c), federation.cohorts[c]

@@ -276,10 +276,8 @@ def run_streaming(
     shares = participation if np.ndim(participation) == 0 else tuple(participation)  # type: ignore[arg-type]
     drawable = _reduced(host, lambda c: c.replace(views=(), mask=(), sample_ids=()))
 
-    stages = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
-
     def stage(name: str, r: int, state: RunState) -> tuple:
-        stage_key = keys.of_stage(key, stages[name], r)
+        stage_key = keys.of_stage(key, keys.STAGES[name], r)
         phases = getattr(algorithm, name)
         return _stream_phases(phases, name, host, stage_key, state, client_chunk)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import Exchanged, Traffic, run_phases
 from jaxfedmvc.engine.run import start
@@ -36,7 +37,7 @@ def traffic(
     Raises:
       ValueError: As `start`.
     """
-    ledgers: dict[str, list[Exchanged]] = {"setup": [], "round": [], "finish": []}
+    ledgers: dict[str, list[Exchanged]] = {stage: [] for stage in keys.STAGES}
     n_clients = 0
 
     def trace(key: jax.Array, federation: Federation) -> None:

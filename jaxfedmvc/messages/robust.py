@@ -63,6 +63,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.checks import whole, wrong
 from jaxfedmvc.messages.secure import Masked
@@ -304,7 +305,7 @@ def robust(
     ratios = {} if ratios is None else ratios
     phases = {
         f"{stage}[{i}]": phase
-        for stage in ("setup", "round", "finish")
+        for stage in keys.STAGES
         for i, phase in enumerate(getattr(algorithm, stage))
     }
     sums = [name for name, phase in phases.items() if _is_sum(phase)]
