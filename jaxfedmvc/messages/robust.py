@@ -65,7 +65,7 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.checks import whole, wrong
+from jaxfedmvc.checks import number, whole, wrong
 from jaxfedmvc.messages.secure import Masked
 from jaxfedmvc.messages.transforms import check_floating
 
@@ -228,11 +228,8 @@ RULES: dict[str, Callable[..., Rule]] = {
 
 
 def _check(name: str, value: ArrayLike, least: float, below: float) -> None:
-    if isinstance(value, jax.core.Tracer):
-        return
-    if not (np.ndim(value) == 0 and least <= float(np.asarray(value)) < below):
-        allowed = f"{least:g} or more" + (f", below {below:g}" if below < np.inf else "")
-        raise wrong(name, value, allowed)
+    allowed = f"{least:g} or more" + (f", below {below:g}" if below < np.inf else "")
+    number(name, value, (lambda x: (x >= least) & (x < below), allowed))
 
 
 def _count(share: ArrayLike, n: Array) -> Array:
