@@ -59,9 +59,9 @@ def warn_of_few_summaries(
     Raises:
       ValueError: They send none.
     """
-    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
-    if any(isinstance(x, jax.core.Tracer) for x in (*masks, limit)):
+    if federation.is_traced or isinstance(limit, jax.core.Tracer):
         return
+    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
     wanted = config.n_clusters if limit is None else min(config.n_clusters, int(limit))
     rows = np.concatenate([np.asarray(mask).sum(axis=1) for mask in masks])
     least, average = _sizes(config)
