@@ -139,17 +139,18 @@ class Server:
         if there.digest() != self.job.digest():
             raise ValueError(f"folder: {self.folder} holds another job, or other settings of it")
 
-    def _set_plan(self, plan: Plan) -> None:
-        self.plan = plan
-        self.wire = wire_of(self.job, plan)
-        self.agreement = agreement(self.job, plan)
-        drawn = draw_participants(skeleton(plan), self.key, self.job.participation)
+    def _make_plan(self) -> None:
+        """Makes the plan of the nodes that registered, and what follows from it."""
+        vertical = METHODS[self.job.method].topology == "vertical"
+        self.plan = Plan.of_cards(list(self.cards.values()), vertical)
+        self.wire = wire_of(self.job, self.plan)
+        self.agreement = agreement(self.job, self.plan)
+        drawn = draw_participants(skeleton(self.plan), self.key, self.job.participation)
         self.participants = [np.asarray(places).tolist() for places in drawn]
 
     def _begin(self) -> None:
         """Makes the plan and the initial states."""
-        vertical = METHODS[self.job.method].topology == "vertical"
-        self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
+        self._make_plan()
         if self.job.robust is not None or self.job.fraction_bits is not None:
             self.wire.last()  # what these do not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
@@ -541,8 +542,7 @@ class Server:
         for told in meta["cards"]:
             views = {int(v): width for v, width in told["views"].items()}
             self.cards[told["client"]] = Card(told["client"], views, told["rows"], told["samples"])
-        vertical = METHODS[self.job.method].topology == "vertical"
-        self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
+        self._make_plan()
         self.exchange, self.rows = meta["exchange"], meta["rows"]
         self.place = None if meta["place"] is None else Place(*meta["place"])
         shapes = self._shapes_after(self.place)
