@@ -442,7 +442,11 @@ class _Later:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def labels(self, server: Any, views: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Returns the clusters [rows] of a client that holds these views."""
+        """Returns the clusters [rows] of a client that holds these views.
+
+        Raises:
+          ValueError: A view is not there, or has other features than it was fitted with.
+        """
         known = self.outline
         for v, x in views.items():
             if v >= known.n_views:

@@ -260,8 +260,9 @@ def run_streaming(
         client states are those that the next round will change: copy what shall be kept.
 
     Returns:
-      As `engine.run`, on the host but for the server state; "rounds" and its info have entries of
-      the rounds made alone, no tables, and no labels, (), without `assign`.
+      As `engine.run`, on the host but for the server state. The info of "rounds" is [] where none
+      was made, and has entries of the rounds made alone; there are no tables, and without `assign`
+      no labels, ().
 
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or client states with keys.
