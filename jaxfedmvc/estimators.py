@@ -160,7 +160,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         state, _ = steps.setup(federation, key, state)
         sent = [steps.traffic()["setup"]]
         made = 0
-        while steps.algorithm.round and made < rounds and not (made and steps.is_done(state)):
+        while steps.algorithm.round and steps.goes_on(state, made, rounds):
             state, _ = steps.one_round(federation, key, state, made)
             sent.append(steps.traffic()["round"])  # which may shrink from round to round
             state = steps.compacted(state)

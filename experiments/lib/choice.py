@@ -336,7 +336,7 @@ def _trained(
     state, info = steps.setup(federation, key, steps.start(federation, key))
     runner.check_masked_sums(job.command.job, info)
     made = 0
-    while made < job.command.rounds and not (made and steps.is_done(state)):
+    while steps.goes_on(state, made, job.command.rounds):
         state, info = steps.one_round(federation, key, state, made)
         runner.check_masked_sums(job.command.job, info)
         made += 1

@@ -226,7 +226,7 @@ def _one_run(job: runner.Job, steps: Any, seed: int) -> dict[str, Any]:
     state = steps.start(federation, key)
     state, _ = steps.setup(federation, key, state)
     made = 0
-    while made < job.command.rounds and not (made and steps.is_done(state)):
+    while steps.goes_on(state, made, job.command.rounds):
         state, _ = steps.one_round(federation, key, state, made)
         made += 1
     found = steps.evaluate(federation, key, state, max(made - 1, 0))

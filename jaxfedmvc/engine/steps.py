@@ -253,6 +253,13 @@ class Steps:
         found = self._call(_Program("done", function), state.server)
         return False if self._is_abstract else bool(found)
 
+    def goes_on(self, state: RunState, made: int, rounds: int) -> bool:
+        """Says whether a run of so many rounds at most makes another one after those made.
+
+        Before the first a method is not asked whether it is done.
+        """
+        return made < rounds and not (made and self.is_done(state))
+
     @in_32_bits
     def compacted(self, state: RunState) -> RunState:
         """Returns the same state in smaller arrays, where the method can; else as it is."""
