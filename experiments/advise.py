@@ -25,6 +25,7 @@ from experiments.lib.study import parse_or_exit
 from jaxfedmvc import data
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, Reveals, reveals
+from jaxfedmvc.engine.traffic import of_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +114,7 @@ def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dic
         steps.programs()
     except ValueError as error:
         return {}, " ".join(str(error).split())
-    traffic, times = steps.traffic(), {"setup": 1, "round": command.rounds, "finish": 1}
-    up, down = (sum(n * getattr(traffic[s], d) for s, n in times.items()) for d in ("up", "down"))
+    up, down = of_run(steps.traffic(), command.rounds)
     line = {
         "method": name,
         "data": method.topology,

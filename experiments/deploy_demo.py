@@ -149,7 +149,11 @@ class Network:
         return self.processes[name]
 
     def start_superlink(self) -> None:
-        """Starts the SuperLink, and waits until it answers."""
+        """Starts the SuperLink, and waits until it answers.
+
+        Raises:
+          OSError: It ends, or does not answer in two minutes.
+        """
         host, port = self.address.split(":")
         command: list[Any] = [_BIN / "flower-superlink", "--host", host, "--port", port]
         command += ["--disable-runtime-dependency-installation"]

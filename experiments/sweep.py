@@ -197,12 +197,17 @@ def start_devices(job: JobSettings, sweep: SweepSettings) -> Any:
 # --- The job --------------------------------------------------------------------------------------
 
 
-def plan(
-    axes: Sequence[Axis], groups: Sequence[Group], devices: Any, batch: int | None
-) -> Iterator[str]:
-    """Yields what --dry_run prints: runs, programs, and the memory that each was compiled for."""
+def plan(groups: Sequence[Group], devices: Any, batch: int | None, note: str = "") -> Iterator[str]:
+    """Yields what --dry_run prints: runs, programs, and the memory that each was compiled for.
+
+    Args:
+      groups: Of runs with a program each.
+      devices: The mesh, or None.
+      batch: Runs that go together; None plans it by memory.
+      note: Ends the first line.
+    """
     n_runs = sum(len(group.runs) for group in groups)
-    yield f"{counted(n_runs, 'run')}, {counted(len(groups), 'program')}{_one_setting(axes)}"
+    yield f"{counted(n_runs, 'run')}, {counted(len(groups), 'program')}{note}"
     yield f"free memory: {free_bytes() / 1e9:.2f} GB on {jax.devices()[0].device_kind}"
     yield f"{'program':>8s}{'runs':>7s}{'batch':>7s}{'MB a batch':>12s}{'MB a run':>10s}"
     for i, group in enumerate(groups):
@@ -242,7 +247,7 @@ def run(arguments: Sequence[str], command: Command) -> None:
         checked(partial(mesh.check_mesh, devices, group.federation))
     leads = jax.process_index() == 0
     if sweep.dry_run:
-        for line in plan(axes, groups, devices, batch):
+        for line in plan(groups, devices, batch, _one_setting(axes)):
             if leads:
                 print(line)
         return

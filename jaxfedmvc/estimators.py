@@ -42,16 +42,10 @@ from jaxfedmvc.precision import in_32_bits
 _OWN = ("method", "n_clusters", "rounds", "random_state")
 
 
-# Horizontal, but what clusters a client is found by the client alone, in the run.
-_LOCAL = ("local_fmcsc", "local_kmeans")
-# Vertical, but each agent assigns rows by its own features, so that agents may differ.
-_OF_EACH_AGENT = ("coreset_kmeans", "dpfmps", "dpfmps_p2est")
-
-
 def _can_predict(estimator: FederatedClusterer) -> bool:
     """Tells whether rows that a method was not fitted on have clusters."""
     method = METHODS.get(estimator.method)
-    return method is None or (method.topology == "horizontal" and estimator.method not in _LOCAL)
+    return method is None or (method.topology == "horizontal" and not method.alone)
 
 
 class FederatedClusterer(ClusterMixin, BaseEstimator):
@@ -166,7 +160,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         state, _ = steps.setup(federation, key, state)
         sent = [steps.traffic()["setup"]]
         made = 0
-        while steps.algorithm.round and made < rounds and not (made and steps.is_done(state)):
+        while steps.algorithm.round and steps.goes_on(state, made, rounds):
             state, _ = steps.one_round(federation, key, state, made)
             sent.append(steps.traffic()["round"])  # which may shrink from round to round
             state = steps.compacted(state)
@@ -184,7 +178,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         self._columns = columns
         self.server_state_ = found.state.server
         labels = _by_client(federation, found.labels)
-        self.labels_ = labels if is_federated or self.method in _OF_EACH_AGENT else labels[0]
+        self.labels_ = labels if is_federated or method.own_labels else labels[0]
         self.embedding_ = None
         if found.embedding is not None:
             embedding = _by_client(federation, found.embedding)
@@ -448,7 +442,11 @@ class _Later:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def labels(self, server: Any, views: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Returns the clusters [rows] of a client that holds these views."""
+        """Returns the clusters [rows] of a client that holds these views.
+
+        Raises:
+          ValueError: A view is not there, or has other features than it was fitted with.
+        """
         known = self.outline
         for v, x in views.items():
             if v >= known.n_views:

@@ -16,12 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxfedmvc import keys
 from jaxfedmvc.data.dataset import check_arrays, check_precision, kind_of_labels
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
-
-# Larger numbers stand for other draws than a client's (see `keys`).
-_IDS = 2**29
 
 
 @struct.dataclass
@@ -131,6 +129,11 @@ class Federation:
         """Number of clients of all cohorts."""
         return sum(cohort.n_clients for cohort in self.cohorts)
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether masks have no values to look at, as inside of `jax.jit`."""
+        return any(isinstance(cohort.mask, jax.core.Tracer) for cohort in self.cohorts)
+
     def holds_all_views(self, cohort: Cohort) -> bool:
         """Says whether clients of this cohort are multi-view (full-view) clients."""
         return len(cohort.view_ids) == self.n_views
@@ -145,9 +148,9 @@ class Federation:
         Raises:
           ValueError: Names the first client with fewer than `at_least`, and the reason.
         """
+        if self.is_traced:
+            return
         for cohort in self.cohorts:
-            if isinstance(cohort.mask, jax.core.Tracer):
-                return
             counts = np.asarray(cohort.mask).sum(axis=1)
             for client, rows in zip(np.asarray(cohort.client_ids), counts, strict=True):
                 if rows < at_least:
@@ -168,7 +171,7 @@ class Federation:
         Raises:
           ValueError: Names two sets of views that no sample links.
         """
-        if any(isinstance(cohort.mask, jax.core.Tracer) for cohort in self.cohorts):
+        if self.is_traced:
             return
         held = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in self.cohorts]
         apart: list[tuple[set[int], np.ndarray]] = []
@@ -210,7 +213,7 @@ class Federation:
                     " vertical federation each agent holds views of its own"
                 )
             seen |= set(cohort.view_ids)
-        if isinstance(self.cohorts[0].mask, jax.core.Tracer):
+        if self.is_traced:
             return
         first: np.ndarray | None = None
         for cohort in self.cohorts:
@@ -507,8 +510,8 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
         client_ids += [int(c) for c in part.client_ids]
     if len(set(client_ids)) != len(client_ids):
         raise ValueError("partition: client_ids must be unique")
-    if not 0 <= min(client_ids) <= max(client_ids) < _IDS:
+    if not 0 <= min(client_ids) <= max(client_ids) < keys.CLIENT_IDS:
         raise ValueError(
             f"partition: client_ids lie in {min(client_ids)}..{max(client_ids)}; allowed is"
-            f" 0..{_IDS - 1}"
+            f" 0..{keys.CLIENT_IDS - 1}"
         )

@@ -15,6 +15,12 @@ from jax.typing import ArrayLike
 # Stages of a run, folded into the run's key.
 INIT, SETUP, ROUND, FINISH, PARTICIPATION = range(5)
 
+# Those that have exchanges, by the names of `FederatedAlgorithm`'s fields, in the order of a run.
+STAGES = {"setup": SETUP, "round": ROUND, "finish": FINISH}
+
+# Ids of clients are from 0 to below this.
+CLIENT_IDS = 2**29
+
 # Folded into a run's key with the number of a draw, where a stage would be: what chooses settings
 # without labels draws apart from any run.
 CHOICE = 2**30 + 1

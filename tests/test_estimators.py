@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from jaxfedmvc import METHODS, Federation, checks, engine, estimators
 from jaxfedmvc.algorithms import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.registry import configured
-from jaxfedmvc.estimators import _OF_EACH_AGENT, FederatedClusterer, parameters
+from jaxfedmvc.estimators import FederatedClusterer, parameters
 
 TRUTH = np.arange(60) % 3
 RNG = np.random.default_rng(0)
@@ -247,7 +247,7 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
 
     program = jax.make_jaxpr(labels)(client.views).jaxpr
     read = any(program.invars[0] is v for eqn in program.eqns for v in eqn.invars)
-    assert read == (method in _OF_EACH_AGENT)
+    assert read == METHODS[method].own_labels
 
 
 @pytest.mark.parametrize(

@@ -353,7 +353,10 @@ def test_check_rows_names_the_first_client_with_too_few(federation):
 
 
 def test_check_rows_checks_nothing_while_tracing(federation):
+    assert not federation.is_traced
+
     def traced(f):
+        assert f.is_traced
         f.check_rows(100, "never told")
         return f.cohorts[0].mask
 

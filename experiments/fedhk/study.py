@@ -212,18 +212,18 @@ def drifting_group(settings: StudySettings, seeds: list[int], drift: float) -> G
         ]
     )
     return Group(
-        [
+        columns=[
             _cell("personal", f"drift {drift:g}", "drifting", "proximal", t)[0] | command
             for t in _TAUS
         ],
-        [FedHKHyperparams(tau=tau) for tau in _TAUS],
-        partial(e_fkmvc, config),
-        batching.stacked(federations),
-        federations[0],
-        seeds,
-        settings.max_rounds,
-        _DRIFTING_CLUSTERS,
-        [1.0] * len(federations[0].cohorts),
+        hyperparams=[FedHKHyperparams(tau=tau) for tau in _TAUS],
+        make=partial(e_fkmvc, config),
+        source=batching.stacked(federations),
+        federation=federations[0],
+        seeds=seeds,
+        rounds=settings.max_rounds,
+        n_clusters=_DRIFTING_CLUSTERS,
+        participation=[1.0] * len(federations[0].cohorts),
     )
 
 

@@ -23,6 +23,7 @@ from experiments.lib.folder import made_by
 from experiments.lib.progress import Progress
 from experiments.lib.report import client_reports
 from jaxfedmvc.engine.steps import Evaluation, Steps
+from jaxfedmvc.engine.traffic import of_run
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
 
@@ -147,9 +148,7 @@ def table_5(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
         sizes = {kind: sum(x.size for x in jax.tree.leaves(m)) for kind, m in models.items()}
         full = max(sizes, key=len)
         single = [size for kind, size in sizes.items() if kind != full]
-        traffic = run.steps.traffic()
-        times = {"setup": 1, "round": len(run.infos), "finish": 1}
-        sent = sum((traffic[stage].up + traffic[stage].down) * n for stage, n in times.items())
+        sent = sum(of_run(run.steps.traffic(), len(run.infos)))
         published = paper.reindex([SETS.get(run.row.set)]).fillna("-").iloc[0]
         parameters = (published[f"parameters_per_client_{kind}"] for kind in ("single", "multi"))
         lines.append(

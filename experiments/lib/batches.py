@@ -40,6 +40,7 @@ from jaxfedmvc.engine.batching import Source
 from jaxfedmvc.engine.mesh import put, sharding
 from jaxfedmvc.engine.phases import chunk_sizes
 from jaxfedmvc.engine.steps import as_number, compiler_options
+from jaxfedmvc.engine.traffic import of_run
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.secure import any_unread
 from jaxfedmvc.metrics import federation as federation_scores
@@ -271,11 +272,8 @@ class Program:
         with self._counting:
             if self._stages is None:
                 self._stages = self._traffic_of_stages()
-        times = {"setup": 1, "round": rounds, "finish": 1}
-        return {
-            f"bytes_{way}": sum(getattr(self._stages[stage], way) * n for stage, n in times.items())
-            for way in ("up", "down")
-        }
+        sent = of_run(self._stages, rounds)
+        return {"bytes_up": sent.up, "bytes_down": sent.down}
 
     def compile_ahead(self, size: int, compilers: ThreadPoolExecutor) -> None:
         """Has the program for batches of this size compiled while others run; for one device.

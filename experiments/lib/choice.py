@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from experiments.lib.references import has_one_width
 from jaxfedmvc import keys
 from jaxfedmvc.engine.phases import RunState
 from jaxfedmvc.engine.steps import Evaluation, Steps
-from jaxfedmvc.engine.traffic import Traffic
+from jaxfedmvc.engine.traffic import Traffic, of_run
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics import choice as criteria
 
@@ -288,8 +288,7 @@ def _runs(
             if trains_once:
                 found = this.evaluate(federation, key, state, max(made - 1, 0))
                 runner.check_masked_sums(job.command.job, found.info)
-                trained = {"setup": 1, "round": made} if i == 0 else {}
-                sent = _sent(steps, trained | {"finish": 1})
+                sent = steps.traffic()["finish"] if i else of_run(steps.traffic(), made)
             else:
                 _expect(steps, job, progress, (len(drawn) - d) * len(numbers) - i, 1)
                 found, sent = _whole(this, job, federation, key)
@@ -337,7 +336,7 @@ def _trained(
     state, info = steps.setup(federation, key, steps.start(federation, key))
     runner.check_masked_sums(job.command.job, info)
     made = 0
-    while made < job.command.rounds and not (made and steps.is_done(state)):
+    while steps.goes_on(state, made, job.command.rounds):
         state, info = steps.one_round(federation, key, state, made)
         runner.check_masked_sums(job.command.job, info)
         made += 1
@@ -350,17 +349,7 @@ def _whole(
     state, made = _trained(steps, job, federation, key)
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
     runner.check_masked_sums(job.command.job, found.info)
-    return found, _sent(steps, {"setup": 1, "round": made, "finish": 1})
-
-
-def _sent(steps: Steps, times: Mapping[str, int]) -> Traffic:
-    """Returns the bytes of all clients' messages in so many exchanges of each stage."""
-    of_stage = steps.traffic()
-    up, down = (
-        sum(getattr(of_stage[stage], way) * n for stage, n in times.items())
-        for way in ("up", "down")
-    )
-    return Traffic(up, down)
+    return found, of_run(steps.traffic(), made)
 
 
 # --- What is compared -----------------------------------------------------------------------------

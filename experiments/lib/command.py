@@ -298,8 +298,8 @@ def parse(
     if rest:
         raise ValueError(f"unexpected arguments {rest}; everything is a flag")
     made = [settings.read(values, group) for group in groups]
-    own = tuple(settings.read(values, group) for group in further)
-    return Command(name, method, hooks, *made, own, values, tuple(arguments))
+    extra_settings = tuple(settings.read(values, group) for group in further)
+    return Command(name, method, hooks, *made, extra_settings, values, tuple(arguments))
 
 
 def define_flags(name: str, groups: Sequence[type]) -> flags.FlagValues:

@@ -137,17 +137,17 @@ def _of_clients(command: Command) -> Group:
         raise ValueError("n_clusters: the data set has no labels to count; give --n_clusters")
     over_clients = (mesh.parse_mesh(job.mesh) if job.mesh else {}).get("clients", 1) > 1
     return Group(
-        [],
-        [],
-        runner.maker(command, config, federation),
-        batching.pooled(dataset.views, dataset.labels, parts, dealt=over_clients),
-        federation,
-        job.all_seeds,
-        command.rounds,
-        n_clusters,
-        runner.participation_shares(federation, job),
-        job.resample_participants,
-        runner.client_chunk(job, job.mesh),
+        columns=[],
+        hyperparams=[],
+        make=runner.maker(command, config, federation),
+        source=batching.pooled(dataset.views, dataset.labels, parts, dealt=over_clients),
+        federation=federation,
+        seeds=job.all_seeds,
+        rounds=command.rounds,
+        n_clusters=n_clusters,
+        participation=runner.participation_shares(federation, job),
+        resample_participants=job.resample_participants,
+        client_chunk=runner.client_chunk(job, job.mesh),
         data=data_read(command.data),
     )
 
@@ -172,17 +172,17 @@ def _of_agents(command: Command) -> Group:
         return found
 
     return Group(
-        [],
-        [],
-        job.make,
-        source,
-        hidden[0],
-        command.job.all_seeds,
-        command.rounds,
-        None,
-        job.shares,
-        command.job.resample_participants,
-        command.job.client_chunk,
-        rate,
+        columns=[],
+        hyperparams=[],
+        make=job.make,
+        source=source,
+        federation=hidden[0],
+        seeds=command.job.all_seeds,
+        rounds=command.rounds,
+        n_clusters=None,
+        participation=job.shares,
+        resample_participants=command.job.resample_participants,
+        client_chunk=command.job.client_chunk,
+        rate=rate,
         data=job.data,
     )

@@ -76,7 +76,7 @@ class OneByOne(Program):
         infos, tables, took_part = [info], [], []
         by_round = group.every_round and federation.labels is not None
         found, made = None, 0
-        while made < group.rounds and not (made and steps.is_done(state)):
+        while steps.goes_on(state, made, group.rounds):
             state, info = steps.one_round(hidden, key, state, made)
             infos.append(info)
             if by_round:

@@ -29,6 +29,7 @@ from experiments.lib.progress import Progress
 from experiments.lib.settings import flag_lines, settings_of
 from experiments.lib.text import counted, spread
 from jaxfedmvc.algorithms import METHODS
+from jaxfedmvc.engine.traffic import of_run
 from jaxfedmvc.metrics.host import METRICS, table_scores
 
 # Names as the papers print them.
@@ -225,17 +226,13 @@ def _one_run(job: runner.Job, steps: Any, seed: int) -> dict[str, Any]:
     state = steps.start(federation, key)
     state, _ = steps.setup(federation, key, state)
     made = 0
-    while made < job.command.rounds and not (made and steps.is_done(state)):
+    while steps.goes_on(state, made, job.command.rounds):
         state, _ = steps.one_round(federation, key, state, made)
         made += 1
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
     seconds = time.perf_counter() - began
-    traffic = steps.traffic()
-    times = {"setup": 1, "round": made, "finish": 1}
-    moved = {
-        f"bytes_{way}": sum(getattr(traffic[stage], way) * n for stage, n in times.items())
-        for way in ("up", "down")
-    }
+    sent = of_run(steps.traffic(), made)
+    moved = {"bytes_up": sent.up, "bytes_down": sent.down}
     numbers = {"rounds": made, "seconds": round(seconds, 2)}
     numbers |= {"compile_seconds": round(steps.seconds, 1)}
     return numbers | moved | sample_scores(problem, found.labels)

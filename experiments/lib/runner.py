@@ -392,7 +392,7 @@ class _Runner:
             self._add_round(seed, 0, problem, info, found, state)
         elif made and command.job.until_stable is not None:
             found = self._evaluate(federation, key, state, made - 1)
-        while made < command.rounds and not (made and steps.is_done(state)):
+        while steps.goes_on(state, made, command.rounds):
             if self._is_stable(seed):
                 break
             earlier = found

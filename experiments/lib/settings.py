@@ -91,7 +91,7 @@ def define(
             continue
         flag = flags.Flag(
             _parser(setting),
-            _serializer(setting),
+            _Serializer(),
             setting.flag,
             setting.default,
             setting.help,
@@ -227,10 +227,6 @@ class _Serializer(flags.ArgumentSerializer):
     def serialize(self, value: Any) -> str:
         """Returns the text of a value."""
         return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _serializer(setting: Setting) -> flags.ArgumentSerializer:
-    return _Serializer()
 
 
 # --- For files and documentation ------------------------------------------------------------------

@@ -282,7 +282,7 @@ def one_run(
     try:
         state = steps.start(federation, key)
         state, _ = steps.setup(federation, key, state)
-        while len(rows) < job.command.rounds and not (rows and steps.is_done(state)):
+        while steps.goes_on(state, len(rows), job.command.rounds):
             state, info = steps.one_round(federation, key, state, len(rows))
             losses = {"client_loss": losses_of(info, federation)["loss"]}
             rows.append({"round": len(rows) + 1} | losses | hooks.HOOKS.columns(info, problem))

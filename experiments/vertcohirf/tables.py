@@ -159,6 +159,7 @@ def table_1(
       problem: The multimodal set, two agents.
       seeds: Of the runs.
       progress: Where the table is printed, a line as it is ready.
+      mesh: Whose devices take a seed each; None: one device.
       on_run: Called with every run: method, seed, ari_0 and ari_1.
     """
     algorithms: dict[str, FederatedAlgorithm] = {}

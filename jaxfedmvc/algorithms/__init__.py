@@ -74,15 +74,40 @@ METHODS: dict[str, Method] = {
         comvc, CoMVCConfig, CoMVCHyperparams, "pooled", "trosten2021", 0, complete=True
     ),
     "coreset_kmeans": Method(
-        coreset_kmeans, CoresetKMeansConfig, CoresetKMeansHyperparams, "vertical", "huang2022", 0
+        coreset_kmeans,
+        CoresetKMeansConfig,
+        CoresetKMeansHyperparams,
+        "vertical",
+        "huang2022",
+        0,
+        own_labels=True,
     ),
     "cpspan": Method(cpspan, CPSPANConfig, CPSPANHyperparams, "pooled", "jin2023", 0),
     "distr_kmeans": Method(
         distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "ding2016", 0
     ),
-    "dpfmps": Method(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0, private=True),
+    # The secret is the key of hash functions: it hides rows in a sketch from who does not know it.
+    "dpfmps": Method(
+        dpfmps,
+        DPFMPSConfig,
+        NoHyperparams,
+        "vertical",
+        "li2023",
+        0,
+        private=True,
+        own_labels=True,
+        shares_secret=True,
+    ),
     "dpfmps_p2est": Method(
-        dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0, private=True
+        dpfmps_p2est,
+        P2EstConfig,
+        NoHyperparams,
+        "vertical",
+        "li2023",
+        0,
+        private=True,
+        own_labels=True,
+        shares_secret=True,
     ),
     "dsimvc": Method(dsimvc, DSIMVCConfig, DSIMVCHyperparams, "pooled", "tang2022", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
@@ -106,9 +131,11 @@ METHODS: dict[str, Method] = {
         label_consensus, LabelConsensusConfig, NoHyperparams, "vertical", "fern2004", 0
     ),
     "lmvsc": Method(lmvsc, LMVSCConfig, LMVSCHyperparams, "pooled", "kang2020", 0, complete=True),
-    "local_fmcsc": Method(local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
+    "local_fmcsc": Method(
+        local_fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5, alone=True
+    ),
     "local_kmeans": Method(
-        local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0
+        local_kmeans, LocalKMeansConfig, LocalKMeansHyperparams, "horizontal", "", 0, alone=True
     ),
     "lsimvc": Method(lsimvc, LSIMVCConfig, LSIMVCHyperparams, "pooled", "liu2023", 0),
     "mflvc": Method(mflvc, MFLVCConfig, MFLVCHyperparams, "pooled", "xu2022", 0, complete=True),

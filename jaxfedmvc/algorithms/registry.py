@@ -34,6 +34,11 @@ class Method(NamedTuple):
       rounds: Rounds of a run unless told otherwise; 0 for methods that have none.
       complete: Whether every client must hold all views.
       private: Whether what travels has noise, whose epsilon is of one run and covers nothing else.
+      alone: Whether what clusters a client's rows is found by that client alone, in the run: rows
+        that come later are in no cluster.
+      own_labels: Whether agents assign samples each by its own features, so that they may differ.
+      shares_secret: Whether agents draw from a secret that the server must not know, which real
+        nodes do not support.
     """
 
     make: Callable[[Any, Any], FederatedAlgorithm]
@@ -44,6 +49,9 @@ class Method(NamedTuple):
     rounds: int
     complete: bool = False
     private: bool = False
+    alone: bool = False
+    own_labels: bool = False
+    shares_secret: bool = False
 
     @property
     def finds_n_clusters(self) -> bool:

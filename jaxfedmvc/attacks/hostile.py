@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.checks import wrong
 from jaxfedmvc.federation import Cohort
@@ -51,7 +52,7 @@ def attacked(
     Raises:
       ValueError: A phase is not there.
     """
-    stages = {stage: list(getattr(algorithm, stage)) for stage in ("setup", "round", "finish")}
+    stages = {stage: list(getattr(algorithm, stage)) for stage in keys.STAGES}
     places = {f"{stage}[{i}]": (stage, i) for stage in stages for i in range(len(stages[stage]))}
     if phases is None:
         phases = [name for name in places if name.startswith("round")]

@@ -32,10 +32,6 @@ from jaxfedmvc.algorithms.fedhk.accounting import releases, spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
 
-# Agents of DPFMPS share the key of their hash functions, which hides rows in a sketch from whoever
-# does not know it. On nodes it would come from the server.
-_WITH_SECRET = ("dpfmps", "dpfmps_p2est")
-
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -85,7 +81,7 @@ class Job:
             raise checks.wrong("name", self.name, "1 to 64 letters, digits, - and _")
         if not isinstance(self.method, str) or self.method not in METHODS:
             raise checks.wrong("method", self.method, " or ".join(METHODS))
-        if self.method in _WITH_SECRET:
+        if METHODS[self.method].shares_secret:  # on nodes it would come from the server
             raise ValueError(
                 f"method: {self.method} needs a secret that all agents share and that the server"
                 " does not know, which nodes do not support"

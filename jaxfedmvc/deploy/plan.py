@@ -29,8 +29,6 @@ from jaxfedmvc.messages import secure
 
 PyTree = Any
 
-STAGES = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
-
 
 class Place(NamedTuple):
     """One exchange of a run: its stage, the round, counted from 0, and the phase of the stage."""
@@ -279,7 +277,7 @@ class Wire:
         """Lists the exchanges of a run of one round."""
         return [
             Place(stage, 0, p)
-            for stage in STAGES
+            for stage in keys.STAGES
             for p in range(len(getattr(self.algorithm, stage)))
         ]
 
@@ -425,7 +423,7 @@ def may_follow(before: Place | None, place: Place, rounds: int) -> bool:
 
     def when(place: Place) -> tuple[int, int, int]:
         made = place.round if place.stage == "round" else 0  # `finish` has that of the last one
-        return list(STAGES).index(place.stage), made, place.phase
+        return list(keys.STAGES).index(place.stage), made, place.phase
 
     most = 1 if place.stage == "setup" else rounds if place.stage == "round" else max(rounds, 1)
     return 0 <= place.round < most and (before is None or when(place) > when(before))
@@ -439,7 +437,7 @@ def agreement(job: Job, plan: Plan) -> str:
 
 def key_of(key: jax.Array, place: Place) -> jax.Array:
     """Returns the key of an exchange, as the engine derives it."""
-    return keys.of_phase(key, STAGES[place.stage], place.round, place.phase)
+    return keys.of_phase(key, keys.STAGES[place.stage], place.round, place.phase)
 
 
 # --- Peers ----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.data.dataset import check_arrays, check_precision
 from jaxfedmvc.deploy import masks
@@ -172,8 +172,8 @@ def load(path: str | Path) -> Holding:
         if name not in told:
             raise ValueError(f"{path}: {name} is missing")
     client, agrees = told["client"], told["agrees"]
-    if type(client) is not int or not 0 <= client < 2**29:
-        raise checks.wrong("client", client, "a whole number from 0 to 2^29")
+    if type(client) is not int or not 0 <= client < keys.CLIENT_IDS:
+        raise checks.wrong("client", client, f"a whole number from 0 to {keys.CLIENT_IDS - 1}")
     if not isinstance(agrees, dict) or "methods" not in agrees:
         raise ValueError(f"{path}: agrees.methods is missing, a list of names")
     known = [field.name for field in dataclasses.fields(Policy)]

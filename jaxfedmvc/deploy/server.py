@@ -24,13 +24,12 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxfedmvc import files
+from jaxfedmvc import files, keys
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import wire
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.node import versions
 from jaxfedmvc.deploy.plan import (
-    STAGES,
     Card,
     Place,
     Plan,
@@ -140,17 +139,18 @@ class Server:
         if there.digest() != self.job.digest():
             raise ValueError(f"folder: {self.folder} holds another job, or other settings of it")
 
-    def _set_plan(self, plan: Plan) -> None:
-        self.plan = plan
-        self.wire = wire_of(self.job, plan)
-        self.agreement = agreement(self.job, plan)
-        drawn = draw_participants(skeleton(plan), self.key, self.job.participation)
+    def _make_plan(self) -> None:
+        """Makes the plan of the nodes that registered, and what follows from it."""
+        vertical = METHODS[self.job.method].topology == "vertical"
+        self.plan = Plan.of_cards(list(self.cards.values()), vertical)
+        self.wire = wire_of(self.job, self.plan)
+        self.agreement = agreement(self.job, self.plan)
+        drawn = draw_participants(skeleton(self.plan), self.key, self.job.participation)
         self.participants = [np.asarray(places).tolist() for places in drawn]
 
     def _begin(self) -> None:
         """Makes the plan and the initial states."""
-        vertical = METHODS[self.job.method].topology == "vertical"
-        self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
+        self._make_plan()
         if self.job.robust is not None or self.job.fraction_bits is not None:
             self.wire.last()  # what these do not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
@@ -208,7 +208,7 @@ class Server:
             card = Card(int(told["client"]), views, int(told["rows"]), str(told["samples"]))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Refused("malformed", "card: unreadable") from error
-        is_right = 0 <= card.client < 2**29 and 0 < card.rows < 2**31 and views
+        is_right = 0 <= card.client < keys.CLIENT_IDS and 0 < card.rows < 2**31 and views
         if not is_right or not all(0 <= v and 0 < w < 2**31 for v, w in views.items()):
             raise Refused("malformed", "card: numbers that cannot be")
         return card
@@ -433,7 +433,7 @@ class Server:
     def _finish(self) -> dict[str, Any]:
         """Has all clients find their clusters; writes the summary."""
         counts = self._assign(self.plan, self.wire, self.plan.clients)
-        rows = [row for row in self.rows if row["stage"] in STAGES]
+        rows = [row for row in self.rows if row["stage"] in keys.STAGES]
         up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
         beside = {stage: {"up": 0, "down": 0} for stage in ("join", "keys", "assign")}
         for row in self.rows:
@@ -542,8 +542,7 @@ class Server:
         for told in meta["cards"]:
             views = {int(v): width for v, width in told["views"].items()}
             self.cards[told["client"]] = Card(told["client"], views, told["rows"], told["samples"])
-        vertical = METHODS[self.job.method].topology == "vertical"
-        self._set_plan(Plan.of_cards(list(self.cards.values()), vertical))
+        self._make_plan()
         self.exchange, self.rows = meta["exchange"], meta["rows"]
         self.place = None if meta["place"] is None else Place(*meta["place"])
         shapes = self._shapes_after(self.place)
@@ -593,7 +592,7 @@ def _opened(reply: bytes, most: int) -> tuple[dict[str, Any], bytes]:
 
 
 def _words(place: Place) -> str:
-    if place.stage not in STAGES:
+    if place.stage not in keys.STAGES:
         return place.stage
     within = f" {place.round + 1}" if place.stage == "round" else ""
     return f"{place.stage}{within}, phase {place.phase}"

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,11 +65,7 @@ def restore(
       OSError: The file cannot be read.
       ValueError: It is no checkpoint, or damaged, or its leaves are not those of `like`.
     """
-    with open(path, "rb") as file:
-        try:
-            told, meta, arrays = _read(file)
-        except Exception as error:  # whatever damage makes zipfile, NumPy and JSON stumble over
-            raise ValueError(f"{path}: no checkpoint, or a damaged one ({error})") from error
+    told, meta, arrays = _read(path)
     places, leaves = _named(like)
     for words, some, others in (
         ("has no leaf", places, told),
@@ -103,11 +99,7 @@ def read_meta(path: str | os.PathLike[str]) -> dict[str, Any]:
       OSError: The file cannot be read.
       ValueError: It is no checkpoint, or damaged.
     """
-    with open(path, "rb") as file:
-        try:
-            return _read(file)[1]
-        except Exception as error:  # whatever damage makes zipfile, NumPy and JSON stumble over
-            raise ValueError(f"{path}: no checkpoint, or a damaged one ({error})") from error
+    return _read(path)[1]
 
 
 def delete(path: str | os.PathLike[str]) -> None:
@@ -116,13 +108,24 @@ def delete(path: str | os.PathLike[str]) -> None:
     Path(path).unlink(missing_ok=True)
 
 
-def _read(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
-    """What is told of each leaf by its place, the meta, and the arrays by their places."""
-    with np.load(file, allow_pickle=False) as contents:
-        text = json.loads(contents[_TOLD].tobytes())
-        told = {entry["leaf"]: entry for entry in text["leaves"]}
-        arrays = {place: contents[_entry(i)] for i, place in enumerate(told)}
-    return told, text["meta"], arrays
+def _read(
+    path: str | os.PathLike[str],
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
+    """What is told of each leaf by its place, the meta, and the arrays by their places.
+
+    Raises:
+      OSError: The file cannot be read.
+      ValueError: It is no checkpoint, or damaged.
+    """
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as contents:
+                text = json.loads(contents[_TOLD].tobytes())
+                told = {entry["leaf"]: entry for entry in text["leaves"]}
+                arrays = {place: contents[_entry(i)] for i, place in enumerate(told)}
+            return told, text["meta"], arrays
+        except Exception as error:  # whatever damage makes zipfile, NumPy and JSON stumble over
+            raise ValueError(f"{path}: no checkpoint, or a damaged one ({error})") from error
 
 
 def _entry(i: int) -> str:

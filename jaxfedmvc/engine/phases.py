@@ -60,7 +60,7 @@ def check_phases(algorithm: FederatedAlgorithm) -> None:
     Raises:
       ValueError: Names the first phase with another `reduce` or `who` than there are.
     """
-    for stage in ("setup", "round", "finish"):
+    for stage in keys.STAGES:
         for p, phase in enumerate(getattr(algorithm, stage)):
             for name, allowed in _ALLOWED.items():
                 if getattr(phase, name) not in allowed:

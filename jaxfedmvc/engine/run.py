@@ -167,7 +167,7 @@ def setup(
       progress: Called on the host as `(stage, phase, cohort, clients done)` after every chunk.
 
     Returns:
-      The state, and `{"clients", "server"}` with what was reported in each phase.
+      The state, and for each phase `{"clients", "server"}`, what was reported in it.
 
     Raises:
       ValueError: As `run`, or a function of a phase returned something else than it must.

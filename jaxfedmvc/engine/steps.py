@@ -42,7 +42,6 @@ from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
 
-_STAGES = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
 # Programs compiled at once, each in some hundred MB. More would take cores from the program that
 # the run waits for, and from the run once it has begun.
 _COMPILERS = 2
@@ -254,6 +253,13 @@ class Steps:
         found = self._call(_Program("done", function), state.server)
         return False if self._is_abstract else bool(found)
 
+    def goes_on(self, state: RunState, made: int, rounds: int) -> bool:
+        """Says whether a run of so many rounds at most makes another one after those made.
+
+        Before the first a method is not asked whether it is done.
+        """
+        return made < rounds and not (made and self.is_done(state))
+
     @in_32_bits
     def compacted(self, state: RunState) -> RunState:
         """Returns the same state in smaller arrays, where the method can; else as it is."""
@@ -414,7 +420,7 @@ class Steps:
     def calls(self) -> dict[str, Counter[str]]:
         """Counts the calls of each program in each stage, of those that `on_call` is told of."""
         self._know_all()
-        counts: dict[str, Counter[str]] = {stage: Counter() for stage in _STAGES}
+        counts: dict[str, Counter[str]] = {stage: Counter() for stage in keys.STAGES}
         servers = set()
         for (stage, p, c), n in self._sizes.items():
             clients = _client_name(stage, self._alike(stage, p, "client"), c)
@@ -434,7 +440,7 @@ class Steps:
         """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
         self._know_all()
         found = {}
-        for stage in _STAGES:
+        for stage in keys.STAGES:
             parts = [e for (s, _, _), e in self._exchanged.items() if s == stage]
             found[stage] = total(parts, self._n_participants if self.algorithm.peers else None)
         return found
@@ -579,7 +585,7 @@ class Steps:
         r: np.int32,
     ) -> tuple[RunState, Any]:
         clients, parts, infos = list(state.clients), [], []
-        key = self._call(_KEY_OF_PHASE, key, np.int32(_STAGES[stage]), r, np.int32(p))
+        key = self._call(_KEY_OF_PHASE, key, np.int32(keys.STAGES[stage]), r, np.int32(p))
         for c, places in _taking_part(phase, federation, state.participants):
             self._sizes[stage, p, c] = len(places)
             program, cohort = self._client_program(stage, p, c), federation.cohorts[c]

@@ -260,8 +260,9 @@ def run_streaming(
         client states are those that the next round will change: copy what shall be kept.
 
     Returns:
-      As `engine.run`, on the host but for the server state; "rounds" and its info have entries of
-      the rounds made alone, no tables, and no labels, (), without `assign`.
+      As `engine.run`, on the host but for the server state. The info of "rounds" is [] where none
+      was made, and has entries of the rounds made alone; there are no tables, and without `assign`
+      no labels, ().
 
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or client states with keys.
@@ -276,10 +277,8 @@ def run_streaming(
     shares = participation if np.ndim(participation) == 0 else tuple(participation)  # type: ignore[arg-type]
     drawable = _reduced(host, lambda c: c.replace(views=(), mask=(), sample_ids=()))
 
-    stages = {"setup": keys.SETUP, "round": keys.ROUND, "finish": keys.FINISH}
-
     def stage(name: str, r: int, state: RunState) -> tuple:
-        stage_key = keys.of_stage(key, stages[name], r)
+        stage_key = keys.of_stage(key, keys.STAGES[name], r)
         phases = getattr(algorithm, name)
         return _stream_phases(phases, name, host, stage_key, state, client_chunk)
 

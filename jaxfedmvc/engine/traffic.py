@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import Exchanged, Traffic, run_phases
 from jaxfedmvc.engine.run import start
@@ -36,7 +37,7 @@ def traffic(
     Raises:
       ValueError: As `start`.
     """
-    ledgers: dict[str, list[Exchanged]] = {"setup": [], "round": [], "finish": []}
+    ledgers: dict[str, list[Exchanged]] = {stage: [] for stage in keys.STAGES}
     n_clients = 0
 
     def trace(key: jax.Array, federation: Federation) -> None:
@@ -61,3 +62,17 @@ def total(exchanged: Sequence[Exchanged], peers: int | None) -> Traffic:
     if peers is not None:
         return Traffic(up * (peers - 1), up * (peers - 1))
     return Traffic(up, sum(e.clients * e.sent_bytes for e in exchanged))
+
+
+def of_run(stages: Mapping[str, Traffic], rounds: int) -> Traffic:
+    """Adds up the bytes of a run of so many rounds, each of which sends as much as the others.
+
+    Args:
+      stages: As `traffic` returns them.
+      rounds: Rounds made.
+    """
+    times = {"setup": 1, "round": rounds, "finish": 1}
+    up, down = (
+        sum(getattr(stages[stage], way) * n for stage, n in times.items()) for way in ("up", "down")
+    )
+    return Traffic(up, down)

@@ -63,8 +63,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.checks import whole, wrong
+from jaxfedmvc.checks import number, whole, wrong
 from jaxfedmvc.messages.secure import Masked
 from jaxfedmvc.messages.transforms import check_floating
 
@@ -227,11 +228,8 @@ RULES: dict[str, Callable[..., Rule]] = {
 
 
 def _check(name: str, value: ArrayLike, least: float, below: float) -> None:
-    if isinstance(value, jax.core.Tracer):
-        return
-    if not (np.ndim(value) == 0 and least <= float(np.asarray(value)) < below):
-        allowed = f"{least:g} or more" + (f", below {below:g}" if below < np.inf else "")
-        raise wrong(name, value, allowed)
+    allowed = f"{least:g} or more" + (f", below {below:g}" if below < np.inf else "")
+    number(name, value, (lambda x: (x >= least) & (x < below), allowed))
 
 
 def _count(share: ArrayLike, n: Array) -> Array:
@@ -304,7 +302,7 @@ def robust(
     ratios = {} if ratios is None else ratios
     phases = {
         f"{stage}[{i}]": phase
-        for stage in ("setup", "round", "finish")
+        for stage in keys.STAGES
         for i, phase in enumerate(getattr(algorithm, stage))
     }
     sums = [name for name, phase in phases.items() if _is_sum(phase)]

@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import check_floating
@@ -148,9 +149,7 @@ def secure_aggregation(
     ids = {cohort.view_ids: cohort.client_ids for cohort in federation.cohorts}
     cohorts = tuple(ids)
     names = [
-        f"{stage}[{i}]"
-        for stage in ("setup", "round", "finish")
-        for i in range(len(getattr(algorithm, stage)))
+        f"{stage}[{i}]" for stage in keys.STAGES for i in range(len(getattr(algorithm, stage)))
     ]
     by_name = fraction_bits if isinstance(fraction_bits, Mapping) else ()
     for argument, given in (("in_clear", in_clear), ("fraction_bits", by_name)):

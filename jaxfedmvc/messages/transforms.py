@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -32,6 +31,9 @@ from jaxfedmvc.federation import Cohort
 
 PyTree = Any
 Transform = Callable[[Array, PyTree, PyTree], PyTree]
+
+# An infinite bound bounds nothing, and is one.
+_NOT_NEGATIVE = (lambda x: x >= 0, "a number not below zero")
 
 
 class Codec(NamedTuple):
@@ -170,7 +172,7 @@ def clipped(max_norm: ArrayLike, leaves: PyTree = True) -> Transform:
       ValueError: A concrete `max_norm` below zero or NaN; at trace time, a selected leaf is no
         floating-point array.
     """
-    _check_not_negative("max_norm", max_norm)
+    checks.number("max_norm", max_norm, _NOT_NEGATIVE)
 
     def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
         selected = jax.tree.leaves(jax.tree.broadcast(leaves, message))
@@ -211,7 +213,7 @@ def laplace_noise(scale: PyTree) -> Transform:
 
 def _noise(draw: Callable[..., Array], scale: PyTree) -> Transform:
     for s in jax.tree.leaves(scale):
-        _check_not_negative("scale", s)
+        checks.number("scale", s, _NOT_NEGATIVE)
 
     def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
         scales = jax.tree.leaves(jax.tree.broadcast(scale, message))
@@ -262,10 +264,3 @@ def nearest_only(k: int) -> Transform:
         return jax.tree.map(nearest, message)
 
     return transform
-
-
-def _check_not_negative(name: str, value: ArrayLike) -> None:
-    if not isinstance(value, jax.core.Tracer) and not (
-        np.ndim(value) == 0 and np.asarray(value) >= 0
-    ):
-        raise ValueError(f"{name}: got {value}; allowed is a number not below zero")

@@ -195,6 +195,7 @@ def test_a_node_reads_an_npy(tmp_path):
     ("before", "after", "text"),
     [
         ("client = 3", "client = -1", "client: got -1"),
+        ("client = 3", f"client = {2**29}", f"allowed is a whole number from 0 to {2**29 - 1}"),
         ("client = 3", "", "client is missing"),
         ("client = 3", "client = 3\ncolour = 1", "got 'colour'"),
         ("client = 3", "client = ", "no TOML"),

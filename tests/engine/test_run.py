@@ -17,7 +17,7 @@ from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine.phases import Exchanged, Traffic, chunk_sizes, leading_cohort
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.engine.streaming import run_streaming
-from jaxfedmvc.engine.traffic import total
+from jaxfedmvc.engine.traffic import of_run, total
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics import host
 
@@ -790,6 +790,12 @@ def test_among_peers_every_message_goes_to_all_others_and_nothing_is_broadcast()
     exchanged = [Exchanged(3, 10, 99), Exchanged(2, 100, 99)]
     assert total(exchanged, None) == (230, 5 * 99)
     assert total(exchanged, 5) == (4 * 230, 4 * 230)
+
+
+def test_traffic_of_a_run_counts_its_rounds_and_all_else_once():
+    stages = {"setup": Traffic(1, 2), "round": Traffic(10, 20), "finish": Traffic(100, 200)}
+    assert of_run(stages, 3) == Traffic(131, 262)
+    assert of_run(stages, 0) == Traffic(101, 202)
 
 
 def test_traffic_follows_each_cohorts_own_messages():

@@ -185,6 +185,18 @@ def test_bytes_among_peers_are_known_without_a_walk_ahead():
     assert steps.traffic()["setup"].up == 0
 
 
+@pytest.mark.parametrize(
+    ("done", "goes_on"), [(None, [True, True, False]), (False, [True, True, False]), (True, [True])]
+)
+def test_a_run_goes_on_until_its_rounds_are_made_or_it_is_done(done, goes_on):
+    ends = None if done is None else lambda state: jax.numpy.bool_(done)
+    steps = Steps(lambda hyper: toys.TOY._replace(done=ends), None, toys.FEDERATION)
+    state = steps.start(toys.FEDERATION, KEY)
+    found = [steps.goes_on(state, made, 2) for made in range(len(goes_on))]
+    assert found == goes_on
+    assert steps.goes_on(state, 1, 2) == (not done) and not steps.goes_on(state, 0, 0)
+
+
 def test_a_chunk_below_one_is_refused():
     make, hyper = METHODS["toy"]
     with pytest.raises(ValueError, match="client_chunk: got 0; allowed is 1 or more"):

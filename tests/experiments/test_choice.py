@@ -1,16 +1,13 @@
 """--n_clusters=auto: the number is found without labels, kept, and what cannot be is refused."""
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.datasets import make_blobs
 
-from experiments.lib import choice
 from experiments.run import main
-from jaxfedmvc.engine.traffic import Traffic
 from tests.helpers import binaries
 
 K = 4
@@ -63,13 +60,6 @@ def test_blobs_are_counted_without_labels(method, data, tmp_path):
     assert summary["seconds_choice"] == pytest.approx(tried["seconds"].sum())
     assert (tmp_path / "out" / "n_clusters.png").stat().st_size > 5000
     assert "Number of clusters" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_bytes_of_a_trial_are_those_of_its_exchanges():
-    stages = {"setup": Traffic(5, 7), "round": Traffic(11, 13), "finish": Traffic(0, 2)}
-    steps = SimpleNamespace(traffic=lambda: stages)
-    assert choice._sent(steps, {"setup": 1, "round": 3, "finish": 1}) == (38, 48)
-    assert choice._sent(steps, {"finish": 1}) == (0, 2)
 
 
 @pytest.mark.slow

@@ -261,7 +261,7 @@ def test_epsilon_is_traced_and_a_loop_gives_the_same():
         np.testing.assert_allclose(row, respond(KEY[None], epsilon, graph)[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, np.nan, np.ones(2)])
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, np.nan, np.ones(2), "4"])
 def test_epsilon_that_tells_nothing_is_refused(epsilon):
     with pytest.raises(ValueError, match=r"^epsilon: got .*; allowed is a number above zero"):
         randomised_response(epsilon)

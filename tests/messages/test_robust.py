@@ -194,6 +194,8 @@ def test_rules_refuse_what_is_out_of_range():
             make(0.5)
         with pytest.raises(ValueError, match=r"share: got array\(\[0.1\]\); allowed"):
             make(np.array([0.1]))
+        with pytest.raises(ValueError, match=r"share: got '0.1'; allowed"):
+            make("0.1")
     with pytest.raises(ValueError, match=r"radius: got -1.0; allowed is 0 or more"):
         norm_bounding(-1.0)
     with pytest.raises(ValueError, match=r"steps: got 0; allowed is 1 or more"):

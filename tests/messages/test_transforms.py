@@ -165,7 +165,7 @@ def test_noise_in_an_integer_leaf_is_refused(noise):
 
 
 @pytest.mark.parametrize("make", [clipped, gaussian_noise, laplace_noise])
-@pytest.mark.parametrize("value", [-1.0, np.nan, np.ones(2)])
+@pytest.mark.parametrize("value", [-1.0, np.nan, np.ones(2), "0.5"])
 def test_bad_numbers_are_named(make, value):
     with pytest.raises(ValueError, match=r"^(max_norm|scale): got"):
         make(value)

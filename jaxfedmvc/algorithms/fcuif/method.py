@@ -175,8 +175,9 @@ def _build_init(name: str, config: FedDMVCConfig, align: bool) -> Callable[..., 
 def _same_samples(federation: Federation) -> Array:
     """Tells which rows are one sample at all agents that hold them, bool [N]."""
     cohorts = federation.cohorts
-    traced = isinstance(cohorts[0].mask, jax.core.Tracer)
-    xp: Any = jnp if traced else np  # numbers are to stay numbers where only the key is traced
+    xp: Any = (
+        jnp if federation.is_traced else np
+    )  # numbers are to stay numbers where only the key is traced
     masks = xp.stack([xp.asarray(cohort.mask)[0] for cohort in cohorts])
     ids = xp.stack([xp.asarray(cohort.sample_ids)[0] for cohort in cohorts])
     one = xp.max(xp.where(masks, ids, -1), axis=0)
@@ -187,10 +188,9 @@ def _check(name: str, federation: Federation, same: Array, n_clusters: int) -> N
     if len(federation.cohorts) < 2:
         raise ValueError(f"federation: got one agent; {name} needs two or more, a view each")
     federation.check_rows(n_clusters, "as many as clusters, for k-means to start from")
-    masks = [cohort.mask for cohort in federation.cohorts]
-    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+    if federation.is_traced:
         return
-    whole = np.logical_and.reduce([np.asarray(mask)[0] for mask in masks])
+    whole = np.logical_and.reduce([np.asarray(cohort.mask)[0] for cohort in federation.cohorts])
     lost = ~np.asarray(same) & ~whole
     if lost.any():
         raise ValueError(

@@ -253,9 +253,8 @@ def check_federation(config: FedHKConfig, federation: Federation) -> None:
         )
     if config.min_cluster_size is not None:
         federation.check_rows(config.min_cluster_size, "min_cluster_size")
-    masks = [cohort.mask for cohort in federation.cohorts]
-    if not any(isinstance(mask, jax.core.Tracer) for mask in masks):
-        n = sum(int(np.asarray(mask).sum()) for mask in masks)
+    if not federation.is_traced:
+        n = sum(int(np.asarray(cohort.mask).sum()) for cohort in federation.cohorts)
         if n < config.n_clusters:
             raise ValueError(
                 f"n_clusters: got {config.n_clusters} for {n} samples in all; allowed is no more"

@@ -245,16 +245,16 @@ def _common_h(config: Parafac2Config, hyper: FedHKHyperparams) -> Phase:
 
         def one_start(weights: Array, own: Own) -> tuple[Own, tuple[Array, Array]]:
             relevance = jnp.exp(hk.log_relevance(weights, hyper.alpha))
-            wanted, strengths = {}, {}
+            wanted, fitted, strengths = {}, {}, {}
             for place, (v, q) in enumerate(own.q.items()):
                 old = _matmul(_matmul(own.projection, own.h) * own.scales[None], q.T)
                 weight = own.weights[v]
                 wanted[v] = hk.centres_from(own.numerators[v], weight, old)
                 weight = weight if weight.ndim == 2 else weight[:, None]
-                strengths[v] = jnp.broadcast_to(relevance[place] * weight, old.shape), old
-            target = _joined(wanted)
-            strength, fitted = (_joined({v: s[i] for v, s in strengths.items()}) for i in (0, 1))
-            plain = weighted_target(target, fitted, strength)
+                strengths[v] = jnp.broadcast_to(relevance[place] * weight, old.shape)
+                fitted[v] = old
+            strength = _joined(strengths)
+            plain = weighted_target(_joined(wanted), _joined(fitted), strength)
             scale = _column_scales(own.q, deltas)
             scaled = _joined_q(own.q) * scale[:, None]
             p = pf.projection(plain * scale[None], own.h, scaled, own.scales)

@@ -59,9 +59,9 @@ def warn_of_few_summaries(
     Raises:
       ValueError: They send none.
     """
-    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
-    if any(isinstance(x, jax.core.Tracer) for x in (*masks, limit)):
+    if federation.is_traced or isinstance(limit, jax.core.Tracer):
         return
+    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
     wanted = config.n_clusters if limit is None else min(config.n_clusters, int(limit))
     rows = np.concatenate([np.asarray(mask).sum(axis=1) for mask in masks])
     least, average = _sizes(config)
@@ -230,7 +230,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         cuts = list(itertools.accumulate(widths))[:-1]
         deviations = {v: jnp.sqrt(scale.variance) for v, scale in state.scales.items()}
 
-        def by_view(rows: Array) -> dict[int, Array]:
+        def cut(rows: Array) -> dict[int, Array]:
             parts = jnp.split(rows, cuts, axis=-1)
             return {v: part * deviations[v] for v, part in zip(deviations, parts, strict=True)}
 
@@ -256,10 +256,8 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
             seen = jnp.concatenate([seen, owner[None] == np.arange(len(widths))[:, None]])
         # One after another: one program does for all.
         found = jax.lax.map(clusters, (starts, seen))
-        basis, fits = codec.start(by_view(rows), counts, by_view(found[:n_restarts]))
-        of_views = {
-            v: by_view(found[n_restarts + place])[v] for place, v in enumerate(state.of_views)
-        }
+        basis, fits = codec.start(cut(rows), counts, cut(found[:n_restarts]))
+        of_views = {v: cut(found[n_restarts + place])[v] for place, v in enumerate(state.of_views)}
         models = state.models._replace(fit=fits)
         return state._replace(basis=basis, models=models, of_views=of_views), ()
 

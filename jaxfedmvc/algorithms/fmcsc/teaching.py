@@ -105,9 +105,9 @@ def check_federation(config: FMCSCConfig, federation: Federation) -> None:
     """
     if federation.n_views == 1:
         raise checks.wrong("teach_features", config.teach_features, "0 with a single view")
-    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
-    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+    if federation.is_traced:
         return
+    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
     least = min(int(np.asarray(mask).sum(axis=1).min()) for mask in masks)
     if least <= config.teach_features:
         warnings.warn(

@@ -146,8 +146,7 @@ def pooled(
 
 def _check_samples(federation: Federation, n_clusters: int) -> None:
     """Raises ValueError for too few samples, or one that is there twice, as agents hold it."""
-    masks = [cohort.mask for cohort in federation.cohorts]
-    if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+    if federation.is_traced:
         return
     ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
     found, counts = np.unique(np.concatenate(ids), return_counts=True)
@@ -289,9 +288,9 @@ def needs_at_most(
     """
 
     def check(federation: Federation) -> None:
-        masks = [cohort.mask for cohort in federation.cohorts]
-        if any(isinstance(mask, jax.core.Tracer) for mask in masks):
+        if federation.is_traced:
             return
+        masks = [cohort.mask for cohort in federation.cohorts]
         n, most = sum(mask.size for mask in masks), rows(federation.n_views)
         if n > most:
             padding = n - sum(int(np.asarray(mask).sum()) for mask in masks)

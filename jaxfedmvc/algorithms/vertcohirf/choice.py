@@ -200,7 +200,7 @@ def _one_run(
     sent: list[np.ndarray] = []
     exchanged: list[Traffic] = []  # arrays shrink, and with them the messages
     made = 0
-    while made < rounds and not (made and steps.is_done(state)):
+    while steps.goes_on(state, made, rounds):
         state, info = steps.one_round(federation, key, state, made)
         exchanged.append(steps.traffic()["round"])
         state = steps.compacted(state)

@@ -324,6 +324,15 @@ def test_runs_of_earlier_jobs_are_shown_anew(job, tmp_path):
     assert (tmp_path / "new" / "table.csv").read_text() == (folder / "table.csv").read_text()
 
 
+@pytest.mark.ci
+def test_what_a_figure_takes_is_said_without_running():
+    code, out, err = launch(*JOB, "--dry_run", "--batch=1")
+    assert (code, err) == (0, "")
+    first, _, header, line = out.splitlines()
+    assert first == "3 runs, 1 program" and header.split()[:3] == ["program", "runs", "batch"]
+    assert line.split()[:3] == ["0", "3", "1"]
+
+
 def test_earlier_runs_are_of_these_sets_and_each_counts_once(tmp_path):
     lines = [run_of("best", seed, 0.9) | {"command": f"--a=1 --seed={seed}"} for seed in (0, 1)]
     other = [line | {"set": "elsewhere"} for line in lines]
