@@ -93,11 +93,11 @@ def test_numbers_may_be_scalars_of_numpy_and_jax():
 
 
 def test_what_is_no_number_is_named():
-    with pytest.raises(ValueError, match="^noise_multiplier: got"):
+    with pytest.raises(ValueError, match=r"^noise_multiplier: got"):
         privacy.gaussian_epsilon([1.0], 1, 1e-5)
-    with pytest.raises(ValueError, match="^epsilon: got"):
+    with pytest.raises(ValueError, match=r"^epsilon: got"):
         privacy.laplace_scale(3, [1.0], 1e-5)
-    with pytest.raises(ValueError, match="^epsilon: got.*known while tracing"):
+    with pytest.raises(ValueError, match=r"^epsilon: got.*known while tracing"):
         jax.jit(lambda e: privacy.gaussian_noise_multiplier(e, 1e-5, 1))(1.0)
 
 
