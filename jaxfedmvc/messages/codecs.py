@@ -188,10 +188,7 @@ def randomised_response(epsilon: ArrayLike) -> Codec:
       ValueError: A concrete `epsilon` that is not above zero (all bits would be coin tosses, of
         which nothing can be estimated); at trace time, a leaf is no square matrix.
     """
-    if not isinstance(epsilon, jax.core.Tracer) and not (
-        np.ndim(epsilon) == 0 and np.asarray(epsilon) > 0
-    ):
-        raise ValueError(f"epsilon: got {epsilon}; allowed is a number above zero")
+    checks.number("epsilon", epsilon, (lambda x: x > 0, "a number above zero"))
 
     def lie_probability() -> Array:
         return jax.nn.sigmoid(-jnp.asarray(epsilon, jnp.float32))

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
@@ -265,7 +264,4 @@ def nearest_only(k: int) -> Transform:
 
 
 def _check_not_negative(name: str, value: ArrayLike) -> None:
-    if not isinstance(value, jax.core.Tracer) and not (
-        np.ndim(value) == 0 and np.asarray(value) >= 0
-    ):
-        raise ValueError(f"{name}: got {value}; allowed is a number not below zero")
+    checks.number(name, value, (lambda x: x >= 0, "a number not below zero"))
