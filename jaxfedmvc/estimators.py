@@ -144,6 +144,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
             zip(OF_THE_RUN, (self.n_clusters, federation.n_clients, rounds), strict=True)
         )
         config, hyper = configured(method, self.settings, of_the_run)
+        for field in dataclasses.fields(hyper):
+            if np.ndim(value := getattr(hyper, field.name)):
+                raise checks.wrong(field.name, value, "one number; a fit is made for each of many")
         steps = Steps(
             partial(method.make, config),
             hyper,

@@ -17,7 +17,7 @@ import numpy as np
 from flax import struct
 
 from jaxfedmvc import keys
-from jaxfedmvc.data.dataset import check_arrays, check_precision, kind_of_labels
+from jaxfedmvc.data.dataset import check_arrays, check_precision, check_size, kind_of_labels
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
 
@@ -86,8 +86,15 @@ def single_client(views: Mapping[int, Any]) -> Cohort:
       views: `{view id: array [rows, D_v]}`.
 
     Raises:
-      ValueError: There is no view, row counts differ, a value is NaN or infinite.
+      ValueError: There is no view, an id is no whole number, row counts differ, a value is NaN or
+        infinite.
     """
+    is_dict = isinstance(views, Mapping)
+    if not is_dict or not all(isinstance(v, int | np.integer) for v in views):
+        got = f"view ids {list(views)}" if is_dict else f"a {type(views).__name__}"
+        raise ValueError(
+            f"views: got {got}; allowed is a dictionary of view ids (0, 1, ...) and arrays"
+        )
     view_ids = tuple(sorted(views))
     check_arrays([views[v] for v in view_ids], names=[str(v) for v in view_ids])
     rows = len(views[view_ids[0]])
@@ -294,13 +301,15 @@ class Federation:
 
         Raises:
           ValueError: Row counts differ, a value is NaN or infinite, float32 would round a feature
-            away, labels are missing or of two kinds, a client is empty, a client or a sample or a
-            view is not there, two cohorts hold the same views.
+            away or has no squares of a view, labels are missing or of two kinds, a client is empty,
+            a client or a sample or a view is not there, two cohorts hold the same views.
         """
         check_arrays(views, labels)
         check_partition(partition, n_samples=len(views[0]), n_views=len(views))
         check_held(views, partition)
         views = tuple(np.asarray(view, np.float32) for view in views)
+        for v, view in enumerate(views):
+            check_size(str(v), view)
         n_classes = None
         if labels is not None:
             names, labels = np.unique(np.asarray(labels), return_inverse=True)

@@ -2,7 +2,7 @@
 
 Every loss takes `mask`, bool [rows]; False rows count nowhere: not in a mean, not as anchors, not
 as negatives. Their values must be finite all the same, as padding is, or gradients would not be.
-Without any real row a loss is 0.
+Without any real row a loss is 0. Features of other types, such as bfloat16, become float32 first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxfedmvc.precision import in_32_bits
 @in_32_bits
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
     """Returns the mean of `values` [rows] over the real rows."""
+    values = jnp.asarray(values, jnp.float32)
     return jnp.sum(jnp.where(mask, values, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
@@ -26,6 +27,7 @@ def l2_normalize(x: jax.Array) -> jax.Array:
     For features of a network: 1e-12 is added to the squared length, so that rows much shorter than
     1e-5 stay short.
     """
+    x = jnp.asarray(x, jnp.float32)  # in which 1e-12 is not zero
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)
 
 
@@ -42,13 +44,14 @@ def mean_squared_error(x: jax.Array, target: jax.Array, mask: jax.Array) -> jax.
     FMCSC's eq. (1), (2) and (6) print sums over features; the mean keeps the term comparable to a
     contrastive loss, whatever the width of the view.
     """
+    x, target = jnp.asarray(x, jnp.float32), jnp.asarray(target, jnp.float32)
     return masked_mean(jnp.mean((x - target) ** 2, axis=-1), mask)
 
 
 @in_32_bits
 def log_sum_exp(logits: jax.Array, allowed: jax.Array) -> jax.Array:
     """Computes log-sum-exp of the allowed entries of the last axis; 0 where none is allowed."""
-    some = jnp.any(allowed, axis=-1)
+    logits, some = jnp.asarray(logits, jnp.float32), jnp.any(allowed, axis=-1)
     top = jax.lax.stop_gradient(jnp.max(jnp.where(allowed, logits, -jnp.inf), axis=-1))
     top = jnp.where(some, top, 0.0)
     # Masked before the exponential: an excluded logit must not overflow into a NaN gradient.
@@ -93,6 +96,7 @@ def ntxent(h: jax.Array, h_view: jax.Array, mask: jax.Array, tau: jax.Array | fl
       tau: Temperature tau_m.
     """
     n = mask.shape[0]
+    h, h_view = jnp.asarray(h, jnp.float32), jnp.asarray(h_view, jnp.float32)
     both = jnp.concatenate([h_view, h])
     both_mask = jnp.concatenate([mask, mask])
     similarity = both @ both.T / tau
@@ -136,6 +140,7 @@ def mutual_information(a: jax.Array, b: jax.Array, mask: jax.Array, n_bins: int 
       mask: bool [rows].
       n_bins: Static number of bins of each axis.
     """
+    a, b = jnp.asarray(a, jnp.float32), jnp.asarray(b, jnp.float32)
     selected = jnp.broadcast_to(mask[:, None], a.shape).ravel()
 
     def bins(x: jax.Array) -> jax.Array:

@@ -25,13 +25,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxfedmvc import checks
 
 # Multipliers of all releases below this spend an epsilon of some 5000, on grids of 10^5 points.
 _HARDLY_ANY_NOISE = 0.01
 
 
-@functools.lru_cache(maxsize=1024)
 def gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) -> float:
     """Computes the epsilon that T Gaussian releases spend together at delta, tight.
 
@@ -49,6 +50,11 @@ def gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) -> 
       ImportError: dp-accounting is not installed.
     """
     _check(noise_multiplier=noise_multiplier, n_releases=n_releases, delta=delta)
+    return _gaussian_epsilon(float(noise_multiplier), int(n_releases), float(delta))
+
+
+@functools.lru_cache(maxsize=1024)
+def _gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) -> float:
     if math.isinf(noise_multiplier):
         return 0.0
     of_all = noise_multiplier / math.sqrt(n_releases)
@@ -65,7 +71,6 @@ def gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) -> 
     )
 
 
-@functools.lru_cache(maxsize=1024)
 def gaussian_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float:
     """Finds the least multiplier z = sigma / Delta with which T releases are (epsilon, delta)-DP.
 
@@ -83,6 +88,12 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> 
       ValueError: An argument is out of range.
       ImportError: dp-accounting is not installed.
     """
+    _check(n_releases=n_releases, epsilon=epsilon, delta=delta)
+    return _gaussian_noise_multiplier(float(epsilon), float(delta), int(n_releases))
+
+
+@functools.lru_cache(maxsize=1024)
+def _gaussian_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float:
     high = zcdp_noise_multiplier(epsilon, delta, n_releases)
     if high == 0:
         return 0.0
@@ -114,7 +125,6 @@ def zcdp_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> floa
     return math.sqrt(n_releases / 2) / root_rho
 
 
-@functools.lru_cache(maxsize=1024)
 def laplace_scale(n_queries: int, epsilon: float, delta: float) -> float:
     """Finds the least scale b of Laplace noise with which n queries are (epsilon, delta)-DP.
 
@@ -136,6 +146,11 @@ def laplace_scale(n_queries: int, epsilon: float, delta: float) -> float:
       ImportError: dp-accounting is not installed.
     """
     _check(n_queries=n_queries, epsilon=epsilon, delta=delta)
+    return _laplace_scale(int(n_queries), float(epsilon), float(delta))
+
+
+@functools.lru_cache(maxsize=1024)
+def _laplace_scale(n_queries: int, epsilon: float, delta: float) -> float:
     if math.isinf(epsilon):
         return 0.0
     pld = _accountant()
@@ -172,10 +187,15 @@ def _accountant() -> Any:
 def _check(**arguments: float) -> None:
     """Checks arguments, by their names: counts (n_...), budgets and multipliers.
 
+    Before they are looked up in a cache, which no array and no list can be.
+
     Raises:
-      ValueError: Names the first argument that is out of range.
+      ValueError: Names the first argument that is out of range, or traced: nothing is computed of
+        numbers that are not known yet.
     """
     for name, value in arguments.items():
+        if isinstance(value, jax.core.Tracer):
+            raise checks.wrong(name, value, "a number that is known while tracing")
         if name.startswith("n_"):
             checks.whole(name, value, 1)
         if name == "delta":

@@ -267,6 +267,11 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         (CLIENTS[0], {}, "clients: got 'a dictionary'; allowed is a list of dictionaries"),
         (CLIENTS, {"n_clusters": None}, "n_clusters: got None; allowed is a whole number, 1 or"),
         (CLIENTS, {"fuzzifier": "1.1"}, r"fuzzifier: got '1\.1'; allowed is more than 1"),
+        (
+            CLIENTS,
+            {"fuzzifier": [1.1, 1.2]},
+            r"fuzzifier: got \[1\.1, 1\.2\]; allowed is one number",
+        ),
         (CLIENTS, {"alpha": None}, "alpha: got None; allowed is more than 1"),
         (CLIENTS, {"method": "fmcsc", "hidden": 64}, "hidden: got 64; allowed is widths of 1 or"),
         (VIEWS, {"method": "fcuif", "imputer_hidden": (8, 0)}, r"imputer_hidden: got \(8, 0\)"),

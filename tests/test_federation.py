@@ -313,6 +313,38 @@ def test_from_arrays_refuses_a_cohort_without_clients(views):
         Federation.from_arrays(views, partition=[*PARTITION, nobody])
 
 
+def test_numbers_whose_squares_float32_has_not_are_refused(views):
+    """All rows would be alike, and in one cluster."""
+    with pytest.raises(
+        ValueError, match=r"^view 1 has no numbers beyond .*e-2\d; .* 1e-15 or more"
+    ):
+        Federation.from_clients([{0: views[0], 1: 1e-25 * views[1]}, {1: 1e-24 * views[1]}])
+    # What is small on some clients, or zero everywhere, is not small.
+    Federation.from_clients([{0: 1e-25 * views[0]}, {0: views[0]}])
+    Federation.from_clients([{0: views[0], 1: 0 * views[1]}])
+
+
+def test_bfloat16_are_real_numbers(views):
+    narrow = jnp.asarray(views[0], jnp.bfloat16)
+    (cohort,) = Federation.from_clients([{0: narrow}]).cohorts
+    assert cohort.views[0].dtype == jnp.float32
+    np.testing.assert_array_equal(cohort.views[0][0], narrow.astype(jnp.float32))
+    np.testing.assert_array_equal(single_client({0: narrow}).views[0], cohort.views[0][0])
+
+
+def test_what_is_masked_does_not_count_as_a_number(views):
+    held = np.ma.masked_greater(views[0], 1.0)
+    with pytest.raises(ValueError, match=r"^client 0: view 0 has \d+ values that are masked"):
+        Federation.from_clients([{0: held}])
+    Federation.from_clients([{0: np.ma.masked_greater(views[0], 100.0)}])  # masks nothing
+
+
+@pytest.mark.parametrize("given", [[np.ones((3, 2))], {"blood": np.ones((3, 2))}])
+def test_a_single_client_is_a_dictionary_of_view_ids(given):
+    with pytest.raises(ValueError, match=r"^views: got .*; allowed is a dictionary of view ids"):
+        single_client(given)
+
+
 def test_a_single_client_is_a_row_of_a_cohort():
     views = {2: np.arange(6.0).reshape(3, 2), 0: np.ones((3, 1))}
     client = single_client(views)

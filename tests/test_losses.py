@@ -284,3 +284,16 @@ def test_mutual_information_has_no_nan_in_its_gradient():
     grad = jax.jit(jax.grad(losses.mutual_information, (0, 1)))
     for mask in (np.ones(4, bool), np.zeros(4, bool), np.arange(4) == 1):
         assert all(np.isfinite(g).all() for g in grad(a, np.zeros_like(a), mask))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    """In float16 sums overflow, and 1e-12, which keeps a zero row zero, is zero itself."""
+    mask = jnp.ones(100, bool)
+    assert losses.masked_mean(jnp.full(100, 1000, dtype), mask) == 1000
+    zeros = jnp.zeros((100, 3), dtype)
+    assert losses.mean_squared_error(zeros + dtype(256), zeros, mask) == 256**2
+    np.testing.assert_array_equal(losses.l2_normalize(zeros), np.zeros((100, 3)))
+    gradient = jax.grad(lambda x: losses.ntxent(x, zeros, mask, 0.5))(zeros)
+    assert gradient.dtype == dtype and jnp.isfinite(gradient).all()
+    assert losses.feature_contrast(zeros, zeros, mask, 0.5).dtype == jnp.float32

@@ -3,6 +3,9 @@
 import math
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -76,6 +79,26 @@ def test_no_noise_for_infinite_epsilon():
 def test_laplace_scale_names_the_bad_argument(name, arguments):
     with pytest.raises(ValueError, match=f"^{name}: got"):
         privacy.laplace_scale(*arguments)
+
+
+def test_numbers_may_be_scalars_of_numpy_and_jax():
+    """No array can be looked up in a cache."""
+    for number in (np.float64, np.array, jnp.float32):
+        assert privacy.gaussian_epsilon(number(2.0), 3, 1e-5) == privacy.gaussian_epsilon(
+            2, 3, 1e-5
+        )
+        same = privacy.gaussian_noise_multiplier(number(2.0), 1e-5, np.int64(3))
+        assert same == privacy.gaussian_noise_multiplier(2.0, 1e-5, 3)
+        assert privacy.laplace_scale(3, number(2.0), 1e-5) == privacy.laplace_scale(3, 2.0, 1e-5)
+
+
+def test_what_is_no_number_is_named():
+    with pytest.raises(ValueError, match=r"^noise_multiplier: got"):
+        privacy.gaussian_epsilon([1.0], 1, 1e-5)
+    with pytest.raises(ValueError, match=r"^epsilon: got"):
+        privacy.laplace_scale(3, [1.0], 1e-5)
+    with pytest.raises(ValueError, match=r"^epsilon: got.*known while tracing"):
+        jax.jit(lambda e: privacy.gaussian_noise_multiplier(e, 1e-5, 1))(1.0)
 
 
 def test_a_missing_accountant_says_what_to_install(monkeypatch):

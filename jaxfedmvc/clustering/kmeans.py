@@ -224,7 +224,8 @@ def kmeans_plusplus(
     The first centroid is a row chosen by weight. For each further one, 2 + floor(log k) candidate
     rows are drawn with probability proportional to their weight times the squared distance to the
     nearest centroid so far, and the candidate that lowers the sum of these products most is kept.
-    Once all these products are zero, rows are again drawn by weight.
+    Once all these products are zero, rows are again drawn by weight, or alike where all weigh
+    nothing.
 
     Args:
         key: PRNG key.
@@ -258,6 +259,8 @@ def _plusplus(
     n_clusters: int,
 ) -> Array:
     weights = jnp.where(where, _or_ones(weights, where), 0.0)
+    # Rows that all weigh nothing are drawn alike, or the first would be, which may be padding.
+    drawn_by = jnp.where(jnp.any(weights > 0), weights, where.astype(weights.dtype))
     last = n_clusters if limit is None else limit
     n_trials = [2 + int(math.log(k)) for k in range(1, n_clusters + 1)]
     last_trial = jnp.array(n_trials)[last - 1] - 1
@@ -265,7 +268,7 @@ def _plusplus(
     def add(i: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         centroids, costs = state
         first = i == 0
-        chances = jnp.where(first | ~jnp.any(costs > 0), weights, costs)
+        chances = jnp.where(first | ~jnp.any(costs > 0), drawn_by, costs)
         candidates = x[_draw_rows(jax.random.fold_in(key, i), chances, n_trials[-1])]
         tried = jnp.arange(n_trials[-1]) <= jnp.where(first, 0, last_trial)
         # Differences are squared directly here, so that a row chosen before has a distance of
@@ -418,7 +421,7 @@ def _check_limit(limit: ArrayLike | None, n_clusters: int) -> Array | None:
     """Number of centroids in use, clipped to 1..`n_clusters`."""
     if limit is None:
         return None
-    limit = jnp.asarray(limit)
+    limit = limit if isinstance(limit, Array) else np.asarray(limit)
     if limit.shape != () or not jnp.issubdtype(limit.dtype, jnp.integer):
         raise ValueError(f"limit must be a scalar integer, got {limit.dtype} of {limit.shape}")
     return jnp.clip(limit, 1, n_clusters)

@@ -34,6 +34,8 @@ class Dataset(NamedTuple):
 
 # Sums of squares of larger numbers leave float32's range.
 _LARGEST = 1e15
+# Squares of differences between smaller numbers are zero in float32, and all rows are alike.
+_SMALLEST = 1e-15
 # Rounding by this share of a feature's standard deviation changes no clustering.
 _PRECISE = 1e-3
 # What varies by less than this share of its size is constant but for float64's own rounding.
@@ -78,11 +80,19 @@ def check_arrays(
     """
     if len(views) == 0:
         raise ValueError("no views: at least one array [n, D] is needed")
+    names = names or [str(i) for i in range(len(views))]
+    for name, view in zip(names, views, strict=True):
+        if np.ma.is_masked(view):
+            raise ValueError(
+                f"view {name} has {np.ma.count_masked(view)} values that are masked, and what"
+                " lies under the mask would count; allowed are finite numbers"
+            )
     arrays = [np.asarray(view) for view in views]
-    for name, view in zip(names or [str(i) for i in range(len(views))], arrays, strict=True):
+    for name, view in zip(names, arrays, strict=True):
         if view.ndim != 2 or view.size == 0:
             raise ValueError(f"view {name} must be a non-empty array [n, D]; got {view.shape}")
-        if view.dtype.kind not in "biuf":
+        # The latter are bfloat16 and its like, which are not NumPy's own.
+        if view.dtype.kind not in "biuf" and not np.can_cast(view.dtype, np.float32):
             raise ValueError(f"view {name} must hold real numbers; got dtype {view.dtype}")
         with np.errstate(over="ignore"):
             finite = np.isfinite(view.astype(np.float32, copy=False))
@@ -97,6 +107,24 @@ def check_arrays(
                 f" {_LARGEST:g}, whose squares float32 can add up: scale the features"
             )
     check_rows(arrays, labels)
+
+
+def check_size(name: str, view: np.ndarray) -> None:
+    """Checks that a view of all samples has numbers whose squares float32 can hold, or zeros alone.
+
+    Args:
+      name: What errors call the view.
+      view: float32 [n, D].
+
+    Raises:
+      ValueError: The largest of its numbers is too small.
+    """
+    largest = max(abs(float(view.min())), abs(float(view.max())))
+    if 0 < largest < _SMALLEST:
+        raise ValueError(
+            f"view {name} has no numbers beyond {largest:.3g}; allowed are some of {_SMALLEST:g} or"
+            " more, whose squares float32 can hold: scale the features"
+        )
 
 
 def check_rows(views: Sequence[Any], labels: Any = None) -> None:

@@ -88,7 +88,8 @@ def restore(
         if is_there["key"]:
             result.append(jax.random.wrap_key_data(jnp.asarray(array), impl=is_there["key"]))
         else:
-            result.append(array.view(leaf.dtype))
+            # Python's numbers have no type of their own.
+            result.append(array.view(getattr(leaf, "dtype", array.dtype)))
     return jax.tree.unflatten(jax.tree.structure(like), result), meta
 
 

@@ -78,8 +78,13 @@ def start(
 
     Raises:
       ValueError: A share outside (0, 1], or not one for each cohort, or of fewer clients than the
-        method needs; or a phase whose `reduce` or `who` there is not.
+        method needs; a phase whose `reduce` or `who` there is not; or no algorithm, or federation.
     """
+    if not isinstance(algorithm, FederatedAlgorithm):
+        allowed = "a FederatedAlgorithm, as METHODS[name].make(config, hyperparams) returns it"
+        raise checks.wrong("algorithm", type(algorithm).__name__, allowed)
+    if not isinstance(federation, Federation):
+        raise checks.wrong("federation", type(federation).__name__, "a Federation")
     check_phases(algorithm)
     server, clients = algorithm.init(
         jax.random.fold_in(key, keys.INIT), federation.without_labels()

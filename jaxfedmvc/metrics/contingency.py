@@ -13,6 +13,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from optax import assignment
@@ -66,6 +67,13 @@ def contingency(
 
 def _numbers(name: str, labels: ArrayLike) -> Array:
     """Returns labels as int32: a narrower type may not hold the number of classes."""
+    if not any(isinstance(leaf, Array) for leaf in jax.tree.leaves(labels)):
+        labels = np.asarray(labels)
+        if labels.dtype.kind not in "biuf":
+            raise ValueError(f"{name} must be integers, got {labels.dtype}")
+        if labels.dtype.kind in "iu" and labels.dtype.itemsize > 4:
+            # Beyond int32 all are out of range; a cast would make some of them small numbers.
+            labels = np.where((labels >= 0) & (labels < 2**31), labels, -1)
     array = jnp.asarray(labels)
     if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
         raise ValueError(f"{name} must be integers, got {array.dtype}")
@@ -84,7 +92,7 @@ def scores_from_contingency(table: ArrayLike) -> dict[str, Array]:
         Scalars under the keys `acc`, `nmi`, `ari` and `purity`; all NaN if `table` is all zero.
 
     Raises:
-        ValueError: If `table` is not a matrix.
+        ValueError: If `table` is not a matrix of real numbers with a row and a column.
     """
     table = _counts(table)
     return {
@@ -97,8 +105,8 @@ def scores_from_contingency(table: ArrayLike) -> dict[str, Array]:
 
 def _counts(table: ArrayLike) -> Array:
     """Returns `table` as float32: sums of products of counts are too large for int32."""
-    table = jnp.asarray(table, jnp.float32)
-    if table.ndim != 2:
+    table = checks.floats("table", table)
+    if table.ndim != 2 or 0 in table.shape:
         raise ValueError(f"table must have shape [n_classes, n_clusters], got {table.shape}")
     return table
 
@@ -282,7 +290,7 @@ def ari_from_contingency(table: ArrayLike) -> Array:
         Scalar; NaN if nothing is counted.
 
     Raises:
-        ValueError: If `table` is not a matrix.
+        ValueError: If `table` is not a matrix of real numbers with a row and a column.
     """
     table = _counts(table)
     _, _, only_class, only_cluster, neither = _margins(table)

@@ -195,7 +195,7 @@ def from_slice(x: ArrayLike, rank: int, *, where: ArrayLike | None = None) -> Pa
     Raises:
         ValueError: As `parafac2`.
     """
-    x, mask = jnp.asarray(x, jnp.float32), None if where is None else jnp.asarray(where, bool)[None]
+    x, mask = checks.floats("x", x), None if where is None else jnp.asarray(where, bool)[None]
     slices, mask = _check(x[None], mask, rank)
     _, scales, right = jnp.linalg.svd(slices[0], full_matrices=False)
     h, q, scales = jnp.eye(rank), right[:rank].T, scales[:rank]

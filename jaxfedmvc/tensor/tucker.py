@@ -65,9 +65,9 @@ def unfold(x: ArrayLike, mode: int) -> Array:
     X_(0) = U_0 G_(0) (U_2 kron U_1)^T for a Tucker form of three modes.
 
     Raises:
-        ValueError: `x` has no mode `mode`.
+        ValueError: `x` has no mode `mode`, or is not of real numbers.
     """
-    x = jnp.asarray(x, jnp.float32)
+    x = checks.floats("x", x)
     _check_mode(x, mode)
     others = [other for other in reversed(range(x.ndim)) if other != mode]
     return jnp.transpose(x, (mode, *others)).reshape(x.shape[mode], -1)
@@ -86,9 +86,10 @@ def mode_product(x: ArrayLike, matrix: ArrayLike, mode: int) -> Array:
         float32, the shape of `x` with J in place of I_mode.
 
     Raises:
-        ValueError: `x` has no mode `mode`, or `matrix` does not fit it.
+        ValueError: `x` has no mode `mode`, `matrix` does not fit it, or an array is not of
+            real numbers.
     """
-    x, matrix = jnp.asarray(x, jnp.float32), jnp.asarray(matrix, jnp.float32)
+    x, matrix = checks.floats("x", x), checks.floats("matrix", matrix)
     _check_mode(x, mode)
     if matrix.ndim != 2 or matrix.shape[1] != x.shape[mode]:
         raise checks.wrong("matrix", matrix.shape, f"shape [J, {x.shape[mode]}]")
@@ -111,7 +112,7 @@ def project(x: ArrayLike, factors: Sequence[Array]) -> Tucker:
 
     The core is linear in `x`: averaging cores of shared factors projects the averaged tensor.
     """
-    core = jnp.asarray(x, jnp.float32)
+    core = checks.floats("x", x)
     for mode, factor in enumerate(factors):
         core = mode_product(core, factor.T, mode)
     return Tucker(core, tuple(factors))
@@ -155,7 +156,7 @@ def hooi_sweep(x: ArrayLike, factors: Sequence[Array]) -> tuple[Array, ...]:
     """
     factors = list(factors)
     for mode, factor in enumerate(factors):
-        projected = jnp.asarray(x, jnp.float32)
+        projected = checks.floats("x", x)
         for other, other_factor in enumerate(factors):
             if other != mode:
                 projected = mode_product(projected, other_factor.T, other)
@@ -224,7 +225,7 @@ def polar(matrix: ArrayLike) -> Array:
     Raises:
         ValueError: `matrix` is not a matrix with at least as many rows as columns.
     """
-    matrix = jnp.asarray(matrix, jnp.float32)
+    matrix = checks.floats("matrix", matrix)
     if matrix.ndim != 2 or matrix.shape[0] < matrix.shape[1]:
         raise checks.wrong("matrix", matrix.shape, "shape [n, r] with n >= r")
     left, _, right = jnp.linalg.svd(matrix, full_matrices=False)
@@ -248,7 +249,7 @@ def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker
     Raises:
         ValueError: `reference_factors` has other shapes than the factors of `tucker`.
     """
-    references = [jnp.asarray(reference, jnp.float32) for reference in reference_factors]
+    references = [checks.floats("reference_factors", x) for x in reference_factors]
     shapes = [factor.shape for factor in tucker.factors]
     if [reference.shape for reference in references] != shapes:
         got = [reference.shape for reference in references]
@@ -276,10 +277,15 @@ def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) ->
 
     Returns:
         T, float32 of the same shape.
+
+    Raises:
+        ValueError: Shapes differ, or an array is not of real numbers.
     """
-    target, fitted, weights = (
-        jnp.asarray(array, jnp.float32) for array in (target, fitted, weights)
-    )
+    target, fitted = checks.floats("target", target), checks.floats("fitted", fitted)
+    weights = checks.floats("weights", weights)
+    for name, array in (("fitted", fitted), ("weights", weights)):
+        if array.shape != target.shape:
+            raise checks.wrong(name, array.shape, f"the shape of target, {target.shape}")
     peak = weights.max()
     share = weights / jnp.where(peak > 0, peak, 1.0)
     return fitted + jnp.where(weights > 0, share * (target - fitted), 0.0)
@@ -288,6 +294,11 @@ def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) ->
 @in_32_bits
 def relative_error(x: Array, fitted: Array) -> Array:
     """Computes |x - fitted| / |x| in Frobenius norms; 0 where `x` is zero and fitted exactly."""
+    x, fitted = checks.floats("x", x), checks.floats("fitted", fitted)
+    # By a power of two, which rounds nothing: squares leave float32 from 1e19 and below 1e-19.
+    exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0.0))[1]
+    unit = jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -126, 126))
+    x, fitted = x / unit, fitted / unit
     # From the difference: |x|^2 - |core|^2 would leave no digits of a small error.
     norm = jnp.sqrt(jnp.sum(jnp.square(x)))
     return jnp.sqrt(jnp.sum(jnp.square(x - fitted))) / jnp.where(norm > 0, norm, 1.0)

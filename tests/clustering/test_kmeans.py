@@ -260,6 +260,15 @@ def test_rows_of_weight_zero_move_nothing():
     assert none.inertia == 0
 
 
+def test_rows_that_weigh_nothing_are_drawn_alike():
+    """Not the first row, which may be padding and is zero there."""
+    x, where = jnp.array([[5.0], [1.0], [2.0]]), jnp.array([False, True, True])
+    draw = jax.vmap(lambda key: kmeans_plusplus(key, x, 2, where, weights=jnp.array([1.0, 0, 0])))
+    drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 400)))
+    assert set(np.unique(drawn)) == {1.0, 2.0}
+    assert 150 < (drawn[:, 0, 0] == 1).sum() < 250
+
+
 def test_first_centre_follows_the_weights():
     x, weights = np.arange(12, dtype=np.float32)[:, None], weighted(12)
     draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 1, weights=weights)))
@@ -349,6 +358,7 @@ def test_padding_changes_no_draw_from_many_rows(n):
         ({"centroids": jnp.array([[jnp.nan, 0.0], [1.0, 1.0]])}, "centroids"),
         ({"key": None}, "key"),
         ({"weights": jnp.ones(3)}, "weights"),
+        ({"limit": "2"}, "limit"),
         ({"weights": jnp.array([1.0, -1.0, 1.0, 1.0])}, "weights"),
         ({"weights": jnp.array([1.0, jnp.inf, 1.0, 1.0])}, "weights"),
         ({"limit": jnp.ones(4, int)}, "limit"),

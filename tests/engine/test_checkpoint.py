@@ -164,3 +164,9 @@ def test_what_cannot_be_kept_leaves_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         checkpoint.save(path, LIKE, {"x": object()})
     assert raw(checkpoint.restore(path, LIKE)[0]) == raw(LIKE)
+
+
+def test_numbers_of_python_come_back(tmp_path):
+    tree = {"a": 1.5, "b": 3, "c": None}
+    checkpoint.save(tmp_path / "x", tree, {})
+    assert checkpoint.restore(tmp_path / "x", tree) == (tree, {})

@@ -870,3 +870,10 @@ def test_traffic_needs_no_data():
     for share in (1.0, 0.5):
         found = engine.traffic(TOY, empty, participation=share)
         assert found == engine.traffic(TOY, FEDERATION, participation=share)
+
+
+def test_what_is_no_algorithm_or_no_federation_is_named():
+    with pytest.raises(ValueError, match=r"^algorithm: got 'str'; allowed is a FederatedAlgorithm"):
+        engine.run("fmcsc", FEDERATION, KEY, 1)
+    with pytest.raises(ValueError, match=r"^federation: got 'list'; allowed is a Federation"):
+        engine.run(TOY, [np.ones((3, 2))], KEY, 1)

@@ -13,6 +13,7 @@ from jaxfedmvc.federation import single_client
 from jaxfedmvc.messages import (
     Codec,
     clipped,
+    codecs,
     coded,
     gaussian_noise,
     laplace_noise,
@@ -241,3 +242,15 @@ def test_neighbours_of_the_smallest_graph_are_all_and_others_are_refused():
         nearest_only(1)(KEY, graph.astype(jnp.int32), ())
     with pytest.raises(ValueError, match="k: got 0; allowed is 1 or more"):
         nearest_only(0)
+
+
+@pytest.mark.parametrize("value", ["1.0", None, [1.0], 1j])
+@pytest.mark.parametrize(
+    "make, name",
+    [(clipped, "max_norm"), (gaussian_noise, "scale"), (codecs.randomised_response, "epsilon")],
+)
+def test_what_is_no_number_is_named(make, name, value):
+    if (make, value) in ((gaussian_noise, None), (gaussian_noise, [1.0])):
+        return  # pytrees: of no scales, and of one
+    with pytest.raises(ValueError, match=f"^{name}: got .*; allowed is a number"):
+        make(value)

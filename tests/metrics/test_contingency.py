@@ -211,6 +211,30 @@ def test_table_must_be_a_matrix():
         metrics.scores_from_contingency(jnp.ones(3))
 
 
+@pytest.mark.parametrize("table", [np.zeros((0, 3)), np.full((2, 2), 1j), [["a"]]])
+def test_a_table_that_is_none_is_named(table):
+    with pytest.raises(ValueError, match=r"^table must"):
+        metrics.scores_from_contingency(table)
+
+
+@pytest.mark.parametrize("far", [2**32, 2**31, -(2**32) + 1, np.uint64(2**63)])
+def test_numbers_beyond_32_bits_are_out_of_range(far):
+    labels = np.array([far, far, 1], np.asarray(far).dtype)
+    expected = [[0, 0], [0, 1]]
+    np.testing.assert_array_equal(metrics.contingency(labels, [0, 1, 1], 2, 2), expected)
+    np.testing.assert_array_equal(metrics.contingency([0, 1, 1], labels, 2, 2), expected)
+
+
+def test_words_are_no_labels():
+    with pytest.raises(ValueError, match=r"^labels must be integers, got <U1"):
+        metrics.scores(["a", "b"], [0, 1], 2, 2)
+
+
+def test_a_list_of_traced_labels():
+    found = jax.jit(lambda a: metrics.contingency([a, 1], [0, 1], 2, 2))(1)
+    np.testing.assert_array_equal(found, [[0, 0], [1, 1]])
+
+
 def _row(tree, i):
     return jax.tree.map(lambda leaf: leaf[i], tree)
 

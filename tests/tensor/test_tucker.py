@@ -221,6 +221,36 @@ def test_same_bits_and_one_trace():
     traced(x + 1, 1e-4)
 
 
+@pytest.mark.parametrize("unit", [1e-25, 1e25])
+def test_the_error_does_not_depend_on_the_unit(unit):
+    """Whose squares are no float32."""
+    x = np.random.default_rng(0).normal(size=SHAPE)
+    found, scaled = jit_hooi(x, RANKS), jit_hooi(unit * x, RANKS)
+    np.testing.assert_allclose(scaled.error, found.error, rtol=1e-5)
+    assert scaled.n_sweeps == found.n_sweeps
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda x: unfold(x, 0), "x"),
+        (lambda x: mode_product(x, x[:, :1].T, 0), "x"),
+        (lambda x: project(x, ()), "x"),
+        (polar, "matrix"),
+        (lambda x: weighted_target(x, x.real, x.real), "target"),
+    ],
+)
+def test_complex_numbers_are_refused(call, name):
+    """A cast would leave their real parts."""
+    with pytest.raises(ValueError, match=f"^{name} must be an array of real numbers"):
+        call(np.full((3, 2), 1j))
+
+
+def test_a_weighted_target_has_one_shape():
+    with pytest.raises(ValueError, match=r"^fitted: got"):
+        weighted_target([1.0, 2.0], [0.0], [1.0, 1.0])
+
+
 def test_zeros_stay_finite():
     x = np.zeros(SHAPE, np.float32)
     result = jit_hooi(x, RANKS)
