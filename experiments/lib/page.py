@@ -43,8 +43,9 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--fg); background: var(-
   max-width: 1000px; margin: 0 auto; padding: 1rem }
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-td, th { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: right }
+td, th { padding: .2rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
 td:first-child, th:first-child { text-align: left } .wide { overflow-x: auto }
+th[colspan] { text-align: center }
 pre { background: var(--soft); padding: .7rem; border-radius: 6px; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: .3rem 0 }
 button { font: inherit; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px;

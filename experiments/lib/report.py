@@ -129,11 +129,9 @@ class Report:
         """Writes summary and pictures; yields the lines for the terminal."""
         n = len(self.references)
         after = f"(after the last round, mean over {counted(n, 'seed')})"
-        for way, title in _TITLES.items() if self.is_scored else ():
-            if self.command.method.topology == "vertical" and way == "pooled":
-                continue
+        for title, scores in self._tables().items():
             yield f"\n{title} {after}"
-            yield self._scores(way).to_string()
+            yield scores.to_string()
         if not self.is_scored:
             yield f"\nno labels, no scores; what clusters say of themselves {after}"
             yield self._internal().to_string()
@@ -163,6 +161,16 @@ class Report:
         files += ", *.png" if any(self.path.glob("*.png")) else ""
         also = "report.html, " if page.is_installed() else ""
         yield f"written: {self.path}/ ({also}{files})"
+
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        """Returns `_scores` in each way that is fair to some row, by titles; none without labels.
+
+        Pooled ones alone would show clients that exchange nothing as far worse than they are.
+        """
+        if not self.is_scored:
+            return {}
+        ways = ["per_client"] if self.command.method.topology == "vertical" else list(_TITLES)
+        return {_TITLES[way]: self._scores(way) for way in ways}
 
     def _scores(self, way: str) -> pd.DataFrame:
         """Returns the method and its references as rows; mean +- deviation over the seeds."""
@@ -274,6 +282,7 @@ class Report:
         seeds = self.command.job.all_seeds
         up, down = (_megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
         finds_number = self.command.method.finds_n_clusters
+        tables = {f"Scores: {title}": scores for title, scores in self._tables().items()}
         told = {
             "clients": self.federation.n_clients,
             "clusters": "found by the method" if finds_number else facts["n_clusters"],
@@ -292,7 +301,7 @@ class Report:
             told,
             self._arguments(),
             self.rows,
-            self._scores(self.way) if self.is_scored else self._internal(),
+            tables or {"Clusters without labels": self._internal()},
             last,
             self.way,
             flat,

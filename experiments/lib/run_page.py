@@ -24,7 +24,7 @@ def write_run_page(
     facts: Mapping[str, Any],
     flags: Sequence[str],
     rounds: Sequence[Mapping[str, Any]],
-    scores: pd.DataFrame,
+    scores: Mapping[str, pd.DataFrame],
     last: SeedResult,
     way: str,
     flat: np.ndarray | None,
@@ -38,7 +38,7 @@ def write_run_page(
       facts: Shown first.
       flags: Of the command that makes the same run.
       rounds: Rows of rounds.csv.
-      scores: The method beside its references; without labels what needs none.
+      scores: The method beside its references, by headings.
       last: The last seed's run, which is drawn.
       way: "pooled" or "per_client", how scores are matched.
       flat: Its representation in the plane [n, 2], or None.
@@ -50,8 +50,7 @@ def write_run_page(
     if last.problem.federation.labels is not None:
         figures += _by_client(last, way)
     command = shlex.join(["python", "-m", "experiments.run", *flags])
-    of = "Scores" if last.problem.federation.labels is not None else "Clusters without labels"
-    tables = {f"{of}, mean over the seeds": scores}
+    tables = {f"{heading}, mean over the seeds": table for heading, table in scores.items()}
     page.write(path, title, facts, command, tables, figures)
 
 

@@ -122,7 +122,14 @@ def test_a_run_leaves_a_page(folders):
     assert "--algorithm=lmvsc" in text and "--output_dir" not in text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     whose = ["Classes and clusters, seed 1", "ACC of every client, seed 1"]
-    assert headings[1:] == ["Representation", *whose]
+    ways = ("pooled labels, one matching", "mean over clients, each matched")
+    tables = [f"Scores: {way}, mean over the seeds" for way in ways]
+    assert headings == [*tables, "Representation", *whose]
+    # Clients that exchange nothing are scored as is fair to them, too.
+    groups = json.loads((folders / "one" / "summary.json").read_text())["groups"]
+    cells = re.findall(r"<th>no collaboration</th>\s*<td>(\S+)", text)
+    alone = groups["no collaboration"]["all"]
+    assert cells == [f"{alone[way]['acc']['mean']:.3f}" for way in ("pooled", "per_client")]
     points = figures["figure0"]
     assert list(points["views"]) == ["clusters", "classes"]
     shown = [trace for trace in points["data"] if trace["visible"]]
