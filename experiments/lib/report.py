@@ -31,6 +31,8 @@ _GROUP_TITLES = {
     "participating": "took part in this round",
     "non_participating": "took no part in this round",
 }
+# Of a picture by cluster beside one by class.
+MATCHED = "by cluster, in the colour of the class that it matches"
 _MOST_SIZES = 20  # clusters whose sizes are printed
 Row = dict[str, Any]
 
@@ -355,21 +357,19 @@ def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
     assert result.embedding is not None
     points = np.concatenate([e[m] for e, m in zip(result.embedding, real, strict=True)])
     clusters = np.concatenate([p[m] for p, m in zip(result.labels, real, strict=True)])
-    colourings = {"by cluster": clusters}
+    colourings, named = {"by cluster": clusters}, "cluster"
     if federation.labels is not None:
         truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
         classes = np.concatenate(truth)
-        colourings = {
-            "by true class": classes,
-            "by cluster": charts.coloured_as(classes, clusters),
-        }
+        colourings = {"by true class": classes, MATCHED: charts.coloured_as(classes, clusters)}
+        named = "class"
     kinds = [
         np.full(m.sum(), not federation.holds_all_views(cohort))
         for cohort, m in zip(federation.cohorts, real, strict=True)
     ]
     partial = np.concatenate(kinds).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
-    return plots.embedding(path, points, colourings, partial, names, title)
+    return plots.embedding(path, points, colourings, partial, names, title, named=named)
 
 
 def flattened(scores: Scores | None) -> dict[str, float]:
