@@ -148,7 +148,7 @@ class Report:
             + sum(getattr(traffic[stage], way) for stage in ("setup", "finish"))
             for way in ("up", "down")
         )
-        self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
+        self._draw(last, facts | {"bytes_up": up, "bytes_down": down, "rounds_made": number})
         before, after = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
         run = f"{'a run' if fewest == made else 'the longest run'} of {counted(made, 'round')}"
         yield (
@@ -288,7 +288,7 @@ class Report:
         told = {
             "clients": self.federation.n_clients,
             "clusters": "found by the method" if finds_number else facts["n_clusters"],
-            "rounds, at most": self.command.rounds,
+            "rounds, and at most": f"{facts['rounds_made']}, {self.command.rounds}",
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
             "MB of all these rounds, up and down": f"{up} and {down}",
             "seconds": ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items()),

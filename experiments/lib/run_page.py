@@ -76,9 +76,10 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
     drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
     drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
     found = [page.lines("Scores by round", drawn, x, "score")] if drawn else []
-    losses = {
-        name.replace("_", " "): column(name) for name in filled[0][0] if name.startswith("loss")
-    }
+    names = [name for name in filled[0][0] if name.startswith("loss")]
+    # With clients of one kind their loss is the loss of all.
+    names = names if len(names) > 2 else names[:1]
+    losses = {name.replace("_", " "): column(name) for name in names}
     losses = {name: values for name, values in losses.items() if np.isfinite(values).all()}
     return [*found, page.lines("Loss by round", losses, x, "loss")] if losses else found
 
@@ -141,4 +142,4 @@ def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
     whose = "agent" if of_agents else "client"
     note = f"each {whose} with a matching of its own"
     figures = [page.confusion(title, shown)] if shown.shape[0] * shown.shape[1] <= 2500 else []
-    return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note)]
+    return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note, whose)]

@@ -46,6 +46,27 @@ def test_curves_are_the_mean_of_the_seeds_with_their_sample_deviation():
     assert [view["traces"][2]["x"].tolist() for view in figure.views.values()] == [[0, 1], [1, 3]]
 
 
+def test_few_whole_numbers_are_marked_one_by_one():
+    x = {"rounds": np.arange(1.0, 4), "MB": np.array([0.5, 1, 1.5])}
+    figure = page.lines("", {"ACC": np.ones((1, 3))}, x, "")
+    ticks = [view["layout"]["xaxis"].get("dtick") for view in figure.views.values()]
+    assert ticks == [1, None] and figure.layout["xaxis"]["dtick"] == 1
+    many = page.lines("", {"ACC": np.ones((1, 50))}, {"rounds": np.arange(50.0)}, "")
+    assert "dtick" not in many.layout["xaxis"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [((), ["loss"]), (("a", "b"), ["loss", "loss a", "loss b"]), (("a",), ["loss"])],
+)
+def test_the_loss_of_the_only_kind_of_clients_is_drawn_once(more, told):
+    row = {"seed": 0, "bytes_up": 1, "bytes_down": 1, "loss": 1.0}
+    row |= {f"loss_{kind}": 1.0 for kind in more}
+    row |= {f"all/pooled/{metric}": 0.5 for metric in ("acc", "nmi", "ari")}
+    _, losses = run_page._curves([row | {"round": r} for r in (1, 2)], "pooled")
+    assert [trace["name"] for trace in losses.traces] == told
+
+
 def test_confusion_is_in_the_order_of_the_classes():
     (trace,) = page.confusion("", np.array([[0, 5, 1], [4, 0, 0]])).traces
     assert trace["z"] == [[5, 0, 1], [0, 4, 0]]
@@ -119,6 +140,7 @@ def test_curves_of_seeds_that_end_at_different_rounds_go_to_the_last(monkeypatch
 def test_a_run_leaves_a_page(folders):
     text, figures = figures_of(folders / "one" / "report.html")
     assert "lmvsc on a&lt;b" in text and "a<b" not in text
+    assert "<td>rounds, and at most</td><td>0, 0</td>" in text
     assert "--algorithm=lmvsc" in text and "--output_dir" not in text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     whose = ["Classes and clusters, seed 1", "ACC of every client, seed 1"]
@@ -130,6 +152,7 @@ def test_a_run_leaves_a_page(folders):
     cells = re.findall(r"<th>no collaboration</th>\s*<td>(\S+)", text)
     alone = groups["no collaboration"]["all"]
     assert cells == [f"{alone[way]['acc']['mean']:.3f}" for way in ("pooled", "per_client")]
+    assert figures["figure2"]["layout"]["xaxis"]["title"]["text"] == "client"
     points = figures["figure0"]
     assert list(points["views"]) == ["clusters", "classes"]
     shown = [trace for trace in points["data"] if trace["visible"]]
