@@ -135,7 +135,7 @@ class Report:
             yield f"\n{title} {after}"
             yield scores.to_string()
         if not self.is_scored:
-            yield f"\nno labels, no scores; what clusters say of themselves {after}"
+            yield f"\nno labels, no scores; silhouette and clusters, mean over clients {after}"
             yield self._internal().to_string()
             yield from self._sizes(last)
         summary = self._summary(traffic) | facts
@@ -303,7 +303,7 @@ class Report:
             told,
             self._arguments(),
             self.rows,
-            tables or {"Clusters without labels": self._internal()},
+            tables or {"Clusters without labels, mean over clients": self._internal()},
             last,
             self.way,
             flat,
