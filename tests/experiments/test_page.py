@@ -89,6 +89,15 @@ def test_axes_of_a_sweep_are_logarithms_numbers_or_words():
     assert logs["ticktext"] == ["0.001", "1"] and words["ticktext"] == ["x", "y"]
     np.testing.assert_allclose(acc["values"], [0.1, 0.2, 0.3])
     assert heat.traces[0]["z"] == [[0.1, 0.2], [0.3, None]]
+    assert acc["label"] == "ACC" and heat.heading == "ACC"
+
+
+def test_drawn_settings_get_no_map_that_is_mostly_empty():
+    drawn = pd.DataFrame(
+        {"a": [1.25, 1.41, 1.37, 1.02], "b": [0.5, 0.1, 0.3, 0.9], "acc_mean": [0.1, 0.2, 0.3, 0.4]}
+    )
+    (every,) = sweep_report.figures(drawn, ["a", "b"], ["acc"], "acc")
+    assert every.heading == "All settings"
 
 
 @pytest.mark.parametrize("values", [[0.0, 1e-3, 1.0], [1000.0, 1150.0, 1200.0]])
