@@ -180,6 +180,9 @@ def test_runs_side_by_side(folders, capsys):
         values = summary["metrics"]["acc"]["per_seed"]
         np.testing.assert_allclose(lines["acc"][name], np.mean(values))
         np.testing.assert_allclose(lines["acc_std"][name], np.std(values, ddof=1))
+        each = summary["groups"][summary["algorithm"]]["all"]["per_client"]["acc"]["mean"]
+        assert lines["acc_each_matched"][name] == pytest.approx(each) and f"{each:.3f}" in out
+        assert lines["clusters"][name] == 3
     assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
     summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
     assert compare.line_of(summary)["mb_up"] == 3
@@ -228,6 +231,8 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
         compare.main(["compare", str(folders / "sweep")])
     assert "has no rounds.csv; allowed are folders of experiments.run" in capsys.readouterr().err
     lines = pd.DataFrame(
-        {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "seeds": 1, "device": "cpu"}
+        {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "clusters": [3, 4]}
+        | {"seeds": 1, "device": "cpu"}
     )
-    assert compare.warnings(lines) == ["the data differ: a, b"]
+    told = ["the data differ: a, b", "the numbers of clusters differ: 3, 4"]
+    assert compare.warnings(lines) == told
