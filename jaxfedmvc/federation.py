@@ -277,9 +277,11 @@ class Federation:
             rows = np.asarray(cohort.mask).sum(axis=1)
             kind = "all views" if self.holds_all_views(cohort) else f"views {cohort.view_ids}"
             plural = "" if cohort.n_clients == 1 else "s"
+            least, most = rows.min(), rows.max()
+            each = f"{least}" if least == most else f"{least}..{most}"
             lines.append(
                 f"{cohort.n_clients} client{plural} with {kind}, "
-                f"{rows.min()}..{rows.max()} samples each, {rows.sum()} in all"
+                f"{each} samples each, {rows.sum()} in all"
             )
         return "\n".join(lines)
 

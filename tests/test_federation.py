@@ -407,7 +407,7 @@ def test_describe_counts_clients_and_samples(federation):
     assert federation.describe().splitlines() == [
         "2 clients with all views, 1..3 samples each, 4 in all",
         "3 clients with views (1,), 1..2 samples each, 5 in all",
-        "1 client with views (0, 2), 4..4 samples each, 4 in all",
+        "1 client with views (0, 2), 4 samples each, 4 in all",
     ]
 
 

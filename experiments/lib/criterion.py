@@ -26,7 +26,7 @@ class Found(Protocol):
     def lines(self) -> Iterator[str]:
         """Yields what was chosen, and why, for the terminal."""
 
-    def figure(self) -> page.Figure:
+    def figures(self) -> list[page.Figure]:
         """Returns the criteria for the page."""
 
     def facts(self) -> dict[str, Any]:
@@ -108,21 +108,24 @@ class Choice(NamedTuple):
         """Returns the criteria of all numbers, for summary.json."""
         return {"n_clusters_tried": self.tried.to_dict("records")} | spent(self.tried)
 
-    def figure(self) -> page.Figure:
-        """Returns both criteria for the page."""
+    def figures(self) -> list[page.Figure]:
+        """Returns the two criteria for the page, each on a scale of its own."""
         draws = [
             name for name in self.tried if name.startswith("silhouette_") and name[11:] != "std"
         ]
-        values = {
-            "silhouette": self.tried[draws].to_numpy().T,
-            "stability": self.tried[["stability"]].to_numpy().T,
-        }
-        numbers = self.tried["n_clusters"].to_numpy(float)
+        x = {"clusters": self.tried["n_clusters"].to_numpy(float)}
         note = f"{self.n_clusters} clusters: {_rule()}; no label is seen"
         if self.is_unstable:
             note += ". Here no number is stable, so that all of them count"
-        drawn = page.lines("Number of clusters", values, {"clusters": numbers}, "criterion")
-        return drawn._replace(note=note)
+        heading = "Number of clusters"
+        silhouette, stability = (
+            page.lines(f"{heading}: {name}", {name: self.tried[columns].to_numpy().T}, x, y_title)
+            for name, columns, y_title in (
+                ("silhouette", draws, "silhouette"),
+                ("stability", ["stability"], "stability (ARI)"),
+            )
+        )
+        return [silhouette, stability._replace(note=note)]
 
 
 def _rule() -> str:
@@ -143,20 +146,23 @@ def saved(path: Path) -> Choice | None:
 
 def _draw(path: Path, choice: Choice) -> None:
     plt = plots.require_matplotlib()
-    figure, axis = plt.subplots(figsize=(7.2, 4.4), layout="constrained")
+    # A panel each: on the scale of stability the silhouettes, which decide, would be one flat line.
+    figure, (upper, lower) = plt.subplots(2, sharex=True, figsize=(7.2, 5.6), layout="constrained")
     tried = choice.tried
     numbers = tried["n_clusters"].to_numpy()
     mean, spread = tried["silhouette"].to_numpy(), tried["silhouette_std"].to_numpy()
-    (line,) = axis.plot(numbers, mean, marker="o", label="silhouette, with one deviation")
-    axis.fill_between(numbers, mean - spread, mean + spread, color=line.get_color(), alpha=0.2)
-    axis.plot(numbers, tried["stability"], marker="s", label="stability (mean ARI)")
-    axis.axhline(LEAST_STABILITY, linestyle=":", color="0.4", label="least stability")
-    axis.axvline(choice.n_clusters, linestyle="--", color="0.4", label="chosen")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set_ylim(min(0.0, float(np.nanmin(mean - spread)) - 0.02), 1.02)
-    axis.set_xlabel("clusters")
-    axis.set_ylabel("criterion")
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
-    axis.set_title(f"{choice.n_clusters} clusters chosen, no label seen")
+    (line,) = upper.plot(numbers, mean, marker="o", label="mean of the draws, with one deviation")
+    upper.fill_between(numbers, mean - spread, mean + spread, color=line.get_color(), alpha=0.2)
+    upper.set_ylabel("silhouette")
+    lower.plot(numbers, tried["stability"], marker="s", color="C1", label="mean of pairs of draws")
+    lower.axhline(LEAST_STABILITY, linestyle=":", color="0.4", label="least that is stable")
+    lower.set_ylim(min(0.0, float(tried["stability"].min()) - 0.02), 1.02)
+    lower.set_ylabel("stability (ARI)")
+    lower.set_xlabel("clusters")
+    for axis in (upper, lower):
+        axis.axvline(choice.n_clusters, linestyle="--", color="0.4", label="chosen")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.suptitle(f"{choice.n_clusters} clusters chosen, no label seen")
     plots.save(figure, path)

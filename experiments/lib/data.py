@@ -295,6 +295,13 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
         if split.importance is not None:
             raise ValueError("importance: is for features that are split, not for views")
         views = list(dataset.views)
+        if split.agents not in (VerticalSettings.agents, len(views)):
+            raise ValueError(
+                f"agents: got {split.agents}, but each of the {len(views)} views is an agent's;"
+                " allowed is --split=features"
+            )
+        if split.overlap:
+            raise ValueError("overlap: is for features that are split, not for views")
         held = None if dataset.held is None else dataset.held.T
         if held is not None and split.hybrid is not None:
             raise ValueError(f"hybrid: got {split.hybrid!r}; the data say who lacks what already")

@@ -43,8 +43,9 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--fg); background: var(-
   max-width: 1000px; margin: 0 auto; padding: 1rem }
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-td, th { padding: .2rem .7rem; border-bottom: 1px solid var(--line); text-align: right }
+td, th { padding: .2rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
 td:first-child, th:first-child { text-align: left } .wide { overflow-x: auto }
+th[colspan] { text-align: center }
 pre { background: var(--soft); padding: .7rem; border-radius: 6px; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: .3rem 0 }
 button { font: inherit; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px;
@@ -243,17 +244,18 @@ def lines(
         shown = {"mode": "lines+markers", "line": {"color": colour}, "legendgroup": name}
         traces.append(shown | {"y": mean, "name": name})
     first = next(iter(x))
+    axes: dict[str, dict[str, Any]] = {name: {"title": {"text": name}} for name in x}
+    for name, places in x.items():
+        if len(places) <= 12 and (places == np.round(places)).all():
+            axes[name]["dtick"] = 1  # no 1.5 rounds
     views = {
-        f"by {name}": {
-            "traces": [{"x": places} for _ in traces],
-            "layout": {"xaxis": {"title": {"text": name}}},
-        }
+        f"by {name}": {"traces": [{"x": places} for _ in traces], "layout": {"xaxis": axes[name]}}
         for name, places in x.items()
     }
     for trace in traces:
         trace["x"] = x[first]
     layout = {
-        "xaxis": {"title": {"text": first}},
+        "xaxis": axes[first],
         "yaxis": {"title": {"text": y_title}},
         "legend": _ABOVE,
     }
@@ -326,13 +328,18 @@ def confusion(heading: str, table: np.ndarray) -> Figure:
         "colorscale": SHADES,
         "showscale": False,
     }
-    layout = {"yaxis": {"autorange": "reversed"}, "height": 120 + 34 * rows}
+    # Lines would go through the middle of every number.
+    y_axis = {"autorange": "reversed", "showgrid": False}
+    layout = {"xaxis": {"showgrid": False}, "yaxis": y_axis, "height": 120 + 34 * rows}
     return Figure(heading, [trace], layout)
 
 
-def bars(heading: str, values: Mapping[str, float], y_title: str, note: str = "") -> Figure:
-    """Returns a bar for each name."""
+def bars(
+    heading: str, values: Mapping[str, float], y_title: str, note: str = "", x_title: str = ""
+) -> Figure:
+    """Returns a bar for each name; `x_title` says what the names are of."""
     trace = {"type": "bar", "x": list(values), "y": np.asarray(list(values.values()), float)}
     trace["marker"] = {"color": COLOURS[0]}
-    layout = {"yaxis": {"title": {"text": y_title}}, "xaxis": {"type": "category"}}
+    x_axis = {"type": "category", "title": {"text": x_title}, "showgrid": False}
+    layout = {"yaxis": {"title": {"text": y_title}}, "xaxis": x_axis}
     return Figure(heading, [trace], layout, note=note)

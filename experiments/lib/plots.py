@@ -104,6 +104,7 @@ def embedding(
     marker_names: Sequence[str],
     title: str,
     max_points: int = 2000,
+    named: str = "",
 ) -> np.ndarray:
     """Draws a t-SNE map of the representation, once for each colouring.
 
@@ -115,6 +116,8 @@ def embedding(
       marker_names: What each marker stands for.
       title: Of the whole picture.
       max_points: More are thinned out, with a fixed seed; see `thinned`.
+      named: What a number of the first colouring is, such as "class": the legend has their colours,
+        unless there are more of them than colours.
 
     Returns:
       The places of the points that are drawn, [min(n, max_points), 2].
@@ -148,10 +151,22 @@ def embedding(
         axis.set_title(name)
         axis.set_xticks([])
         axis.set_yticks([])
-    handles, names = axes[0][0].get_legend_handles_labels()
-    legend = figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=5)
-    for handle in legend.legend_handles:
-        handle.set_color("0.2")
+
+    def handle(marker: str, colour: Any, label: str) -> Any:
+        return plt.Line2D(
+            [], [], linestyle="", markersize=5, marker=marker, color=colour, label=label
+        )
+
+    handles = [handle("ox^sv"[m % 5], "0.2", name) for m, name in enumerate(marker_names)]
+    numbers = np.unique(next(iter(colourings.values()))).tolist()
+    if named and numbers[-1] < palette.N:
+        handles = handles if len(handles) > 1 else []  # one kind of points says nothing
+        handles += [
+            handle("s", palette(v), f"{named} {v}") if v >= 0 else handle("s", "0.7", f"no {named}")
+            for v in numbers
+        ]
+    ncols = 4 * len(colourings)
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=ncols)
     figure.suptitle(title)
     save(figure, path)
     return flat

@@ -75,6 +75,11 @@ def heat_map(
         cbar_kws={"label": label, "pad": 0.02},
         ax=axis,
     )
+    mesh = axis.collections[0]
+    for text in axis.texts:  # seaborn writes white on greens that are too light for it
+        j, i = (int(place) for place in text.get_position())
+        light = seaborn.utils.relative_luminance(mesh.cmap(mesh.norm(values[i, j])))
+        text.set_color("0.1" if light > 0.2 else "white")
     axis.patch.set(facecolor="0.93", edgecolor="0.75", hatch="///")
     for i, j in np.argwhere(np.isnan(values)):
         note = "failed" if notes is None else notes.iloc[i, j]

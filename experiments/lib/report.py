@@ -31,6 +31,8 @@ _GROUP_TITLES = {
     "participating": "took part in this round",
     "non_participating": "took no part in this round",
 }
+# Of a picture by cluster beside one by class.
+MATCHED = "by cluster, in the colour of the class that it matches"
 _MOST_SIZES = 20  # clusters whose sizes are printed
 Row = dict[str, Any]
 
@@ -129,13 +131,11 @@ class Report:
         """Writes summary and pictures; yields the lines for the terminal."""
         n = len(self.references)
         after = f"(after the last round, mean over {counted(n, 'seed')})"
-        for way, title in _TITLES.items() if self.is_scored else ():
-            if self.command.method.topology == "vertical" and way == "pooled":
-                continue
+        for title, scores in self._tables().items():
             yield f"\n{title} {after}"
-            yield self._scores(way).to_string()
+            yield scores.to_string()
         if not self.is_scored:
-            yield f"\nno labels, no scores; what clusters say of themselves {after}"
+            yield f"\nno labels, no scores; silhouette and clusters, mean over clients {after}"
             yield self._internal().to_string()
             yield from self._sizes(last)
         summary = self._summary(traffic) | facts
@@ -148,7 +148,7 @@ class Report:
             + sum(getattr(traffic[stage], way) for stage in ("setup", "finish"))
             for way in ("up", "down")
         )
-        self._draw(last, facts | {"bytes_up": up, "bytes_down": down})
+        self._draw(last, facts | {"bytes_up": up, "bytes_down": down, "rounds_made": number})
         before, after = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
         run = f"{'a run' if fewest == made else 'the longest run'} of {counted(made, 'round')}"
         yield (
@@ -163,6 +163,16 @@ class Report:
         files += ", *.png" if any(self.path.glob("*.png")) else ""
         also = "report.html, " if page.is_installed() else ""
         yield f"written: {self.path}/ ({also}{files})"
+
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        """Returns `_scores` in each way that is fair to some row, by titles; none without labels.
+
+        Pooled ones alone would show clients that exchange nothing as far worse than they are.
+        """
+        if not self.is_scored:
+            return {}
+        ways = ["per_client"] if self.command.method.topology == "vertical" else list(_TITLES)
+        return {_TITLES[way]: self._scores(way) for way in ways}
 
     def _scores(self, way: str) -> pd.DataFrame:
         """Returns the method and its references as rows; mean +- deviation over the seeds."""
@@ -274,10 +284,11 @@ class Report:
         seeds = self.command.job.all_seeds
         up, down = (_megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
         finds_number = self.command.method.finds_n_clusters
+        tables = {f"Scores: {title}": scores for title, scores in self._tables().items()}
         told = {
             "clients": self.federation.n_clients,
             "clusters": "found by the method" if finds_number else facts["n_clusters"],
-            "rounds, at most": self.command.rounds,
+            "rounds, and at most": f"{facts['rounds_made']}, {self.command.rounds}",
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
             "MB of all these rounds, up and down": f"{up} and {down}",
             "seconds": ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items()),
@@ -292,7 +303,7 @@ class Report:
             told,
             self._arguments(),
             self.rows,
-            self._scores(self.way) if self.is_scored else self._internal(),
+            tables or {"Clusters without labels, mean over clients": self._internal()},
             last,
             self.way,
             flat,
@@ -346,21 +357,19 @@ def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
     assert result.embedding is not None
     points = np.concatenate([e[m] for e, m in zip(result.embedding, real, strict=True)])
     clusters = np.concatenate([p[m] for p, m in zip(result.labels, real, strict=True)])
-    colourings = {"by cluster": clusters}
+    colourings, named = {"by cluster": clusters}, "cluster"
     if federation.labels is not None:
         truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
         classes = np.concatenate(truth)
-        colourings = {
-            "by true class": classes,
-            "by cluster": charts.coloured_as(classes, clusters),
-        }
+        colourings = {"by true class": classes, MATCHED: charts.coloured_as(classes, clusters)}
+        named = "class"
     kinds = [
         np.full(m.sum(), not federation.holds_all_views(cohort))
         for cohort, m in zip(federation.cohorts, real, strict=True)
     ]
     partial = np.concatenate(kinds).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
-    return plots.embedding(path, points, colourings, partial, names, title)
+    return plots.embedding(path, points, colourings, partial, names, title, named=named)
 
 
 def flattened(scores: Scores | None) -> dict[str, float]:

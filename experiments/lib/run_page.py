@@ -24,7 +24,7 @@ def write_run_page(
     facts: Mapping[str, Any],
     flags: Sequence[str],
     rounds: Sequence[Mapping[str, Any]],
-    scores: pd.DataFrame,
+    scores: Mapping[str, pd.DataFrame],
     last: SeedResult,
     way: str,
     flat: np.ndarray | None,
@@ -38,7 +38,7 @@ def write_run_page(
       facts: Shown first.
       flags: Of the command that makes the same run.
       rounds: Rows of rounds.csv.
-      scores: The method beside its references; without labels what needs none.
+      scores: The method beside its references, by headings.
       last: The last seed's run, which is drawn.
       way: "pooled" or "per_client", how scores are matched.
       flat: Its representation in the plane [n, 2], or None.
@@ -50,8 +50,7 @@ def write_run_page(
     if last.problem.federation.labels is not None:
         figures += _by_client(last, way)
     command = shlex.join(["python", "-m", "experiments.run", *flags])
-    of = "Scores" if last.problem.federation.labels is not None else "Clusters without labels"
-    tables = {f"{of}, mean over the seeds": scores}
+    tables = {f"{heading}, mean over the seeds": table for heading, table in scores.items()}
     page.write(path, title, facts, command, tables, figures)
 
 
@@ -77,9 +76,10 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
     drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
     drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
     found = [page.lines("Scores by round", drawn, x, "score")] if drawn else []
-    losses = {
-        name.replace("_", " "): column(name) for name in filled[0][0] if name.startswith("loss")
-    }
+    names = [name for name in filled[0][0] if name.startswith("loss")]
+    # With clients of one kind their loss is the loss of all.
+    names = names if len(names) > 2 else names[:1]
+    losses = {name.replace("_", " "): column(name) for name in names}
     losses = {name: values for name, values in losses.items() if np.isfinite(values).all()}
     return [*found, page.lines("Loss by round", losses, x, "loss")] if losses else found
 
@@ -142,4 +142,4 @@ def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
     whose = "agent" if of_agents else "client"
     note = f"each {whose} with a matching of its own"
     figures = [page.confusion(title, shown)] if shown.shape[0] * shown.shape[1] <= 2500 else []
-    return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note)]
+    return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note, whose)]

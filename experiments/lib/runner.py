@@ -332,7 +332,7 @@ class _Runner:
         stem = command.data.stem
         self.report = Report(command, path, job.problems[0], f"{command.name} on {stem}")
         if choice is not None:
-            self.report.figures.append(choice.figure())
+            self.report.figures.extend(choice.figures())
         self.steps = steps_of(job, devices, progress.done)
         self.last: SeedResult  # of the last seed, which is drawn
         algorithm = self.steps.algorithm

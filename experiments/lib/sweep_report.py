@@ -206,6 +206,8 @@ def figures(
 ) -> list[page.Figure]:
     """Returns figures of a page: parallel coordinates of all settings, and a map of two axes.
 
+    Settings that were drawn leave most cells of a map empty: they get none.
+
     Args:
       summary: As `summarise` returns it.
       names: Columns of the axes.
@@ -217,13 +219,17 @@ def figures(
         return []
     dimensions = [_dimension(name, known[name]) for name in names]
     dimensions += [
-        {"label": metric, "values": known[f"{metric}_mean"].to_numpy()} for metric in metrics
+        {"label": _named(metric), "values": known[f"{metric}_mean"].to_numpy()}
+        for metric in metrics
     ]
     line = {"color": known[f"{by}_mean"].to_numpy(), "colorscale": page.GREYS, "showscale": True}
     trace = {"type": "parcoords", "dimensions": dimensions, "line": line}
-    note = f"a line is a setting, the mean of its seeds, coloured by {by}; drag along an axis"
+    note = (
+        f"a line is a setting, the mean of its seeds, coloured by {_named(by)}; drag along an axis"
+    )
     found = [page.Figure("All settings", [trace], {"height": 480, "margin": {"t": 60}}, note=note)]
-    if len(names) == 2:
+    n_cells = math.prod(known[name].nunique() for name in names)
+    if len(names) == 2 and n_cells < 2 * len(known):
         across = known.pivot_table(index=names[0], columns=names[1], values=f"{by}_mean")
         across = across.reindex(index=_ordered(known[names[0]]), columns=_ordered(known[names[1]]))
         texts = [[_short(v) if np.isfinite(v) else "" for v in row] for row in across.to_numpy()]
@@ -237,10 +243,10 @@ def figures(
             "colorscale": page.SHADES,
         }
         layout = {
-            "xaxis": {"title": {"text": names[1]}, "type": "category"},
-            "yaxis": {"title": {"text": names[0]}, "type": "category"},
+            axis: {"title": {"text": name}, "type": "category", "showgrid": False}
+            for axis, name in zip(("yaxis", "xaxis"), names, strict=True)
         }
-        found.append(page.Figure(by.upper(), [heat], layout))
+        found.append(page.Figure(_named(by), [heat], layout))
     return found
 
 

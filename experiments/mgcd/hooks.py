@@ -15,7 +15,7 @@ from experiments.lib import charts, plots
 from experiments.lib.data import DataSettings, Problem
 from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.references import k_means
-from experiments.lib.report import Report
+from experiments.lib.report import MATCHED, Report
 from experiments.lib.text import left_out
 from jaxfedmvc import data
 from jaxfedmvc.algorithms.mgcd.method import REPORTED
@@ -103,7 +103,7 @@ def _pictures(report: Report, result: SeedResult) -> None:
     colourings = {"by cluster": labels}
     truth = result.problem.labels
     if truth is not None:
-        colourings = {"by true class": truth, "by cluster": charts.coloured_as(truth, labels)}
+        colourings = {"by true class": truth, MATCHED: charts.coloured_as(truth, labels)}
     plots.embedding(
         report.path / "embedding.png",
         np.asarray(clusters.embedding),
@@ -111,6 +111,7 @@ def _pictures(report: Report, result: SeedResult) -> None:
         np.zeros(len(labels), int),
         ["samples"],
         f"t-SNE of the graph's spectral embedding, {title}",
+        named="cluster" if truth is None else "class",
     )
 
 

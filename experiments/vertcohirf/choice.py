@@ -71,7 +71,7 @@ class LocalChoice(NamedTuple):
         )
         yield cost_line(self.tried)
 
-    def figure(self) -> page.Figure:
+    def figures(self) -> list[page.Figure]:
         """Returns the agreement by number of clusters, for the page."""
         names = self.tried["relaxed_agents"].map(
             lambda h: "strict consensus" if math.isnan(h) else f"relaxed consensus, {h:g}"
@@ -82,10 +82,11 @@ class LocalChoice(NamedTuple):
         }
         numbers = self.tried["local_clusters"].drop_duplicates().to_numpy(float)
         drawn = page.lines("Local number of clusters", values, {"local clusters": numbers}, "ARI")
-        return drawn._replace(
-            note=f"{self.local_clusters} local clusters: the shared clusters agree best with the"
+        note = (
+            f"{self.local_clusters} local clusters: the shared clusters agree best with the"
             " consensus of what the agents find alone; no label is seen"
         )
+        return [drawn._replace(note=note)]
 
     def facts(self) -> dict[str, Any]:
         """Returns all trials, for summary.json."""

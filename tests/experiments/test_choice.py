@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import pyplot
 from sklearn.datasets import make_blobs
 
+from experiments.lib import criterion, plots
 from experiments.run import main
 from tests.helpers import binaries
 
@@ -59,7 +61,30 @@ def test_blobs_are_counted_without_labels(method, data, tmp_path):
     assert f"{tried['bytes_up'].sum() / 1e6:.3f} MB up" in out
     assert summary["seconds_choice"] == pytest.approx(tried["seconds"].sum())
     assert (tmp_path / "out" / "n_clusters.png").stat().st_size > 5000
-    assert "Number of clusters" in (tmp_path / "out" / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Number of clusters: silhouette" in page and "Number of clusters: stability" in page
+
+
+def test_each_criterion_has_a_scale_of_its_own(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    draws = np.array([[0.21, 0.22, 0.20], [0.23, 0.24, 0.22]])  # [draws, numbers]
+    tried = pd.DataFrame({"n_clusters": [2, 3, 4], "stability": [0.9, 0.8, 0.5]})
+    tried["silhouette"], tried["silhouette_std"] = draws.mean(axis=0), draws.std(axis=0, ddof=1)
+    tried["silhouette_0"], tried["silhouette_1"] = draws
+    found = criterion.Choice(3, tried)
+    criterion._draw(tmp_path / "n_clusters.png", found)
+    silhouette, stability = drawn[0].axes
+    pyplot.close(drawn[0])
+    np.testing.assert_allclose(silhouette.lines[0].get_ydata(), [0.22, 0.23, 0.21])
+    low, high = silhouette.get_ylim()
+    assert 0.15 < low < high < 0.3
+    np.testing.assert_allclose(stability.lines[0].get_ydata(), [0.9, 0.8, 0.5])
+    assert stability.get_ylim() == (0, 1.02)
+    first, second = found.figures()
+    np.testing.assert_allclose(first.traces[-1]["y"], [0.22, 0.23, 0.21])
+    np.testing.assert_allclose(second.traces[-1]["y"], [0.9, 0.8, 0.5])
+    assert second.note.startswith("3 clusters: ")
 
 
 @pytest.mark.slow

@@ -46,6 +46,27 @@ def test_curves_are_the_mean_of_the_seeds_with_their_sample_deviation():
     assert [view["traces"][2]["x"].tolist() for view in figure.views.values()] == [[0, 1], [1, 3]]
 
 
+def test_few_whole_numbers_are_marked_one_by_one():
+    x = {"rounds": np.arange(1.0, 4), "MB": np.array([0.5, 1, 1.5])}
+    figure = page.lines("", {"ACC": np.ones((1, 3))}, x, "")
+    ticks = [view["layout"]["xaxis"].get("dtick") for view in figure.views.values()]
+    assert ticks == [1, None] and figure.layout["xaxis"]["dtick"] == 1
+    many = page.lines("", {"ACC": np.ones((1, 50))}, {"rounds": np.arange(50.0)}, "")
+    assert "dtick" not in many.layout["xaxis"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [((), ["loss"]), (("a", "b"), ["loss", "loss a", "loss b"]), (("a",), ["loss"])],
+)
+def test_the_loss_of_the_only_kind_of_clients_is_drawn_once(more, told):
+    row = {"seed": 0, "bytes_up": 1, "bytes_down": 1, "loss": 1.0}
+    row |= {f"loss_{kind}": 1.0 for kind in more}
+    row |= {f"all/pooled/{metric}": 0.5 for metric in ("acc", "nmi", "ari")}
+    _, losses = run_page._curves([row | {"round": r} for r in (1, 2)], "pooled")
+    assert [trace["name"] for trace in losses.traces] == told
+
+
 def test_confusion_is_in_the_order_of_the_classes():
     (trace,) = page.confusion("", np.array([[0, 5, 1], [4, 0, 0]])).traces
     assert trace["z"] == [[5, 0, 1], [0, 4, 0]]
@@ -68,6 +89,15 @@ def test_axes_of_a_sweep_are_logarithms_numbers_or_words():
     assert logs["ticktext"] == ["0.001", "1"] and words["ticktext"] == ["x", "y"]
     np.testing.assert_allclose(acc["values"], [0.1, 0.2, 0.3])
     assert heat.traces[0]["z"] == [[0.1, 0.2], [0.3, None]]
+    assert acc["label"] == "ACC" and heat.heading == "ACC"
+
+
+def test_drawn_settings_get_no_map_that_is_mostly_empty():
+    drawn = pd.DataFrame(
+        {"a": [1.25, 1.41, 1.37, 1.02], "b": [0.5, 0.1, 0.3, 0.9], "acc_mean": [0.1, 0.2, 0.3, 0.4]}
+    )
+    (every,) = sweep_report.figures(drawn, ["a", "b"], ["acc"], "acc")
+    assert every.heading == "All settings"
 
 
 @pytest.mark.parametrize("values", [[0.0, 1e-3, 1.0], [1000.0, 1150.0, 1200.0]])
@@ -119,10 +149,19 @@ def test_curves_of_seeds_that_end_at_different_rounds_go_to_the_last(monkeypatch
 def test_a_run_leaves_a_page(folders):
     text, figures = figures_of(folders / "one" / "report.html")
     assert "lmvsc on a&lt;b" in text and "a<b" not in text
+    assert "<td>rounds, and at most</td><td>0, 0</td>" in text
     assert "--algorithm=lmvsc" in text and "--output_dir" not in text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     whose = ["Classes and clusters, seed 1", "ACC of every client, seed 1"]
-    assert headings[1:] == ["Representation", *whose]
+    ways = ("pooled labels, one matching", "mean over clients, each matched")
+    tables = [f"Scores: {way}, mean over the seeds" for way in ways]
+    assert headings == [*tables, "Representation", *whose]
+    # Clients that exchange nothing are scored as is fair to them, too.
+    groups = json.loads((folders / "one" / "summary.json").read_text())["groups"]
+    cells = re.findall(r"<th>no collaboration</th>\s*<td>(\S+)", text)
+    alone = groups["no collaboration"]["all"]
+    assert cells == [f"{alone[way]['acc']['mean']:.3f}" for way in ("pooled", "per_client")]
+    assert figures["figure2"]["layout"]["xaxis"]["title"]["text"] == "client"
     points = figures["figure0"]
     assert list(points["views"]) == ["clusters", "classes"]
     shown = [trace for trace in points["data"] if trace["visible"]]
@@ -141,6 +180,9 @@ def test_runs_side_by_side(folders, capsys):
         values = summary["metrics"]["acc"]["per_seed"]
         np.testing.assert_allclose(lines["acc"][name], np.mean(values))
         np.testing.assert_allclose(lines["acc_std"][name], np.std(values, ddof=1))
+        each = summary["groups"][summary["algorithm"]]["all"]["per_client"]["acc"]["mean"]
+        assert lines["acc_each_matched"][name] == pytest.approx(each) and f"{each:.3f}" in out
+        assert lines["clusters"][name] == 3
     assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
     summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
     assert compare.line_of(summary)["mb_up"] == 3
@@ -189,6 +231,8 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
         compare.main(["compare", str(folders / "sweep")])
     assert "has no rounds.csv; allowed are folders of experiments.run" in capsys.readouterr().err
     lines = pd.DataFrame(
-        {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "seeds": 1, "device": "cpu"}
+        {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "clusters": [3, 4]}
+        | {"seeds": 1, "device": "cpu"}
     )
-    assert compare.warnings(lines) == ["the data differ: a, b"]
+    told = ["the data differ: a, b", "the numbers of clusters differ: 3, 4"]
+    assert compare.warnings(lines) == told

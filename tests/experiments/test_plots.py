@@ -118,6 +118,23 @@ def test_embedding_draws_each_point_where_its_row_says(tmp_path, monkeypatch):
     assert seen == 6
 
 
+@pytest.mark.parametrize("values", [[0, 1, 3], [-1, 0, 2], [0, 1, 25]])
+def test_embedding_names_its_colours(tmp_path, monkeypatch, values):
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    first, other = np.array(values), np.array([0, 1, 2])
+    given = np.eye(3), {"a": first, "b": other}, np.array([0, 1, 0]), ("all", "part"), "t"
+    plots.embedding(tmp_path / "map.png", *given, named="class")
+    (legend,) = drawn[0].legends
+    told = [text.get_text() for text in legend.get_texts()]
+    colours = [handle.get_color() for handle in legend.legend_handles]
+    pyplot.close(drawn[0])
+    names = ["no class" if v < 0 else f"class {v}" for v in values if max(values) < 20]
+    assert told == ["all", "part", *names]  # more numbers than colours: no colour is one number's
+    palette = pyplot.get_cmap("tab10")
+    assert colours[2:] == ["0.7" if v < 0 else palette(v) for v in values if max(values) < 20]
+
+
 @pytest.mark.parametrize("shape", [(10, 1), (2, 3), (1, 5)])
 def test_embedding_draws_what_cannot_be_flattened(tmp_path, shape):
     points = np.random.default_rng(0).random(shape)

@@ -223,6 +223,26 @@ def test_heat_map_is_bright_and_framed_where_small_is_good_and_can_be_read(tmp_p
     assert cells(axis) == [["1.000", "2.000"], ["3.000", "4.000"]]  # one seed has no deviation
 
 
+def test_every_cell_of_a_heat_map_can_be_read(tmp_path, figures):
+    def luminance(colour):
+        rgb = np.array(pyplot.matplotlib.colors.to_rgb(colour))
+        return np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ weights
+
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    values = np.linspace(0, 1, 24).reshape(4, 6)
+    values[1, 2] = NAN
+    means = pd.DataFrame(values, list("abcd"), list("efghij"))
+    plots_sweep.heat_map(tmp_path / "h.png", means, 0 * means, "t", "ACC", False)
+    axis = figures[0].axes[0]
+    palette, contrasts = pyplot.get_cmap("viridis"), []
+    for text in axis.texts:
+        j, i = map(int, text.get_position())
+        if np.isfinite(values[i, j]):
+            pair = luminance(text.get_color()), luminance(palette(values[i, j]))
+            contrasts.append((max(pair) + 0.05) / (min(pair) + 0.05))
+    assert len(contrasts) == 23 and min(contrasts) > 4
+
+
 def test_lines_of_ratios_are_drawn_in_logarithms_with_all_scores(tmp_path, figures):
     def score(s):
         return None if s["lr"] == "1" else float(s["lr"])

@@ -125,6 +125,11 @@ def test_baselines_run_under_the_same_binary(name, toy, tmp_path):
         (["--n_candidates=0"], "n_candidates: got 0"),
         (["--eps=-1", "--base=dbscan"], "eps: got -1.0; allowed is a finite number above 0"),
         (["--split=features", "--agents=9"], "no features"),
+        (
+            ["--agents=5"],
+            "agents: got 5, but each of the 2 views is an agent's; allowed is --split=",
+        ),
+        (["--overlap=0.2"], "overlap: is for features that are split, not for views"),
         (["--categorical=a", "--split=features"], "--categorical=a: allowed is whole numbers"),
         (["--algorithm=dpfmps", "--epsilon=0"], "epsilon: got 0.0"),
         (["--n_clusters=31", "--algorithm=distr_kmeans"], "30 samples; allowed is 31 or more"),
