@@ -44,7 +44,8 @@ def _columns(info: Any, problem: Problem) -> dict[str, float]:
     server = info[0]["server"]
     row = {name: float(server[name]) if name in server else float("nan") for name in _NUMBERS}
     row["of_each_view"] = float(server["of_each"])
-    for name in REPORTED if "labels" in server else ():
+    scored = "labels" in server and problem.labels is not None
+    for name in REPORTED if scored else ():
         for metric, value in scores(problem.labels, server["labels"][name]).items():
             row[f"{name}/{metric}"] = value
     return row

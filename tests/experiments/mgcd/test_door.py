@@ -2,6 +2,7 @@
 
 import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -77,3 +78,15 @@ def test_bad_input_is_one_line(toy, tmp_path, arguments, message):
     code, _, err = launch(f"--dataset={toy}", f"--output_dir={folder}", *arguments)
     assert code == 2 and message in err and err.count("\n") == 1
     assert not folder.exists()
+
+
+def test_graphs_have_scores_where_there_are_labels():
+    """Columns of NaN would be printed otherwise."""
+    found, truth = np.array([0, 0, 1, 1]), np.array([0, 0, 1, 0])
+    server = {"of_each": 0.5, "labels": dict.fromkeys(hooks.REPORTED, found)}
+    scored, plain = (
+        hooks.HOOKS.columns([{"server": server}], SimpleNamespace(labels=labels))
+        for labels in (truth, None)
+    )
+    assert [scored[f"{name}/acc"] for name in hooks.REPORTED] == [0.75] * len(hooks.REPORTED)
+    assert plain and plain.keys() == {name for name in scored if "/" not in name}
