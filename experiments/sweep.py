@@ -293,7 +293,7 @@ def report(
     by = "acc" if summary["acc_mean"].notna().any() else "silhouette"
     write_text(path / "summary.csv", summary.to_csv(index=False))
     shown = [m for m in metrics if m != "purity" and summary[f"{m}_mean"].notna().any()]
-    best = sweep_report.best_lines(summary, names)
+    best = sweep_report.best_lines(summary, names) + sweep_report.idle_lines(summary, axes)
     yield from ("", *sweep_report.table(summary, names, shown, by=by), "", *best)
     failed = int((runs["status"] != "ok").sum())
     if failed:

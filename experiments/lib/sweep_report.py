@@ -128,6 +128,28 @@ def best_lines(
     return lines
 
 
+def idle_lines(summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:
+    """Says which axes changed no mean of any metric, wherever the other axes stayed as they were.
+
+    Such a number may belong to a part of the method that is switched off.
+
+    Args:
+      summary: Of `summarise`.
+      axes: What was varied.
+    """
+    means = [name for name in summary if name.endswith("_mean") and summary[name].notna().any()]
+    ran = summary[summary["n_ok"] > 0]
+    lines = []
+    for axis in axes:
+        others = [other.name for other in axes if other is not axis]
+        groups = ran.groupby(others or (lambda _: 0), sort=False)
+        tried = groups[axis.name].nunique()
+        alike = groups[means].nunique(dropna=False).max(axis=1) == 1
+        if len(tried) and tried.min() > 1 and alike.all():
+            lines.append(f"{axis.name}: all its values gave the same results; is it in use here?")
+    return lines
+
+
 def _chosen_by(summary: pd.DataFrame, names: Sequence[str], by: str, measure: str) -> list[str]:
     """Returns the lines about choosing by a measure that needs no labels."""
     head = f"first by {measure} (no labels)"

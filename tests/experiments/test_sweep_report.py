@@ -126,6 +126,30 @@ def test_settings_that_are_level_are_counted():
     assert line.endswith("2 settings are level, of which the first is x=b: 1.000")
 
 
+def test_an_axis_that_changed_nothing_is_named():
+    """Where x stays, y changes no mean; a loss that is NaN everywhere says nothing of it."""
+    rows = [
+        {"x": x, "y": y, "seed": seed, "status": "ok", "acc": 0.1 * x + 0.01 * seed, "loss": NAN}
+        for x in (1, 2)
+        for y in (3, 4, 5)
+        for seed in (0, 1)
+    ]
+    axes = [grid.Axis("x", ("1", "2")), grid.Axis("y", ("3", "4", "5"))]
+
+    def said(rows):
+        summary = sweep_report.summarise(rows, ["x", "y"], ["acc", "loss"])
+        return sweep_report.idle_lines(summary, axes)
+
+    assert said(rows) == ["y: all its values gave the same results; is it in use here?"]
+    assert said([row | {"loss": row["y"]} for row in rows]) == []
+    drawn = [row for row in rows if row["x"] + 2 == row["y"]]  # no two settings with the same x
+    assert said(drawn) == []
+    only = sweep_report.summarise(rows[:6], ["y"], ["acc"])
+    assert sweep_report.idle_lines(only, axes[1:]) == [
+        "y: all its values gave the same results; is it in use here?"
+    ]
+
+
 def test_best_lines_do_without_labels_and_without_measures():
     lines = sweep_report.best_lines(summary_of([NAN, NAN], losses=[2.0, 1.0]), ["x"])
     assert lines == [
