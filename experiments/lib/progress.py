@@ -26,11 +26,15 @@ def require_tqdm() -> Any:
     return tqdm
 
 
+# Shorter work takes what it takes to call a program, which tells nothing of operations.
+_SHORT = 0.01
+
+
 class Progress:
     """A bar on stderr with the time left, reckoned from how long each kind of work has taken.
 
     Work that has not been met yet is taken to be as fast, for its operations, as what has, so that
-    the time left is shown from the first piece on.
+    the time left is shown from the first piece on that is not short beside what is to come.
     """
 
     def __init__(self, shown: bool) -> None:
@@ -82,7 +86,16 @@ class Progress:
                 self._bar.set_postfix_str(f"running: {kind.split('/')[0]}")
             else:
                 self._left[kind] = max(0, self._left[kind] - n)
-                self._show(self._left)
+                if self._is_short(self._left):
+                    self._bar.set_postfix_str(f"running: {kind.split('/')[0]}")
+                else:
+                    self._show(self._left)
+
+    def _is_short(self, work: Mapping[str, int]) -> bool:
+        """Whether all kinds that have been met are short beside one that is still to be met."""
+        met = max((self._efforts.get(kind, 0.0) for kind in self._seconds), default=0.0)
+        ahead = (self._efforts.get(k, 0.0) for k, n in work.items() if n and k not in self._seconds)
+        return met < _SHORT * max(ahead, default=0.0)
 
     def _show(self, work: Mapping[str, int]) -> None:
         means = {kind: sum(s[-20:]) / len(s[-20:]) for kind, s in self._seconds.items()}

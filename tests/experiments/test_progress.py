@@ -35,3 +35,18 @@ def test_kinds_not_met_yet_are_guessed_by_their_operations(clock):
         clock[0] += 2.0
         bar.done("setup")
         assert shown(bar) == "00:10 left"
+
+
+def test_short_work_tells_nothing_of_long_work(clock):
+    """A key that is folded in a tenth of a second made hours of an epoch."""
+    efforts = {"key": 10.0, "setup": 1e6, "round": 2e6}
+    with Progress(True) as bar:
+        bar.expect({"key": 3, "setup": 1, "round": 10}, efforts)
+        clock[0] += 0.1
+        bar.done("key")
+        assert shown(bar) == "running: key"
+        clock[0] += 2.0
+        bar.done("setup")
+        assert (
+            shown(bar) == "00:42 left"
+        )  # ten rounds at 2.1 s for a million operations, and two keys
