@@ -288,7 +288,7 @@ class Report:
         told = {
             "clients": self.federation.n_clients,
             "clusters": "found by the method" if finds_number else facts["n_clusters"],
-            "rounds, and at most": f"{facts['rounds_made']}, {self.command.rounds}",
+            "rounds": f"{facts['rounds_made']} of at most {self.command.rounds}",
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
             "MB of all these rounds, up and down": f"{up} and {down}",
             "seconds": ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items()),

@@ -149,7 +149,7 @@ def test_curves_of_seeds_that_end_at_different_rounds_go_to_the_last(monkeypatch
 def test_a_run_leaves_a_page(folders):
     text, figures = figures_of(folders / "one" / "report.html")
     assert "lmvsc on a&lt;b" in text and "a<b" not in text
-    assert "<td>rounds, and at most</td><td>0, 0</td>" in text
+    assert "<td>rounds</td><td>0 of at most 0</td>" in text
     assert "--algorithm=lmvsc" in text and "--output_dir" not in text
     headings = re.findall(r"<h2>(.*?)</h2>", text)
     whose = ["Classes and clusters, seed 1", "ACC of every client, seed 1"]
