@@ -72,7 +72,8 @@ def dbscan(
 
     Args:
         x: Data, float32 [n, d], finite in the selected rows.
-        eps: Largest distance of neighbours, in the units of `x`, above 0. May be traced.
+        eps: Largest distance of neighbours, in the units of `x`, above 0. May be traced. Its square
+            and those of distances are float32: from 1e-15 to 1e15 they are numbers above 0.
         min_samples: Neighbours, itself included, that make a row core, at least 1 and below 2^31.
             May be traced.
         where: Rows to cluster, bool [n]; all of them if None. The others count as no one's

@@ -71,7 +71,8 @@ def kmeans(
 
     Args:
         key: PRNG key of the starts; unused, and may be None, if `centroids` is given.
-        x: Data, float32 [n, d].
+        x: Data, float32 [n, d]. Distances are squared in float32: scale what lies further apart
+            than 1e15, or less than 1e-15.
         n_clusters: Number of clusters k, static.
         where: Rows to cluster, bool [n]; all of them if None.
         centroids: Start of a single run, float32 [k, d]; k-means++ starts if None.
