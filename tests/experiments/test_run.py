@@ -199,7 +199,6 @@ def test_without_labels_nothing_is_scored(files, tmp_path):
         "--n_clusters=2",
         "--rounds=1",
         "--participation=0.5,1",
-        "--resample_participants",
         f"--output_dir={folder}",
     )
     assert code == 0
