@@ -1,5 +1,7 @@
 """The methods, and the one table of them."""
 
+from functools import partial
+
 from jaxfedmvc.algorithms.coreset_kmeans import (
     CoresetKMeansConfig,
     CoresetKMeansHyperparams,
@@ -68,6 +70,9 @@ from jaxfedmvc.algorithms.vertcohirf import (
     vertcohirf_of_steps,
 )
 
+# The secret is the key of hash functions: it hides rows in a sketch from who does not know it.
+_Sketched = partial(Method, private=True, own_labels=True, shares_secret=True)
+
 # A new method is one file and one line here.
 METHODS: dict[str, Method] = {
     "comvc": Method(
@@ -86,29 +91,8 @@ METHODS: dict[str, Method] = {
     "distr_kmeans": Method(
         distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "ding2016", 0
     ),
-    # The secret is the key of hash functions: it hides rows in a sketch from who does not know it.
-    "dpfmps": Method(
-        dpfmps,
-        DPFMPSConfig,
-        NoHyperparams,
-        "vertical",
-        "li2023",
-        0,
-        private=True,
-        own_labels=True,
-        shares_secret=True,
-    ),
-    "dpfmps_p2est": Method(
-        dpfmps_p2est,
-        P2EstConfig,
-        NoHyperparams,
-        "vertical",
-        "li2023",
-        0,
-        private=True,
-        own_labels=True,
-        shares_secret=True,
-    ),
+    "dpfmps": _Sketched(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0),
+    "dpfmps_p2est": _Sketched(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0),
     "dsimvc": Method(dsimvc, DSIMVCConfig, DSIMVCHyperparams, "pooled", "tang2022", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
     "fcuif": Method(fcuif, FCUIFConfig, FCUIFHyperparams, "vertical", "ren2024", 1),

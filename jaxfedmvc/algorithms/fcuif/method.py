@@ -175,9 +175,8 @@ def _build_init(name: str, config: FedDMVCConfig, align: bool) -> Callable[..., 
 def _same_samples(federation: Federation) -> Array:
     """Tells which rows are one sample at all agents that hold them, bool [N]."""
     cohorts = federation.cohorts
-    xp: Any = (
-        jnp if federation.is_traced else np
-    )  # numbers are to stay numbers where only the key is traced
+    # Numbers are to stay numbers where only the key is traced.
+    xp: Any = jnp if federation.is_traced else np
     masks = xp.stack([xp.asarray(cohort.mask)[0] for cohort in cohorts])
     ids = xp.stack([xp.asarray(cohort.sample_ids)[0] for cohort in cohorts])
     one = xp.max(xp.where(masks, ids, -1), axis=0)
