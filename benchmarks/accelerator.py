@@ -55,9 +55,6 @@ flags.DEFINE_list(
     ["H200:67:495:989:4.8", "H100:67:495:989:3.35"],
     "To predict for: name:float32:tf32:bfloat16:memory, in TFLOP/s (dense) and TB/s.",
 )
-flags.DEFINE_string(
-    "authors", None, "Seconds of the authors' own FMCSC; see benchmarks/references/README.md."
-)
 flags.DEFINE_float("launch_us", 3.0, "Microseconds that a kernel's launch takes, to predict with.")
 
 COLUMNS = (

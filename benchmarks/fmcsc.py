@@ -51,9 +51,6 @@ flags.DEFINE_integer("repeats", 3, "Turns; the median counts.", lower_bound=1)
 flags.DEFINE_bool("memory", True, "Whether to tabulate memory against chunk and clients.")
 flags.DEFINE_bool("peers", True, "Whether to time the peers.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
-flags.DEFINE_string(
-    "authors", None, "Seconds of the authors' own program; benchmarks/references/README.md."
-)
 # Of a run of the paper's, for --authors; epochs of a round are the flags' defaults.
 PRETRAIN_EPOCHS, ROUNDS, ROUND_EPOCHS = 250, 5, (25, 50)
 

@@ -242,6 +242,14 @@ def test_a_process_that_fails_says_why_in_one_line():
     assert not caught.value.late
 
 
+def test_a_piece_finds_the_benchmark_that_it_measures_beside():
+    # Both have the flag --authors, and the piece `torch`, which few machines can run, imports one
+    # into the other.
+    from benchmarks import fmcsc
+
+    assert "authors" in fmcsc.FLAGS and fmcsc.FLAGS is accelerator.FLAGS
+
+
 def test_jobs_travel_as_json():
     job = Job("sweep", "full", 3.0, None, {"runs 1-25": 2.0}, 104.0)
     assert Job(**json.loads(json.dumps(job._asdict()))) == job
