@@ -268,6 +268,10 @@ def _flops(i: _Instruction, mine: _Computation) -> float:
 def _bytes(i: _Instruction, mine: _Computation) -> float:
     """Returns what an instruction outside of a fusion reads and writes."""
     inputs = [mine[name].bytes for name in i.operands if name in mine]
+    if i.opcode == "custom-call" and "cublas" in i.attributes:
+        # After the product comes a workspace of up to 32 MB, most of which is never touched.
+        size, shape = next(_arrays(i.type))
+        return sum(inputs) + size * math.prod(shape)
     if i.opcode in _SLICES:
         return 2 * i.bytes
     if i.opcode == "dynamic-update-slice":
