@@ -34,7 +34,7 @@ from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.engine import batching
 from jaxfedmvc.engine.effort import operations
 from jaxfedmvc.engine.phases import chunk_sizes
-from jaxfedmvc.engine.steps import compiler_options
+from jaxfedmvc.engine.programs import compiler_options
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics.federation import tables
 from jaxfedmvc.metrics.host import table_scores

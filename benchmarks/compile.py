@@ -24,7 +24,7 @@ from absl import logging
 
 from experiments.lib import runner
 from experiments.lib.command import checked, parse_or_exit
-from jaxfedmvc.engine.steps import Traced
+from jaxfedmvc.engine.programs import Traced
 
 # What `make run` gives to `experiments.fmcsc`.
 _PRESETS = Path(__file__).parents[1] / "experiments" / "fmcsc" / "presets"

@@ -34,7 +34,7 @@ from jaxfedmvc.algorithms.fmcsc.objective import (
     partial_view_loss,
     reconstruction_loss,
 )
-from jaxfedmvc.engine.steps import compiler_options
+from jaxfedmvc.engine.programs import compiler_options
 from jaxfedmvc.federation import Federation
 
 FLAGS = flags.FLAGS

@@ -36,7 +36,7 @@ from experiments.lib.runner import matmul_precision
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.registry import configured
-from jaxfedmvc.engine.steps import compiler_options
+from jaxfedmvc.engine.programs import compiler_options
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics.host import client_tables, score, table_scores
 

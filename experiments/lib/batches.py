@@ -39,7 +39,8 @@ from jaxfedmvc.engine import Traffic, batching
 from jaxfedmvc.engine.batching import Source
 from jaxfedmvc.engine.mesh import put, sharding
 from jaxfedmvc.engine.phases import chunk_sizes
-from jaxfedmvc.engine.steps import as_number, compiler_options
+from jaxfedmvc.engine.programs import compiler_options
+from jaxfedmvc.engine.steps import as_number
 from jaxfedmvc.engine.traffic import of_run
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.secure import any_unread

@@ -22,7 +22,8 @@ from experiments.lib.batches import Group, Program, mean_silhouette
 from experiments.lib.report import losses_of
 from jaxfedmvc.checks import has_nan
 from jaxfedmvc.engine import Traffic
-from jaxfedmvc.engine.steps import Evaluation, Steps, compiler_options
+from jaxfedmvc.engine.programs import compiler_options
+from jaxfedmvc.engine.steps import Evaluation, Steps
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import any_unread
 from jaxfedmvc.metrics.host import client_tables

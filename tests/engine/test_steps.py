@@ -13,8 +13,9 @@ from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms import METHODS as METHODS_OF_ALL
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
-from jaxfedmvc.engine import steps as module
-from jaxfedmvc.engine.steps import Steps, as_number, compiler_options
+from jaxfedmvc.engine import programs as module
+from jaxfedmvc.engine.programs import compiler_options
+from jaxfedmvc.engine.steps import Steps, as_number
 from tests.engine import test_run as toys
 
 K, ROUNDS = 3, 2
@@ -59,7 +60,7 @@ def stepped(name, chunk=None, **settings):
     steps.compile(
         lambda *report: reports.append(report),
         until_ready=False,
-        on_walked=lambda: walked.append(len(steps._flat)),
+        on_walked=lambda: walked.append(len(steps._programs)),
     )
     state = steps.start(fed, KEY)
     state, setup = steps.setup(fed, KEY, state)
@@ -69,9 +70,9 @@ def stepped(name, chunk=None, **settings):
         infos.append(info)
         found = steps.evaluate(fed, KEY, state, r)
     steps.calls()
-    assert walked == [len(steps._flat)]  # the walk has found them all
+    assert walked == [len(steps._programs)]  # the walk has found them all
     ready, n, _ = reports[-1]
-    assert 0 < ready <= n <= len(steps._flat)
+    assert 0 < ready <= n <= len(steps._programs)
     steps.close()
     return steps, found, {"setup": setup, "rounds": infos}, calls
 
@@ -214,19 +215,19 @@ def test_a_program_that_does_not_compile_stops_a_run_before_it_begins(monkeypatc
 def test_a_run_goes_on_while_later_programs_are_traced(monkeypatch):
     """Tracing stands still before `finish` until setup and a round are through."""
     make, hyper = METHODS["toy"]
-    begun, trace = threading.Event(), Steps._trace
+    begun, trace = threading.Event(), module._trace
 
-    def waiting(self, program, flat, leaves):
+    def waiting(program, *arguments):
         if program.name.startswith("finish"):
             assert begun.wait(timeout=300)
-        trace(self, program, flat, leaves)
+        return trace(program, *arguments)
 
-    monkeypatch.setattr(Steps, "_trace", waiting)
+    monkeypatch.setattr(module, "_trace", waiting)
     steps = Steps(make, hyper, toys.FEDERATION)
     steps.compile(until_ready=False)
     state, _ = steps.setup(toys.FEDERATION, KEY, steps.start(toys.FEDERATION, KEY))
     state, _ = steps.one_round(toys.FEDERATION, KEY, state, 0)
-    assert not steps._walking.done()
+    assert not steps._programs._walk.done()
     begun.set()
     found = steps.evaluate(toys.FEDERATION, KEY, state, 0)
     assert all(np.asarray(x).max() < 2 for x in found.labels)
@@ -252,16 +253,16 @@ def test_what_tracing_raises_is_raised_by_the_call_that_waits():
 
 def test_a_job_that_is_given_up_stops_tracing(monkeypatch):
     make, hyper = METHODS["toy"]
-    names, trace = [], Steps._trace
+    names, trace = [], module._trace
     first, closing = threading.Event(), threading.Event()
 
-    def told(self, program, flat, leaves):
+    def told(program, *arguments):
         names.append(program.name)
         first.set()
         assert closing.wait(timeout=300)
-        trace(self, program, flat, leaves)
+        return trace(program, *arguments)
 
-    monkeypatch.setattr(Steps, "_trace", told)
+    monkeypatch.setattr(module, "_trace", told)
     steps = Steps(make, hyper, toys.FEDERATION)
     steps.compile(until_ready=False)
     assert first.wait(timeout=300)
@@ -305,7 +306,7 @@ def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
     assert "setup" in steps.stages_that_read("learning_rate")
     assert "finish" not in steps.stages_that_read("learning_rate")
     steps.compile()
-    compiled = len(steps._compiled)
+    compiled = len(steps._programs.compiled)
     state, _ = steps.setup(complete(), KEY, steps.start(complete(), KEY))
     labels = {
         k: np.concatenate(
@@ -318,7 +319,7 @@ def test_other_numbers_share_the_programs_and_stages_tell_what_they_read():
         )
         for k in (1, 2, K)
     }
-    assert len(steps._compiled) == compiled
+    assert len(steps._programs.compiled) == compiled
     for k, found in labels.items():
         assert set(found[found >= 0]) == set(range(k))
 

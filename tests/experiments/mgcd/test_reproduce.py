@@ -140,7 +140,7 @@ def test_a_row_is_compiled_once_for_all_seeds_and_needs_no_labels(toy):
     sizes = []
     for seed in (0, 1):
         rounds, state = runs.one_run(job, steps, seed, progress, "row")
-        sizes.append(len(steps._compiled))
+        sizes.append(len(steps._programs.compiled))
         assert "consistency/acc" not in rounds[0] and np.isnan(rounds[-1]["acc"])
         assert set(np.asarray(state.server.clusters.labels)) == {0, 1, 2}
     assert sizes[0] == sizes[1] and progress.done.call_count == 4
