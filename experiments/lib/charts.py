@@ -68,6 +68,7 @@ def bars(
                     label=name if axis is axes[0, 0] else None,
                 )
         axis.set_xticks(range(len(sets)), list(sets))
+        axis.set_xlim(-0.5, len(sets) - 0.5)  # a mark in place of an outer bar stretches no axis
         axis.set_title(panel)
         axis.set_ylabel(ylabel)
         axis.grid(axis="y", alpha=0.3)

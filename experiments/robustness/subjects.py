@@ -87,7 +87,8 @@ class RobustnessSettings:
             raise checks.wrong("hostile_shares", self.hostile_shares, "shares above 0, below 1")
         checks.at_least(self, 3, "hostile_clients", "hostile_agents")
         checks.at_least(self, 20, "agent_samples")
-        rules_lib.trimmed_mean(self.assumed_share)
+        if not 0 <= self.assumed_share < 0.5:
+            raise checks.wrong("assumed_share", self.assumed_share, "0 or more, below 0.5")
 
 
 class Cell(NamedTuple):

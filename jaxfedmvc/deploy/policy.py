@@ -186,7 +186,15 @@ def load(path: str | Path) -> Holding:
             raise checks.wrong(f"agrees.{name}", given, "a list of names")
     policy = Policy(**(agrees | {name: tuple(given) for name, given in lists.items()}))
     columns = _columns_of(told)
-    arrays = _read(path.parent / str(told["data"]), columns)
+    file = path.parent / str(told["data"])
+    try:
+        arrays = _read(file, columns)
+    except FileNotFoundError as error:
+        raise ValueError(f"data: {file} is not there") from error
+    # A misspelt name would have rows compared by their places, or make a diagnosis a feature.
+    for name in ("ids", "labels"):
+        if name in told and columns[name] not in arrays:
+            raise ValueError(f"{name}: {told[name]!r} is no array or column of {file}")
     given = {v: _matrix(arrays[name], name) for v, name in columns["views"].items()}
     check_arrays(list(given.values()), None, [str(v) for v in given])
     for v, name in columns["views"].items():

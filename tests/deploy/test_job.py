@@ -174,6 +174,16 @@ def test_columns_of_a_table_have_one_order_on_every_node(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ids", "labels"])
+def test_a_misspelt_column_of_ids_or_labels_is_no_feature_instead(name, tmp_path):
+    (tmp_path / "t.csv").write_text("a,diagnosis\n1,0\n2,1\n")
+    (tmp_path / "node.toml").write_text(
+        f'client=0\ndata="t.csv"\n{name}="diagnose"\n[agrees]\nmethods=["fmcsc"]\n'
+    )
+    with pytest.raises(ValueError, match=f"{name}: 'diagnose' is no array or column of .*t.csv"):
+        load(tmp_path / "node.toml")
+
+
+@pytest.mark.parametrize("name", ["ids", "labels"])
 def test_a_pattern_takes_neither_ids_nor_labels_for_features(name, tmp_path):
     (tmp_path / "t.csv").write_text(f"hb,{name}\n1,2\n4,5\n")
     (tmp_path / "node.toml").write_text(
@@ -211,6 +221,8 @@ def test_a_node_reads_an_npy(tmp_path):
         ("[agrees]", '[views]\n0 = "rows"\n[agrees]', "wanted are"),
         ("[agrees]", '[views]\nx = "rows"\n[agrees]', "views: got"),
         ("data3.npz", "data3.txt", "data: got"),
+        ("data3.npz", "data4.npz", "data: .*data4.npz is not there"),
+        ("client = 3", 'client = 3\nids = "patient"', "ids: 'patient' is no array or column of"),
         ("share_counts = true", "settings = {tau = 3}", "agrees.settings.tau: got 3"),
         ("share_counts = true", "secure = true", "identity is missing, which secure sums need"),
     ],
@@ -362,7 +374,8 @@ def test_the_files_that_the_documentation_shows_are_read(tmp_path):
     blocks = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     node = next(text for text in blocks if "[agrees]" in text)
     (job,) = (text for text in blocks if "clients = 3" in text and text != node)
-    np.savez(tmp_path / "hospital0.npz", blood=VIEWS[0], imaging=VIEWS[1])
+    others = {"patient": np.arange(6), "diagnosis": np.arange(6)}
+    np.savez(tmp_path / "hospital0.npz", blood=VIEWS[0], imaging=VIEWS[1], **others)
     (tmp_path / "node.toml").write_text(node)
     (tmp_path / "job.toml").write_text(job)
     holding = load(tmp_path / "node.toml")

@@ -345,3 +345,15 @@ def test_points_that_do_not_differ_are_at_one_place():
     """t-SNE from a start of NaN ends the process."""
     flat = plots._flattened(np.ones((12, 5), np.float32))
     assert flat.shape == (12, 2) and np.ptp(flat, axis=0).max() == 0
+
+
+def test_a_mark_in_place_of_the_first_bar_is_inside_the_axes(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    sets = {"one": {"a": (np.nan, np.nan), "b": (0.5, 0.1), "c": (0.7, 0.1)}}
+    charts.bars(tmp_path / "bars.png", {"": sets}, "R^2", "title")
+    (axis,) = drawn[0].axes
+    (mark,) = axis.texts
+    left, right = axis.get_xlim()
+    assert left < mark.get_position()[0] < right
+    pyplot.close(drawn[0])

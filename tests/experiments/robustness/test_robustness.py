@@ -171,7 +171,7 @@ def test_tables():
         ("--algorithm=kmeans", "algorithm: got 'kmeans'; allowed is fmcsc, e_fkmvc"),
         ("--hostile_shares=1.2", "hostile_shares: got"),
         ("--hostile_clients=2", "hostile_clients: got 2; allowed is 3 or more"),
-        ("--assumed_share=0.5", "share: got 0.5; allowed is 0 or more, below 0.5"),
+        ("--assumed_share=0.5", "assumed_share: got 0.5; allowed is 0 or more, below 0.5"),
     ],
 )
 def test_wrong_flags_are_refused(toy, flag, said):
