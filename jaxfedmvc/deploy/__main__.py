@@ -41,9 +41,16 @@ def parser() -> argparse.ArgumentParser:
     submit.add_argument("file", type=Path, help="the job")
     submit.add_argument("--folder", type=Path, default=Path("results"), help="of the results")
     for command in (node, submit):
-        command.add_argument("--superlink", required=True, help="HOST:PORT")
+        command.add_argument("--superlink", type=_address, required=True, help="HOST:PORT")
         command.add_argument("--root_certificates", type=Path, help="PEM; no TLS without it")
     return whole
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed is HOST:PORT")
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look for messages
     try:
+        for name in ("file", "auth_key", "root_certificates"):
+            path = getattr(asked, name, None)
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name}: {path} is not there; allowed is a file")
         return {"check": _check, "node": _node, "submit": _submit}[asked.command](asked)
     except (ValueError, OSError, ImportError) as error:
         print(error, file=sys.stderr)
@@ -60,10 +71,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _check(asked: argparse.Namespace) -> int:
     holding = load(asked.file)
-    print(f"client {holding.client}: {holding.n_rows} rows")
+    has = {"ids": holding.ids is not None, "labels": holding.labels is not None}
+    parts = ", ".join(
+        f"{name}: {'there' if is_there else 'none'}" for name, is_there in has.items()
+    )
+    print(f"client {holding.client}: {holding.n_rows} rows; {parts}")
     for v, x in sorted(holding.views.items()):
         print(f"  view {v}: {x.shape[1]} features")
     print(f"  agrees to {', '.join(holding.policy.methods)}; states in {holding.folder}")
+    if holding.n_rows < holding.policy.least_rows:
+        raise ValueError(
+            f"agrees.least_rows: got {holding.policy.least_rows}, where this node has"
+            f" {holding.n_rows} rows; it would take part in nothing"
+        )
     return 0
 
 
@@ -83,6 +103,12 @@ def _node(asked: argparse.Namespace) -> int:
     # an end to reach a SuperLink that is not there.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    logging.info(
+        "client %d: connecting to %s %s",
+        node.holding.client,
+        asked.superlink,
+        "without TLS" if certificates is None else "with TLS",
+    )
     flower.serve(
         node,
         asked.superlink,

@@ -83,6 +83,12 @@ class Policy:
             is_right = isinstance(bounds, Mapping) and set(bounds) <= {"least", "most"} and bounds
             if not is_right or any(type(x) not in (int, float) for x in bounds.values()):
                 raise checks.wrong(f"agrees.settings.{name}", bounds, "{least = ..., most = ...}")
+        # Of a misspelt one the node would insist on what no job can have.
+        of_methods = (c for m in self.methods for c in (METHODS[m].config, METHODS[m].hyperparams))
+        known = {field.name for c in of_methods for field in dataclasses.fields(c)}
+        for name in self.settings.keys() - known - {"rounds", "n_clients"}:
+            allowed = ", ".join(sorted(known | {"rounds", "n_clients"}))
+            raise checks.wrong("agrees.settings", name, f"one of {allowed}")
 
     def check(self, job: Job, n_clients: int, n_rows: int) -> None:
         """Refuses a job that asks for more than the operator agreed to.

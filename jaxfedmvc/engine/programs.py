@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -141,9 +141,12 @@ class Programs:
         place = _place(program, structure, leaves)
         if self._walk is not None:
             self._wait_until_traced(place, program.name)
+        is_new = place not in self._flat
         flat = self._entry(place, program, structure)
         if not self.ahead:
-            found = flat.function(*leaves)
+            # The first call returns when the program is compiled and on its way, not when it ends.
+            with self.waiting() if is_new else nullcontext():
+                found = flat.function(*leaves)
         else:
             traced = self._traced(flat, program, leaves)
             if traced.picked is not None:

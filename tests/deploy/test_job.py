@@ -224,6 +224,7 @@ def test_a_node_reads_an_npy(tmp_path):
         ("data3.npz", "data4.npz", "data: .*data4.npz is not there"),
         ("client = 3", 'client = 3\nids = "patient"', "ids: 'patient' is no array or column of"),
         ("share_counts = true", "settings = {tau = 3}", "agrees.settings.tau: got 3"),
+        ("share_counts = true", "settings = {ronds = {most = 2}}", "agrees.settings: got 'ronds'"),
         ("share_counts = true", "secure = true", "identity is missing, which secure sums need"),
     ],
 )
@@ -403,19 +404,39 @@ def test_the_commands_that_the_documentation_shows_are_understood():
 def test_a_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     path = local.write_node(tmp_path, 3, VIEWS, ["fmcsc"])
     assert main(["check", str(path)]) == 0
-    assert "client 3: 6 rows" in capsys.readouterr().out
+    assert "client 3: 6 rows; ids: none, labels: none" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("[agrees]", "[agrees]\nleast_rows = 7"))
+    assert main(["check", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(
+        "agrees.least_rows: got 7, where this node has 6 rows"
+    )
     path.write_text("client = ")
     assert main(["check", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     (tmp_path / "job.toml").write_text("name = 3")
     assert main(["submit", str(tmp_path / "job.toml"), "--superlink=127.0.0.1:1"]) == 2
     assert capsys.readouterr().err.startswith("job: method is missing")
+    assert main(["check", str(tmp_path / "no.toml")]) == 2
+    assert (
+        capsys.readouterr().err == f"file: {tmp_path / 'no.toml'} is not there; allowed is a file\n"
+    )
+    for name in ("auth_key", "root_certificates"):
+        assert main(["node", str(path), "--superlink=127.0.0.1:1", f"--{name}={tmp_path}/no"]) == 2
+        assert capsys.readouterr().err.startswith(f"{name}: {tmp_path}/no is not there")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", ":9092", "hospital:http"])
+def test_an_address_needs_a_port(address, capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["node", "node.toml", f"--superlink={address}"])
+    assert f"--superlink: got '{address}'; allowed is HOST:PORT" in capsys.readouterr().err
 
 
 def submitted(folder, monkeypatch, code=0, made=False):
     """Submits a job to a Flower that says `code`; returns what it is told, and what comes back."""
     pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
     folder.mkdir()
+    (folder / "ca.crt").touch()
     job, results = folder / "job.toml", folder / "results"
     job.write_text('name = "first"\nmethod = "e_fkmvc"\nclients = 2\nsettings = {n_clusters = 3}\n')
     told = []

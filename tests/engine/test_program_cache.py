@@ -47,6 +47,15 @@ def test_who_compiles_ahead_waits_once():
     assert programs.call(program, x)[0][1] == 1 and programs.seconds == waited
 
 
+def test_who_does_not_compile_ahead_waits_at_the_first_call_of_a_shape():
+    programs, program = Programs(ahead=False), Program("add", lambda x: x + 1)
+    waited = [0.0]
+    for n in (2, 2, 3):
+        programs.call(program, np.zeros(n, np.float32))
+        waited.append(programs.seconds)
+    assert waited[0] < waited[1] == waited[2] < waited[3]
+
+
 def test_a_walk_aside_tells_the_caller_what_it_found_or_what_went_wrong():
     programs, found = Programs(), []
     programs.walk_aside(lambda: "through", found.append)
