@@ -359,6 +359,7 @@ def small_generated() -> list[str]:
     lines = []
     for of in sets:
         data = unequal(int(of.removeprefix("unequal_")))
+        assert data.labels is not None
         rows = runs.loc[runs["data"] == of, "rows"].iloc[0]
         shape = f"{rows} | {data.labels.max() + 1} | {len(data.views)}"
         cells = _with_few_rows(of, rows, (*_SMALL, ("mgcd", "views")))

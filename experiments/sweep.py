@@ -140,8 +140,9 @@ def commands_of(
     Raises:
       ValueError: A value that its flag does not take, or a flag that a sweep has no use for.
     """
-    if command.hooks.labels is not None and command.extra[0] != command.hooks.settings():
-        names = ", ".join(flags_of(command.hooks.settings))
+    own = command.hooks.settings
+    if command.hooks.labels is not None and own is not None and command.extra[0] != own():
+        names = ", ".join(flags_of(own))
         raise ValueError(f"{names}: a sweep scores the final clusters; leave it out")
     return [
         parse(
@@ -176,7 +177,7 @@ def start_devices(job: JobSettings, sweep: SweepSettings) -> Any:
     together = (sweep.coordinator, sweep.num_processes, sweep.process_id)
     if all(x is None for x in together):
         return runner.start_devices(job)
-    if None in together or job.mesh is None:
+    if sweep.num_processes is None or job.mesh is None or None in together:
         raise ValueError(
             "coordinator: --coordinator, --num_processes, --process_id and --mesh go together"
         )
@@ -315,7 +316,7 @@ def report(
     write_text(path / "summary.json", json.dumps(content, indent=1) + "\n")
     files = ["runs.csv", "summary.csv", "summary.json", *(picture.name for picture in drawn)]
     if page.is_installed():
-        facts = {"runs": len(runs), "failed": failed, "seconds": round(ledger.seconds, 1)}
+        facts = dict[str, Any](runs=len(runs), failed=failed, seconds=round(ledger.seconds, 1))
         facts |= {"device": folder.device(), "best": "; ".join(best)}
         title = f"sweep of {command.name} on {command.data.stem}"
         arguments = without(command.arguments, {"output_dir", "resume"})

@@ -129,20 +129,20 @@ def cells(settings: StudySettings, sets: Mapping[str, Dataset]) -> Iterator[Cell
     skewed = f"--dirichlet={settings.skew}"
     for name in settings.study_sets if "methods" in settings.study_parts else ():
         for method in settings.rows or ROWS:
-            flags = ROWS[method].split()
-            yield _cell("methods", name, "alike", method, "", *flags)
-            yield _cell("methods", name, "skewed", method, "", *flags, skewed)
+            own = ROWS[method].split()
+            yield _cell("methods", name, "alike", method, "", *own)
+            yield _cell("methods", name, "skewed", method, "", *own, skewed)
     for name in settings.rank_sets if "bytes" in settings.study_parts else ():
-        for method, x, flags in ranks(sets[name]):
-            yield _cell("bytes", name, "skewed", method, x, *flags.split(), skewed)
+        for method, x, text in ranks(sets[name]):
+            yield _cell("bytes", name, "skewed", method, x, *text.split(), skewed)
     for tau in _TAUS if "personal" in settings.study_parts else ():
-        flags = ("--algorithm=e_fkmvc", "--personal=proximal", f"--tau={tau}", skewed)
-        yield _cell("personal", "digits", "skewed", "proximal", tau, *flags)
+        pulled = ("--algorithm=e_fkmvc", "--personal=proximal", f"--tau={tau}", skewed)
+        yield _cell("personal", "digits", "skewed", "proximal", tau, *pulled)
     for name in settings.private_sets if "privacy" in settings.study_parts else ():
         for noise in ("central", "local"):
             for epsilon in _EPSILONS:
-                flags = _private_flags(noise, epsilon)
-                yield _cell("privacy", name, "alike", f"{noise} noise", epsilon, *flags)
+                private = _private_flags(noise, epsilon)
+                yield _cell("privacy", name, "alike", f"{noise} noise", epsilon, *private)
 
 
 def _private_flags(noise: str, epsilon: float) -> list[str]:
@@ -161,6 +161,7 @@ def _private_flags(noise: str, epsilon: float) -> list[str]:
 
 def ranks(dataset: Dataset) -> Iterator[tuple[str, str, str]]:
     """Yields the series of "bytes": method, rank, flags."""
+    assert dataset.labels is not None
     k, s = len(np.unique(dataset.labels)), len(dataset.views)
     widths = [view.shape[1] for view in dataset.views]
     yield "E-FKMVC", "whole", "--algorithm=e_fkmvc"
@@ -306,12 +307,13 @@ def pooled_runs(
     rows = []
     for name in settings.study_sets if "methods" in settings.study_parts else ():
         dataset = sets[name]
+        assert dataset.labels is not None
         scaled = [x / np.sqrt(x.var(axis=0).sum()) for x in dataset.views]
         for seed in seeds:
             n_clusters = len(np.unique(dataset.labels))
             found = k_means(np.concatenate(scaled, axis=1), n_clusters, seed)
             scores = host.table_scores(contingency_matrix(dataset.labels, found))
-            names, _ = _cell("methods", name, "pooled", POOLED, "")
+            names: dict[str, Any] = _cell("methods", name, "pooled", POOLED, "")[0]
             # One place is one client.
             scores = {column: scores[column.split("/")[1]] for column in _SCORES}
             rows.append(names | {"seed": seed, "rounds": 0, "kilobytes": np.nan} | scores)
@@ -350,7 +352,7 @@ def draw(path: Path, summary: pd.DataFrame, settings: StudySettings, n_seeds: in
     parts = dict(list(summary.groupby("part")))
     ari, clients = "ARI of pooled labels", f"{settings.study_clients} clients"
     if "methods" in parts:
-        panels = {
+        of_methods = {
             f"clients {kind}, {settings.study_clients} of them": {
                 name: _points(rows[rows["clients"].isin([kind, "pooled"])])
                 for name, rows in parts["methods"].groupby("set", sort=False)
@@ -358,7 +360,7 @@ def draw(path: Path, summary: pd.DataFrame, settings: StudySettings, n_seeds: in
             for kind in ("alike", "skewed")
         }
         title = f"FedHK, mean and deviation over {counted(n_seeds, 'seed')}"
-        charts.bars(path / "methods.png", panels, ari, title)
+        charts.bars(path / "methods.png", of_methods, ari, title)
     if "bytes" in parts:
         xlabel = "sent and received by a client in the run, kB"
         title = f"Accuracy against bytes, skewed clients, {counted(n_seeds, 'seed')}"
@@ -383,11 +385,11 @@ def _points(rows: pd.DataFrame) -> dict[str, tuple[float, float]]:
     return {method: (mean, std) for method, mean, std in zip(*columns, strict=True)}
 
 
-def _by_set(part: pd.DataFrame) -> dict[str, dict[str, list]]:
+def _by_set(part: pd.DataFrame) -> dict[str, dict[str, charts.Line]]:
     return {name: _lines(rows, "method") for name, rows in part.groupby("set", sort=False)}
 
 
-def _lines(rows: pd.DataFrame, by: str, score: str = "pooled/ari") -> dict[str, list]:
+def _lines(rows: pd.DataFrame, by: str, score: str = "pooled/ari") -> dict[str, charts.Line]:
     columns = ["x", f"{score}/mean", f"{score}/std"]
     return {
         name: [tuple(point) for point in line[columns].astype(float).to_numpy()]
@@ -420,7 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sets = checked(lambda: load_sets(settings, source))
     groups = checked(lambda: plan(settings, source, job, sets))
     if study.mesh is not None:
-        checked(lambda: check_devices(settings, groups, study.mesh))
+        checked(partial(check_devices, settings, groups, study.mesh))
     read = {name: fingerprint(dataset) for name, dataset in sets.items()}
     path = checked(lambda: study.open("fedhk-study", read))
     ledger = Ledger(path)

@@ -216,6 +216,7 @@ def pooled_kmeans(rows: Sequence[Row]) -> pd.DataFrame:
             ids = [np.ravel(cohort.sample_ids) for cohort in problem.federation.cohorts]
             held = np.setdiff1d(np.concatenate(ids), -1)
             n_clusters = count_classes(command.data, problem.labels)
+            assert problem.labels is not None and n_clusters is not None
             clusters = k_means(np.concatenate(problem.views, axis=1)[held], n_clusters, seed)
             scores.append(table_scores(contingency_matrix(problem.labels[held], clusters)))
         line = {"set": dataset, "x": ratio, "row": POOLED, "seeds": len(seeds)}

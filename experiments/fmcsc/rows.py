@@ -158,7 +158,7 @@ class ReproduceSettings:
             raise ValueError(f"peers: got {got!r}; allowed for table 1 are {', '.join(PEERS)}")
         check_share(self.peers_training)
         both = self.what in ("table1", "figurebytes")
-        usual = {
+        usual: dict[str, Any] = {
             "datasets": ("digits",) if self.quick else _SETS.get(self.what, tuple(SETS)[:3]),
             "ratios": ("1:1",) if self.quick else RATIOS,
             "presets": ("paper", "best") if both else ("best",),
@@ -251,7 +251,7 @@ def rows(request: Request) -> list[Row]:
     if not asked.presets:
         raise ValueError("presets: got none; allowed are paper, best")
     presets = asked.presets[-1:] if asked.what == "figure3" else asked.presets
-    cells = itertools.product(asked.datasets, presets)
+    cells = itertools.product(asked.datasets or (), presets)
     return [row for dataset, name in cells for row in _of_preset(request, dataset, name)]
 
 
@@ -282,8 +282,8 @@ _MORE_ROUNDS = 10
 
 def _table_1(request: Request) -> Iterator[Row]:
     asked = request.settings
-    for dataset, ratio in itertools.product(asked.datasets, asked.ratios):
-        for name in asked.presets:
+    for dataset, ratio in itertools.product(asked.datasets or (), asked.ratios or ()):
+        for name in asked.presets or ():
             more = {"rounds": _MORE_ROUNDS} if name == "best" and not asked.quick else {}
             yield request.row(dataset, ratio, name, ratio=ratio, **more)
         like = request.row(dataset, ratio, (asked.presets or ["best"])[-1], ratio=ratio)

@@ -157,8 +157,8 @@ def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attac
     check_names("leak_forms", forms, every_form)
     on_samples = SampleAttacks(scenario.n_clusters, forms, settings)
     # Shapes only: whatever the algorithm itself refuses is found here.
-    init = partial(on_samples.clients_alone.init, federation=scenario.participants)
-    jax.eval_shape(init, jax.random.key(0))
+    init = on_samples.clients_alone.init
+    jax.eval_shape(lambda key: init(key, scenario.participants), jax.random.key(0))
     found: dict[str, Attack] = {}
     if "mgcd" in settings.algorithm:
         for form in dict.fromkeys(forms):

@@ -126,9 +126,12 @@ def _attacked_run(
     # Columns of zeros for labels that nobody gives: few programs for all messages.
     widest = max(message.shape[1] for message in [*held, *public])
     rank = -(-widest // _COLUMNS) * _COLUMNS
+    padded = [
+        [np.pad(m, ((0, 0), (0, rank - m.shape[1]))) for m in sent] for sent in (held, public)
+    ]
     uploads = [
-        Upload(v, rank, *(np.pad(m, ((0, 0), (0, rank - m.shape[1]))) for m in pair), None)
-        for v, pair in enumerate(zip(held, public, strict=True))
+        Upload(v, rank, message, of_public, None)
+        for v, (message, of_public) in enumerate(zip(*padded, strict=True))
     ]
     return attacked(attack_key, scenario, uploads, labels_of, settings, permuted=True), result
 

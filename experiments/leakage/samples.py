@@ -133,8 +133,8 @@ class SampleAttacks:
         run = record(federated, scenario.participants, key, self.settings.leak_rounds)
         public = record(clients_alone, scenario.public, public_key)
         uploads = [
-            Upload(v, z.shape[1] + 1, *messages, z)
-            for v, (z, *messages) in enumerate(
+            Upload(v, z.shape[1] + 1, message, of_public, z)
+            for v, (z, message, of_public) in enumerate(
                 zip(run.latents, run.messages, public.messages, strict=True)
             )
         ]

@@ -113,13 +113,14 @@ def deal(
     if settings.leak_neighbours >= n:
         allowed = f"below {n}, the participants"
         raise checks.wrong("leak_neighbours", settings.leak_neighbours, allowed)
-    halves = [[view[rows] for view in dataset.views] for rows in (order[:n], order[n : 2 * n])]
+    views = [view[order[:n]] for view in dataset.views]
+    public_views = [view[order[n : 2 * n]] for view in dataset.views]
     parts = vertical_partition(n, len(dataset.views))
-    held, public = (Federation.from_arrays(views, None, partition=parts) for views in halves)
     return Scenario(
-        held,
-        public,
-        *halves,
+        Federation.from_arrays(views, None, partition=parts),
+        Federation.from_arrays(public_views, None, partition=parts),
+        views,
+        public_views,
         dataset.labels[order[:n]],
         np.arange(m),
         np.arange(m, n),

@@ -112,7 +112,7 @@ def outline(views: Sequence[np.ndarray], partition: Sequence[Part]) -> Federatio
     cohorts = tuple(
         Cohort(
             views=tuple(
-                np.broadcast_to(np.float32(0), (*part.sample_ids.shape, views[v].shape[1]))
+                np.broadcast_to(np.float32(0), (*part.sample_ids.shape, views[v].shape[1]))  # type: ignore[misc]
                 for v in part.view_ids
             ),
             mask=jnp.asarray(part.sample_ids >= 0),
@@ -207,7 +207,7 @@ def mean_silhouette(
         embedding = [jnp.concatenate(cohort.views, axis=-1) for cohort in federation.cohorts]
     total, count = jnp.zeros(()), jnp.zeros(())
     for x, mine, cohort in zip(embedding, labels, federation.cohorts, strict=True):
-        values = jax.vmap(lambda *client: simplified_silhouette(*client[:2], k, client[2]))(
+        values = jax.vmap(lambda h, found, mask: simplified_silhouette(h, found, k, mask))(
             x, mine, cohort.mask
         )
         rows = jnp.where(jnp.isnan(values), 0.0, jnp.sum(cohort.mask, axis=1))
@@ -520,7 +520,7 @@ def row_of(
     row["silhouette"] = float(out["silhouette"])
     if "tables" in out:
         scores = scores_of(group.federation, out["tables"], out["participants"])
-        row |= scores["all"]["pooled"] | flattened(scores)
+        row |= {**scores["all"]["pooled"], **flattened(scores)}
     return row | _round_columns(program, out.get("by_round"), rounds)
 
 

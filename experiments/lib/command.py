@@ -297,9 +297,11 @@ def parse(
         raise ValueError(" ".join(str(error).split())) from error
     if rest:
         raise ValueError(f"unexpected arguments {rest}; everything is a flag")
-    made = [settings.read(values, group) for group in groups]
-    extra_settings = tuple(settings.read(values, group) for group in further)
-    return Command(name, method, hooks, *made, extra_settings, values, tuple(arguments))
+    of_data, split, job, of_folder = (settings.read(values, group) for group in groups)
+    more = tuple(settings.read(values, group) for group in further)
+    return Command(
+        name, method, hooks, of_data, split, job, of_folder, more, values, tuple(arguments)
+    )
 
 
 def define_flags(name: str, groups: Sequence[type]) -> flags.FlagValues:

@@ -144,7 +144,7 @@ def fingerprint(dataset: data.Dataset) -> str:
         x = np.ascontiguousarray(np.empty(0) if part is None else part)
         x = x.astype(str) if x.dtype == object else x
         found.update(f"{x.shape} {x.dtype.str};".encode())
-        found.update(x.reshape(-1).view(np.uint8))
+        found.update(x.reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 
@@ -196,17 +196,15 @@ def _as_held(dataset: data.Dataset, split: HorizontalSettings, seeds: list[int])
     held = dataset.held
     if held is None:
         held = np.ones((len(dataset.views[0]), len(dataset.views)), bool)
-    known = dataset.clients is not None
-    parts = [
-        data.partition_as_held(seed, held, None if known else split.n_clients, dataset.clients)
-        for seed in seeds
-    ]
+    files = dataset.clients
+    n_clients = split.n_clients if files is None else None
+    parts = [data.partition_as_held(seed, held, n_clients, files) for seed in seeds]
     n_parts = sum(len(part.client_ids) for part in parts[0])
     notes = [f"{n_parts} clients that hold what the data say, and not --ratio and --partial_views"]
-    if known and n_parts > len(np.unique(dataset.clients)):
+    if files is not None and n_parts > len(np.unique(files)):
         notes.append(
             "a file with rows of several kinds is a client for each kind:"
-            f" {_of_files(parts[0], dataset.clients)}"
+            f" {_of_files(parts[0], files)}"
         )
     return Partitioned(dataset._replace(notes=(*dataset.notes, *notes)), parts)
 

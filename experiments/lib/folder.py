@@ -109,11 +109,11 @@ def use_compilation_cache(command: Parsed) -> None:
     seconds of its next start: all but the smallest are kept, unless JAX was told otherwise.
     """
     asked = command.folder.compilation_cache
-    if asked is None and jax.config.jax_compilation_cache_dir is None:
+    if asked is None and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         asked = "~/.cache/jaxfedmvc"
     if asked:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(asked))
-    if jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:
+    if jax.config.jax_persistent_cache_min_compile_time_secs == 1.0:  # type: ignore[attr-defined]
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.01)
 
 

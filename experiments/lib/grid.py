@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 from sklearn.model_selection import ParameterGrid, ParameterSampler
 
-_SPACED = {"lin": np.linspace, "log": np.geomspace}
+_SPACED: dict[str, Callable[..., np.ndarray]] = {"lin": np.linspace, "log": np.geomspace}
 _MOST = 10_000  # values of a range: a slip of the finger is not to fill the memory
 _BETWEEN = re.compile(r",(?![^(]*\))")  # commas outside parentheses
 _RANGE = re.compile(r"(lin|log)\s*\(([^,]+),([^,]+),\s*(\d{1,9})\s*\)", re.ASCII)

@@ -6,6 +6,7 @@ groups = groups_of(commands, [{"tau_m": "0.3"}, {"tau_m": "0.5"}])
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -117,8 +118,8 @@ def _start(
     Traced features are none to look at, while masks and ids stay what they are.
     """
     pairs = zip(federation.cohorts, views, strict=True)
-    cohorts = tuple(cohort.replace(views=mine) for cohort, mine in pairs)
-    return algorithm.init(jax.random.key(0), federation.replace(cohorts=cohorts))
+    cohorts = tuple(dataclasses.replace(cohort, views=mine) for cohort, mine in pairs)
+    return algorithm.init(jax.random.key(0), dataclasses.replace(federation, cohorts=cohorts))
 
 
 def _of_clients(command: Command) -> Group:

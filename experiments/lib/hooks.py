@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ class Hooks(NamedTuple):
     shown: Sequence[str] = ()
     labels: Callable[[Any, Any, list[np.ndarray]], list[np.ndarray]] | None = None
     references: Callable[[Problem, int, int], dict[str, list[np.ndarray]]] | None = None
-    after_seed: Callable[[Path, SeedResult, int], Sequence[str]] | None = None
+    after_seed: Callable[[Path, SeedResult, int], Iterable[str]] | None = None
     pictures: Callable[[Any, SeedResult], None] | None = None
     check: Callable[[Any], None] | None = None
     facts: Callable[[Any], dict[str, Any]] | None = None

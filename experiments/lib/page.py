@@ -236,7 +236,7 @@ def lines(
         mean = runs.mean(axis=0)
         if len(runs) > 1:
             spread = runs.std(axis=0, ddof=1)
-            edge = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+            edge: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
             edge |= {"showlegend": False, "legendgroup": name}
             traces.append(edge | {"y": mean + spread})
             fill = {"fill": "tonexty", "fillcolor": _faint(colour)}
@@ -294,7 +294,7 @@ def scatter(
                     "x": points[mine, 0],
                     "y": points[mine, 1],
                     "name": str(int(name)),
-                    "text": [hover[i] for i in np.flatnonzero(mine)],
+                    "text": [hover[i] for i in np.flatnonzero(mine).tolist()],
                     "hoverinfo": "text",
                     "marker": {"size": 6, "color": COLOURS[int(number) % len(COLOURS)]},
                     "visible": way == next(iter(colourings)),

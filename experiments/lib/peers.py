@@ -50,7 +50,8 @@ TITLES = {
     "proimp": "ProImp",
     "simvc": "SiMVC",
 }
-COLUMNS = ("set", "x", "method", "seed", "status", *METRICS, "rounds", "bytes_up", "bytes_down")
+COLUMNS: tuple[str, ...] = ("set", "x", "method", "seed", "status", *METRICS)
+COLUMNS += ("rounds", "bytes_up", "bytes_down")
 COLUMNS += ("compile_seconds", "seconds", "command", "commit", "device", "jax")
 _CELL = ["set", "x", "method"]
 _OK = "ok"
@@ -128,7 +129,8 @@ def shortened(method: str, share: float) -> list[str]:
     check_share(share)
     if share == 1:
         return []
-    default = {field.name: field.default for field in dataclasses.fields(METHODS[method].config)}
+    fields = dataclasses.fields(METHODS[method].config)
+    default: dict[str, Any] = {field.name: field.default for field in fields}
     epochs = [name for name in default if name.endswith("epochs") or name == "steps"]
     names = ["n_runs"] if "n_runs" in default else epochs
     return [f"--{name}={max(1, round(share * default[name]))}" for name in names]
@@ -203,8 +205,8 @@ def _run_cell(one: Cell, seeds: Sequence[int], path: Path, progress: Progress) -
     kind, steps = f"{one.set} {one.x} {one.method}", None
     for seed in seeds:
         command = parse([*one.command.arguments, f"--seed={seed}", "--seeds=1"])
-        row = dict.fromkeys(COLUMNS, "") | {"set": one.set, "x": one.x, "method": one.method}
-        row |= {"seed": seed} | folder.made_by(command.arguments)
+        row: dict[str, Any] = dict.fromkeys(COLUMNS, "") | {"set": one.set, "x": one.x}
+        row |= {"method": one.method, "seed": seed} | folder.made_by(command.arguments)
         try:
             job = runner.prepare(command)
             if steps is None:  # all seeds' partitions have the same shapes

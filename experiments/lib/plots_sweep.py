@@ -89,7 +89,7 @@ def heat_map(
         )
     if not np.isnan(values).all():
         best = np.nanmin(values) if smaller_is_better else np.nanmax(values)
-        frame = {"fill": False, "linewidth": 2.6, "edgecolor": "#D55E00", "zorder": 3}
+        frame = dict[str, Any](fill=False, linewidth=2.6, edgecolor="#D55E00", zorder=3)
         for i, j in np.argwhere(values == best):
             axis.add_patch(Rectangle((j + 0.03, i + 0.03), 0.94, 0.94, **frame))
     axis.tick_params(length=0)

@@ -95,10 +95,9 @@ def own_features(cohort: Cohort) -> np.ndarray:
 
 def silhouette(x: np.ndarray, labels: np.ndarray) -> float:
     """Computes the mean silhouette; NaN with one cluster, or one for every sample."""
-    rows = slice(None)
     if len(x) > _SILHOUETTE_ROWS:
         rows = np.random.default_rng(0).choice(len(x), _SILHOUETTE_ROWS, replace=False)
-    x, labels = x[rows], labels[rows]
+        x, labels = x[rows], labels[rows]
     if not 1 < len(np.unique(labels)) < len(labels):
         return float("nan")
     return float(silhouette_score(x, labels))

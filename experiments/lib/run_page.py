@@ -89,11 +89,11 @@ def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
     federation = last.problem.federation
     real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
     clusters = np.concatenate([p[m] for p, m in zip(last.labels, real, strict=True)])
-    rows, owners = [], []
+    rows: list[int] = []
+    owners: list[int] = []
     for cohort, mask in zip(federation.cohorts, real, strict=True):
-        rows.append(last.problem.rows[np.asarray(cohort.sample_ids)[mask]])
-        owners.append(np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)))
-    rows, owners = np.concatenate(rows), np.concatenate(owners)
+        rows += last.problem.rows[np.asarray(cohort.sample_ids)[mask]].tolist()
+        owners += np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)).tolist()
     colourings = {"clusters": clusters}
     told = [
         f"client {owner}, row {row}, cluster {cluster}"

@@ -462,7 +462,8 @@ class _Runner:
         if found is not None and federation.labels is not None:
             scores = host.score(federation, found.labels, state.participants)
         traffic = self._traffic()["round" if made else "setup"]
-        row = {"seed": seed, "round": made} | losses_of(info, federation) | flattened(scores)
+        row: dict[str, Any] = {"seed": seed, "round": made}
+        row |= losses_of(info, federation) | flattened(scores)
         row |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
         if self.job.command.job.until_stable is not None:
             both = [x.labels for x in (earlier, found) if x is not None]
@@ -517,7 +518,7 @@ class _Runner:
         internal = {"internal": internal_scores(federation, labels)}
         if federation.labels is None:
             return internal
-        return host.score(federation, labels, state.participants) | internal
+        return {**host.score(federation, labels, state.participants), **internal}
 
     # --- Resuming ---------------------------------------------------------------------------------
 

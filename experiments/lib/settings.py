@@ -69,9 +69,9 @@ def described(dataclass: type) -> dict[str, str]:
         text = inspect.cleandoc(base.__dict__.get("__doc__") or "")
         _, _, attributes = text.partition("Attributes:\n")
         for entry in re.split(r"\n(?=  \w)", "\n" + attributes.split("\n\n")[0]):
-            match = re.match(r"\s*([\w, ]+):\s(.*)", entry, re.DOTALL)
-            for name in match[1].split(",") if match else ():
-                found[name.strip()] = " ".join(match[2].split())
+            if match := re.match(r"\s*([\w, ]+):\s(.*)", entry, re.DOTALL):
+                for name in match[1].split(","):
+                    found[name.strip()] = " ".join(match[2].split())
     return found
 
 

@@ -32,7 +32,7 @@ Groups = Mapping[type, Sequence[str] | None]
 _OF_THE_FOLDER = ("output_dir", "compilation_cache", "progress")
 
 # Flags that earlier versions took from all binaries, whether or not they had a use for them.
-_UNUSED = ("dataset", "scale", "n_clusters", "checkpoint_every", "split", "agents")
+_UNUSED: tuple[str, ...] = ("dataset", "scale", "n_clusters", "checkpoint_every", "split", "agents")
 _UNUSED += ("feature_order", "overlap", "max_overlap", "overlap_order", "categorical")
 _REPLACED = dict.fromkeys(_UNUSED, "it had no effect here; leave it out") | {
     "resume": "give the file that the job has begun as --trials_file, if there is such a flag",
@@ -108,7 +108,7 @@ def parse(
     """
     values = flags.FlagValues()
     flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
-    more = {FolderSettings: (*_OF_THE_FOLDER, *["resume"] * resumes)}
+    more: dict[type, tuple[str, ...]] = {FolderSettings: (*_OF_THE_FOLDER, *["resume"] * resumes)}
     if names_of_job := groups.get(JobSettings):
         more[JobSettings] = (*names_of_job, "precision", "mesh")
     for group, names in {**groups, **more}.items():

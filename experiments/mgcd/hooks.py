@@ -40,7 +40,8 @@ def _defaults(settings: DataSettings) -> dict[str, str]:
     return usual | {"dataset": "mfeat"}
 
 
-def _columns(info: Any, problem: Problem) -> dict[str, float]:
+def columns(info: Any, problem: Problem) -> dict[str, float]:
+    """Returns what rounds.csv holds of a round beside what it holds for all methods."""
     server = info[0]["server"]
     row = {name: float(server[name]) if name in server else float("nan") for name in _NUMBERS}
     row["of_each_view"] = float(server["of_each"])
@@ -119,7 +120,7 @@ def _pictures(report: Report, result: SeedResult) -> None:
 HOOKS = Hooks(
     defaults=_defaults,
     replaced={"transport": "give --dense for graphs as N x N numbers"},
-    columns=_columns,
+    columns=columns,
     shown=("separation", *(f"{name}/acc" for name in REPORTED)),
     references=references,
     after_seed=_after_seed,

@@ -72,7 +72,8 @@ ABLATED = {
     "c": "all",
 }
 
-COLUMNS = ("set", "row", "seed", "round", *METRICS, "client_loss", "server_loss", "separation")
+COLUMNS: tuple[str, ...] = ("set", "row", "seed", "round", *METRICS)
+COLUMNS += ("client_loss", "server_loss", "separation")
 COLUMNS += ("average_separation", "server_separation", "norm", "seconds")
 COLUMNS += tuple(f"{graph}/{metric}" for graph in REPORTED for metric in ("acc", "nmi"))
 COLUMNS += ("command", "commit", "device", "jax")
@@ -229,9 +230,10 @@ def run_cells(
         for seed in todo[dataset, ALL_VIEWS]:
             of_set = runner.prepare(next(iter(rows.values())))
             made_by = folder.made_by(_of_data(of_set.command))
+            references = _references(of_set, seed)
             append_rows(
                 path,
-                [_flat(dataset, *of, row | made_by) for *of, row in _references(of_set, seed)],
+                [_flat(dataset, name, seed, row | made_by) for name, row in references],
             )
     found = read_runs(path)
     names = [(d, name) for d, rows in wanted.items() for name in (*rows, *REFERENCES)]
@@ -253,7 +255,8 @@ def seed_runner(job: Job, progress: Progress, kind: str) -> Callable[[int], list
         return Steps(job.make, job.hyperparams, job.federation)
 
     def one(seed: int) -> list[dict[str, Any]]:
-        return one_run(job, steps_on(jax.config.jax_default_device), seed, progress, kind)[0]
+        device = jax.config.jax_default_device  # type: ignore[attr-defined]
+        return one_run(job, steps_on(device), seed, progress, kind)[0]
 
     return one
 
@@ -285,7 +288,7 @@ def one_run(
         while steps.goes_on(state, len(rows), job.command.rounds):
             state, info = steps.one_round(federation, key, state, len(rows))
             losses = {"client_loss": losses_of(info, federation)["loss"]}
-            rows.append({"round": len(rows) + 1} | losses | hooks.HOOKS.columns(info, problem))
+            rows.append({"round": len(rows) + 1} | losses | hooks.columns(info, problem))
             progress.done(kind)
     except (RuntimeError, ValueError) as error:  # jax's, with the host's words in it
         if "graphs: got NaN" not in str(error):
@@ -305,13 +308,13 @@ def _of_data(command: Command) -> list[str]:
     return [a for a in command.arguments if a.startswith(("--dataset=", "--split="))]
 
 
-def _references(job: Job, seed: int) -> list[tuple[str, int, dict[str, Any]]]:
+def _references(job: Job, seed: int) -> list[tuple[str, dict[str, Any]]]:
     problem, k = job.problems[0], job.n_clusters
     assert k is not None
     every = {ALL_VIEWS: k_means(np.concatenate(problem.views, axis=1), k, seed)}
     every |= {name: x[0][0] for name, x in hooks.references(problem, k, seed).items()}
     return [
-        (name, seed, {"round": 1} | hooks.scores(problem.labels, labels))
+        (name, {"round": 1} | hooks.scores(problem.labels, labels))
         for name, labels in every.items()
     ]
 

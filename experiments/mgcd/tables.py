@@ -126,6 +126,7 @@ def figure_3(
         title = f"MGCD, {name} (ACC {found[name]:.3f})"
         maps[title] = np.asarray(state.server.clusters.embedding)
     title = f"t-SNE by true class, {SETS[ABLATION_SET]} for the paper's Aloi, seed {seed}"
+    assert problem.labels is not None
     plots.maps(path, maps, problem.labels, title)
     return found
 
@@ -157,7 +158,8 @@ def draw_figure_5(path: Path, runs: pd.DataFrame) -> None:
       path: Folder of figure5_weights.png and figure5_rounds.png.
       runs: Of `figure_5_rows`.
     """
-    title, panels = f"figure 5 on {SETS[ABLATION_SET]}", {}
+    title = f"figure 5 on {SETS[ABLATION_SET]}"
+    panels: dict[str, dict[str, charts.Line]] = {}
     found = summarise(runs)
     found[["name", "weight"]] = found["row"].str.split("=", expand=True)
     for name, rows in found.dropna(subset="weight").groupby("name", sort=False):

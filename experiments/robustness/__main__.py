@@ -118,13 +118,13 @@ def measured(
             names = {"method": name} | cell._asdict() | {"rule": rule}
             if run is None:
                 unknown = dict.fromkeys((*SCORES, "seconds"), np.nan) | {"note": subject.why_not}
-                rows = [names | {"seed": seed} | unknown | made_by for seed in seeds]
+                rows = [{**names, "seed": seed, **unknown, **made_by} for seed in seeds]
                 progress.done(f"{name}/{rule}", len(seeds))
             else:
                 one = partial(one_run, subject, run, cell, max(place - 1, 0))
                 rows = []
                 for seed, found in zip(seeds, each(one, seeds, mesh), strict=True):
-                    rows.append(names | {"seed": seed} | found | {"note": ""} | made_by)
+                    rows.append({**names, "seed": seed, **found, "note": "", **made_by})
                     progress.done(f"{name}/{rule}")
             folder.append_rows(path / "runs.csv", rows)
 

@@ -85,12 +85,12 @@ class AttackSettings:
 
 
 # What else is a flag here.
-SEED = {JobSettings: ("seed",)}
+SEED: study.Groups = {JobSettings: ("seed",)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes."""
-    run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None} | SEED))
+    run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None, **SEED}))
 
 
 def run(asked: Study) -> None:

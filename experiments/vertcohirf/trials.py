@@ -259,7 +259,7 @@ class Search:
     def _drawn(self) -> Params:
         """Draws a setting, uniform in its space."""
         return {
-            name: int(self._rng.integers(low, high + 1))
+            name: int(self._rng.integers(int(low), int(high) + 1))
             if whole
             else float(self._rng.uniform(low, high))
             for name, (low, high, whole) in self._space.items()

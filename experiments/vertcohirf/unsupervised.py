@@ -44,7 +44,8 @@ from jaxfedmvc.federation import Federation
 
 # As `experiments.run` lets a run end.
 _ROUNDS = 100
-COLUMNS = ("set", "seed", "samples", "agents", "classes", "local_mean", "local_best")
+COLUMNS: tuple[str, ...] = ("set", "seed", "samples", "agents", "classes")
+COLUMNS += ("local_mean", "local_best")
 COLUMNS += ("local_clusters", "relaxed_agents", "clusters", "agreement", "ari")
 COLUMNS += ("tuned_local_clusters", "tuned_relaxed_agents", "tuned_ari")
 COLUMNS += ("consensus_clusters", "consensus_ari")

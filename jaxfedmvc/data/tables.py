@@ -22,7 +22,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.data.dataset import Dataset, check_classes, check_precision, kind_of_labels, some
 
 if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
 # Between the cells of a text, and what it is called.
 _SEPARATORS = {".csv": (",", "commas"), ".tsv": ("\t", "tabs")}

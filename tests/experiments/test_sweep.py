@@ -15,6 +15,7 @@ import pytest
 from experiments import sweep
 from experiments.lib import batches, groups
 from experiments.lib.command import parse
+from experiments.lib.hooks import Hooks
 from tests.helpers import binaries, kills
 
 KILLS = 20
@@ -281,6 +282,14 @@ def test_bad_input_is_one_line(toy, arguments, tmp_path, monkeypatch):
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ")
     assert WRONG[arguments] in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_family_may_change_labels_without_flags_of_its_own(toy):
+    arguments = [*FEDHK, *toy]
+    command = parse(arguments, extra=(sweep.SweepSettings,))
+    family = Hooks(labels=lambda settings, server, labels: labels)
+    (made,) = sweep.commands_of(arguments, command._replace(hooks=family), [{"rounds": "3"}])
+    assert made.rounds == 3
 
 
 @pytest.mark.ci
