@@ -102,6 +102,34 @@ def settings_of_row(command: str) -> str:
     return _OF_A_RUN.sub("", command).strip()
 
 
+def check_settings(
+    recorded: pd.DataFrame,
+    asked: Iterable[str],
+    flags_of: Callable[[Sequence[str]], Iterable[str]],
+    what: str,
+) -> None:
+    """Checks that rows of an earlier job were made with the settings that are asked for now.
+
+    Args:
+      recorded: The rows, with their commands.
+      asked: The flags of what would be run, seeds aside.
+      flags_of: Reads the flags of a row's command in the same way: whole sets of flags are
+        compared, since rows may be older than flags whose defaults change nothing.
+      what: How the message begins: the file, and what it holds.
+
+    Raises:
+      ValueError: Some were made with others.
+    """
+    wanted = set(asked)
+    for text in recorded["command"].fillna("").map(settings_of_row).unique():
+        differ = sorted(wanted ^ set(flags_of(shlex.split(text))))
+        differ = [line for line in differ if not line.startswith(("--seed=", "--seeds="))]
+        if differ:
+            raise ValueError(
+                f"{what} with other settings: {', '.join(differ)} differ; allowed is another file"
+            )
+
+
 def use_compilation_cache(command: Parsed) -> None:
     """Keeps compiled programs where the flag says, or else where JAX was told to.
 

@@ -11,7 +11,6 @@ refuses a cell (too many rows, too few views) has a row that says why.
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -189,16 +188,10 @@ def run_peers(
 
 def _check_settings(one: Cell, known: pd.DataFrame, path: Path) -> None:
     mine = known[(known[_CELL] == [one.set, one.x, one.method]).all(axis=1)]
-    asked = set(one.command.flag_lines())
-    for text in mine["command"].map(folder.settings_of_row).unique():
-        # Whole sets of flags: rows may be older than flags whose defaults change nothing.
-        differ = sorted(asked ^ set(parse(shlex.split(text)).flag_lines()))
-        differ = [line for line in differ if not line.startswith(("--seed=", "--seeds="))]
-        if differ:
-            raise ValueError(
-                f"{path}: holds runs of {one.method} on {one.set} {one.x} with other settings:"
-                f" {', '.join(differ)} differ; allowed is another file"
-            )
+    what = f"{path}: holds runs of {one.method} on {one.set} {one.x}"
+    folder.check_settings(
+        mine, one.command.flag_lines(), lambda arguments: parse(arguments).flag_lines(), what
+    )
 
 
 def _run_cell(one: Cell, seeds: Sequence[int], path: Path, progress: Progress) -> None:

@@ -1,7 +1,7 @@
 """The runs of MGCD's tables and figures: each row is a command line of `experiments.mgcd`.
 
-Every run is appended to runs.csv as it ends; what that file holds already is not run again, so
-after a change of the method or its defaults begin with a new file.
+Every run is appended to runs.csv as it ends; what that file holds already is not run again, and
+rows of other settings are refused. After a change of the method itself begin with a new file.
 """
 
 from __future__ import annotations
@@ -199,9 +199,17 @@ def run_cells(
       mesh: Whose devices take a seed each; None: one device.
 
     Raises:
-      ValueError: As `one_run`.
+      ValueError: As `one_run`; or `path` holds a row's runs with other settings.
     """
     recorded = read_runs(path).dropna(subset="acc")
+    for dataset, rows in wanted.items():
+        for name, command in rows.items():
+            folder.check_settings(
+                recorded[(recorded["set"] == dataset) & (recorded["row"] == name)],
+                command.flag_lines(),
+                lambda arguments: parse(arguments, algorithm="mgcd").flag_lines(),
+                f"trials_file: {path} holds runs of {name} on {dataset}",
+            )
     done = set(recorded[["set", "row", "seed"]].itertuples(index=False, name=None))
     todo = {
         (dataset, name): [seed for seed in seeds if (dataset, name, seed) not in done]

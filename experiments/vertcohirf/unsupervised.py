@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -191,14 +190,12 @@ def check_settings(study: Study, recorded: pd.DataFrame, path: Path) -> None:
     Raises:
       ValueError: Some have others.
     """
-    asked = set(flag_lines(study.flags, _OF_A_RUN))
-    for command in recorded["command"].fillna("").unique():
-        then = parse(shlex.split(command), _FLAGS).flags
-        if differ := sorted(asked ^ set(flag_lines(then, _OF_A_RUN))):
-            raise ValueError(
-                f"runs_file: {path} holds rows of these sets and seeds with other settings:"
-                f" {', '.join(differ)} differ; allowed is another file"
-            )
+    folder.check_settings(
+        recorded,
+        flag_lines(study.flags, _OF_A_RUN),
+        lambda arguments: flag_lines(parse(arguments, _FLAGS).flags, _OF_A_RUN),
+        f"runs_file: {path} holds rows of these sets and seeds",
+    )
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:

@@ -51,6 +51,9 @@ def test_a_table_is_run_once_and_read_back(toy, tmp_path):
     assert np.isnan(found.loc["paper: MGCD", "acc_std"]) and found.loc[NAME, "seeds"] == 2
     assert found.loc[runs.ALL_VIEWS, "acc"] == 1.0
     assert (tmp_path / "two" / "table2.png").exists()
+    file.write_text(before.replace("--split=views", "--split=views --scale=none"))
+    code, _, err = launch(*arguments, f"--output_dir={tmp_path / 'three'}")
+    assert code == 2 and f"trials_file: {file} holds runs of {NAME} on Mfeat with other" in err
     other = tmp_path / "two" / "table.csv"
     code, _, err = launch(*arguments, f"--trials_file={other}", f"--output_dir={tmp_path / 'no'}")
     assert code == 2 and "holds something else" in err and not (tmp_path / "no").exists()
