@@ -124,6 +124,7 @@ class Problem(NamedTuple):
       notes: What was found in the data, and what was done to it.
       repeats: What rows are called that were left out because they repeat a sample, and its place.
       fingerprint: Of the data set, see `fingerprint`.
+      classes: What each class is called in the data; its number if None.
     """
 
     federation: Federation
@@ -134,6 +135,11 @@ class Problem(NamedTuple):
     notes: tuple[str, ...] = ()
     repeats: tuple[np.ndarray, np.ndarray] | None = None
     fingerprint: str = ""
+    classes: tuple[str, ...] | None = None
+
+    def called(self, label: int) -> str:
+        """Returns what a class is called."""
+        return str(label) if self.classes is None else self.classes[label]
 
 
 def fingerprint(dataset: data.Dataset) -> str:
@@ -252,6 +258,7 @@ def load_clients(
             dataset.held,
             (*dataset.notes, *notes),
             fingerprint=whole,
+            classes=dataset.classes,
         )
         for parts in divisions
     ]
@@ -307,7 +314,10 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
             held = _held(split, seed, n, len(views))
         found = _agents(views, dataset.labels, ids, held, split.shuffled, seed)
         return found._replace(
-            held=dataset.held, notes=dataset.notes, fingerprint=fingerprint(dataset)
+            held=dataset.held,
+            notes=dataset.notes,
+            fingerprint=fingerprint(dataset),
+            classes=dataset.classes,
         )
     if dataset.held is not None:
         raise ValueError("split: rows lack views; allowed is --split=views")
@@ -333,6 +343,7 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
         notes=(*dataset.notes, *notes),
         repeats=(ids[left_out], places),
         fingerprint=fingerprint(dataset),
+        classes=dataset.classes,
     )
 
 

@@ -12,7 +12,7 @@ import base64
 import gzip
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ pre { background: var(--soft); padding: .7rem; border-radius: 6px; white-space: 
 button { font: inherit; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px;
   background: var(--soft); color: var(--fg); cursor: pointer; margin-right: .3rem }
 button[aria-pressed=true] { border-color: currentColor; font-weight: 600 }
-.figure { width: 100%; min-height: 380px } p.note { opacity: .8; margin: .2rem 0 }
+.figure { width: 100% } p.note { opacity: .8; margin: .2rem 0 }
 """
 _SCRIPT = """
 const packed = document.getElementById("plotly").textContent;
@@ -169,7 +169,9 @@ def write(
             for name, first in zip(figure.views, [True, *[False] * len(figure.views)], strict=False)
         ]
         parts.append(f"<div>{''.join(buttons)}</div>" if buttons else "")
-        parts.append(f'<div class="figure" id="figure{i}"></div>')
+        # Room for what is drawn once the page is there, so that nothing moves.
+        height = figure.layout.get("height", 380)
+        parts.append(f'<div class="figure" id="figure{i}" style="min-height: {height}px"></div>')
         parts.append(f'<p class="note">{html.escape(figure.note)}</p>' if figure.note else "")
         drawn[f"figure{i}"] = {
             "data": list(figure.traces),
@@ -269,6 +271,7 @@ def scatter(
     hover: Sequence[str],
     note: str,
     names: Mapping[str, np.ndarray] | None = None,
+    titles: Mapping[str, Callable[[int], str]] | None = None,
 ) -> Figure:
     """Returns points in the plane, coloured in several ways.
 
@@ -279,10 +282,11 @@ def scatter(
       hover: What is told of each point.
       note: Below the figure.
       names: Of some ways what the legend calls each point, a number; that of its colour if none.
+      titles: Of some ways what such a number is called.
     """
     traces, groups = [], []
     for way, numbers in colourings.items():
-        called = (names or {}).get(way, numbers)
+        called, title = (names or {}).get(way, numbers), (titles or {}).get(way, str)
         for name in np.unique(called):
             mine = called == name
             number = numbers[mine][0]
@@ -293,7 +297,7 @@ def scatter(
                     "mode": "markers",
                     "x": points[mine, 0],
                     "y": points[mine, 1],
-                    "name": str(int(name)),
+                    "name": title(int(name)),
                     "text": [hover[i] for i in np.flatnonzero(mine).tolist()],
                     "hoverinfo": "text",
                     "marker": {"size": 6, "color": COLOURS[int(number) % len(COLOURS)]},
@@ -309,10 +313,15 @@ def scatter(
     return Figure(heading, traces, layout, views if len(views) > 1 else {}, note)
 
 
-def confusion(heading: str, table: np.ndarray) -> Figure:
+def confusion(heading: str, table: np.ndarray, called: Callable[[int], str] = str) -> Figure:
     """Returns counts of classes against clusters, [classes, clusters], as a map.
 
     Clusters stand in the order of the classes that they are matched to.
+
+    Args:
+      heading: Of the figure.
+      table: The counts.
+      called: What a class is called.
     """
     classes, matched = linear_sum_assignment(-table)
     order = matched[np.argsort(classes)].tolist()
@@ -322,7 +331,7 @@ def confusion(heading: str, table: np.ndarray) -> Figure:
         "type": "heatmap",
         "z": [row.tolist() for row in table],
         "x": [f"cluster {k}" for k in order],
-        "y": [f"class {c}" for c in range(rows)],
+        "y": [f"class {called(c)}" for c in range(rows)],
         "text": [[str(v) for v in row] for row in table],
         "texttemplate": "%{text}",
         "colorscale": SHADES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle as _cycle
 from itertools import pairwise
 from pathlib import Path
@@ -105,6 +105,7 @@ def embedding(
     title: str,
     max_points: int = 2000,
     named: str = "",
+    called: Callable[[int], str] = str,
 ) -> np.ndarray:
     """Draws a t-SNE map of the representation, once for each colouring.
 
@@ -118,6 +119,7 @@ def embedding(
       max_points: More are thinned out, with a fixed seed; see `thinned`.
       named: What a number of the first colouring is, such as "class": the legend has their colours,
         unless there are more of them than colours.
+      called: What such a number is called.
 
     Returns:
       The places of the points that are drawn, [min(n, max_points), 2].
@@ -162,7 +164,9 @@ def embedding(
     if named and numbers[-1] < palette.N:
         handles = handles if len(handles) > 1 else []  # one kind of points says nothing
         handles += [
-            handle("s", palette(v), f"{named} {v}") if v >= 0 else handle("s", "0.7", f"no {named}")
+            handle("s", palette(v), f"{named} {called(v)}")
+            if v >= 0
+            else handle("s", "0.7", f"no {named}")
             for v in numbers
         ]
     ncols = 4 * len(colourings)

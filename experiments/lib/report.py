@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -358,18 +358,21 @@ def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
     points = np.concatenate([e[m] for e, m in zip(result.embedding, real, strict=True)])
     clusters = np.concatenate([p[m] for p, m in zip(result.labels, real, strict=True)])
     colourings, named = {"by cluster": clusters}, "cluster"
+    called: Callable[[int], str] = str
     if federation.labels is not None:
         truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
         classes = np.concatenate(truth)
         colourings = {"by true class": classes, MATCHED: charts.coloured_as(classes, clusters)}
-        named = "class"
+        named, called = "class", result.problem.called
     kinds = [
         np.full(m.sum(), not federation.holds_all_views(cohort))
         for cohort, m in zip(federation.cohorts, real, strict=True)
     ]
     partial = np.concatenate(kinds).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
-    return plots.embedding(path, points, colourings, partial, names, title, named=named)
+    return plots.embedding(
+        path, points, colourings, partial, names, title, named=named, called=called
+    )
 
 
 def flattened(scores: Scores | None) -> dict[str, float]:

@@ -103,7 +103,9 @@ def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
         truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
         classes = np.concatenate(truth)
         colourings = {"clusters": charts.coloured_as(classes, clusters), "classes": classes}
-        told = [f"{text}, class {c}" for text, c in zip(told, classes, strict=True)]
+        told = [
+            f"{text}, class {last.problem.called(c)}" for text, c in zip(told, classes, strict=True)
+        ]
     kept = plots.thinned(len(clusters), len(flat))
     note = f"t-SNE, seed {last.seed}"
     if federation.labels is not None:
@@ -112,7 +114,9 @@ def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
         note += f"; {len(kept)} of {len(clusters)} rows"
     chosen = {name: values[kept] for name, values in colourings.items()}
     names = {"clusters": clusters[kept]}
-    return page.scatter("Representation", flat, chosen, [told[i] for i in kept], note, names)
+    titles = {"classes": last.problem.called}
+    hover = [told[i] for i in kept]
+    return page.scatter("Representation", flat, chosen, hover, note, names, titles)
 
 
 def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
@@ -141,5 +145,7 @@ def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
     }
     whose = "agent" if of_agents else "client"
     note = f"each {whose} with a matching of its own"
-    figures = [page.confusion(title, shown)] if shown.shape[0] * shown.shape[1] <= 2500 else []
+    figures = []
+    if shown.shape[0] * shown.shape[1] <= 2500:
+        figures.append(page.confusion(title, shown, last.problem.called))
     return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note, whose)]

@@ -114,6 +114,7 @@ def _pictures(report: Report, result: SeedResult) -> None:
         ["samples"],
         f"t-SNE of the graph's spectral embedding, {title}",
         named="cluster" if truth is None else "class",
+        called=str if truth is None else result.problem.called,
     )
 
 

@@ -85,7 +85,8 @@ def _pictures(report: Report, result: SeedResult) -> None:
         title += "\nbefore its clusters are refined"
     found = hierarchy_of(result.server)
     plots.hierarchy(report.path / "hierarchy.png", found, title)
-    report.figures.append(tree.figure(found, result.problem.labels))
+    problem = result.problem
+    report.figures.append(tree.figure(found, problem.labels, problem.called))
 
 
 HOOKS = Hooks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ _MOST_LEVELS = 8
 _ROOT, _NO_COLOUR = "all", "#888888"
 
 
-def figure(hierarchy: Hierarchy, classes: np.ndarray | None = None) -> page.Figure:
+def figure(
+    hierarchy: Hierarchy, classes: np.ndarray | None = None, called: Callable[[int], str] = str
+) -> page.Figure:
     """Returns the clusters of every level within those that they fuse into.
 
     Args:
       hierarchy: Of a finished run.
       classes: Integer [n], told of each cluster, or None.
+      called: What a class is called.
     """
     samples = np.flatnonzero(hierarchy.parents >= 0)
     final = {int(root): label for label, root in enumerate(hierarchy.roots)}
@@ -37,7 +41,7 @@ def figure(hierarchy: Hierarchy, classes: np.ndarray | None = None) -> page.Figu
         if classes is not None and len(members):
             found, counts = np.unique(classes[members], return_counts=True)
             largest = np.argsort(-counts, kind="stable")[:4]
-            told += "<br>" + "<br>".join(f"class {found[i]}: {counts[i]}" for i in largest)
+            told += "<br>" + "<br>".join(f"class {called(found[i])}: {counts[i]}" for i in largest)
         row = (node, parent, len(members), label, told, colour)
         for values, value in zip(nodes.values(), row, strict=True):
             values.append(value)

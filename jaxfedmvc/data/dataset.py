@@ -21,6 +21,7 @@ class Dataset(NamedTuple):
       ids: [n] what each row is called; its place if None.
       clients: [n] int, the client that each row lies with; None: nobody has dealt them out yet.
       notes: what was found under which name, a line each.
+      classes: what each of the K classes is called in the data; its number if None.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Dataset(NamedTuple):
     ids: np.ndarray | None = None
     clients: np.ndarray | None = None
     notes: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
 
 
 # Sums of squares of larger numbers leave float32's range.
@@ -48,6 +50,14 @@ def some(names: Any, most: int = 12) -> str:
     """Returns names for a text, and dots for those beyond the first ones."""
     known = [str(name) for name in names]
     return ", ".join(known[:most]) + (", ..." if len(known) > most else "")
+
+
+def names_of(classes: Any) -> tuple[str, ...]:
+    """Returns what classes are called; whole numbers have no point, whatever type held them."""
+    numbers = (isinstance(c, float | np.floating) and c == int(c) for c in classes)
+    return tuple(
+        str(int(c)) if is_whole else str(c) for c, is_whole in zip(classes, numbers, strict=True)
+    )
 
 
 def check_classes(n_classes: int, n_rows: int, what: str) -> None:

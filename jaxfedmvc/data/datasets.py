@@ -22,6 +22,7 @@ from jaxfedmvc.data.dataset import (
     check_classes,
     check_precision,
     kind_of_labels,
+    names_of,
     some,
 )
 from jaxfedmvc.data.records import RECORDS, Record, find_record
@@ -273,16 +274,16 @@ def _read(path: Path, labels_key: str | None = None) -> Dataset:
         if not views:
             raise ValueError(f"no views among {sorted(content)}; accepted: {_FORMATS}")
         key = _labels_key(content, labels_key)
-        labels, classes = (None, np.empty(0)) if key is None else _labels(content[key])
+        labels, classes = (None, None) if key is None else _labels(content[key])
         if not is_npz:
             views = _samples_in_rows(views, None if labels is None else len(labels))
         check_arrays(views, labels)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     notes = [f"view {v}: {view.shape[1]} features" for v, view in enumerate(views)]
-    if key is not None:
+    if classes is not None:
         notes.append(f"labels: array {key}, {len(classes)} classes: {some(classes)}")
-    return Dataset(path.stem, tuple(views), labels, notes=tuple(notes))
+    return Dataset(path.stem, tuple(views), labels, notes=tuple(notes), classes=classes)
 
 
 def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
@@ -307,7 +308,7 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
     notes += [f"view {v}: {dims[v]} features" for v in sorted(dims)]
     named = [_labels_key(content, labels_key) for _, content in clients]
     keys = [key for key in named if key is not None]
-    labels = None
+    labels = classes = None
     if keys:
         if len(keys) < len(files):
             raise ValueError(f"{files[named.index(None)]}: has no labels, which other clients have")
@@ -331,6 +332,7 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
         held=None if held.all() else held,
         clients=np.repeat(np.arange(len(files)), rows),
         notes=tuple(notes),
+        classes=classes,
     )
 
 
@@ -437,8 +439,8 @@ def _labels_key(content: Mapping[str, Any], asked: str | None) -> str | None:
     return next((key for key in keys if key in content), None)
 
 
-def _labels(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns labels [n] int32 in 0..K-1, of numbers or words, and what each stands for."""
+def _labels(array: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns labels [n] int32 in 0..K-1, of numbers or words, and what each class is called."""
     labels = _dense(array)
     # truelabel{v}: the same labels for every view.
     while labels.dtype == object and labels.size and not isinstance(labels.flat[0], str):
@@ -452,7 +454,7 @@ def _labels(array: Any) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("labels hold NaN or infinite values")
     classes, codes = np.unique(labels.ravel(), return_inverse=True)
     check_classes(len(classes), len(codes), "the array")
-    return codes.astype(np.int32), classes
+    return codes.astype(np.int32), names_of(classes)
 
 
 def _samples_in_rows(views: Sequence[np.ndarray], n: int | None) -> list[np.ndarray]:

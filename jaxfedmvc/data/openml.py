@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxfedmvc import files
-from jaxfedmvc.data.dataset import Dataset, check_arrays
+from jaxfedmvc.data.dataset import Dataset, check_arrays, names_of
 from jaxfedmvc.data.records import RECORDS, find_record
 
 # A class of two samples, which the 12 958 published rows of nursery leave out.
@@ -54,8 +54,9 @@ def fetch(name: str, data_dir: str | None = None) -> Path:
     if stem in _DROPPED_CLASS:
         kept = target != _DROPPED_CLASS[stem]
         x, target = x[kept], target[kept]
-    labels = np.unique(target, return_inverse=True)[1].astype(np.int32)
-    dataset = Dataset(stem, (x.astype(np.float32),), labels)
+    classes, codes = np.unique(target, return_inverse=True)
+    labels = codes.astype(np.int32)
+    dataset = Dataset(stem, (x.astype(np.float32),), labels, classes=names_of(classes))
     try:
         check_arrays(dataset.views, labels)
     except ValueError as error:

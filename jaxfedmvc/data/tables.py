@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxfedmvc import checks
-from jaxfedmvc.data.dataset import Dataset, check_classes, check_precision, kind_of_labels, some
+from jaxfedmvc.data.dataset import (
+    Dataset,
+    check_classes,
+    check_precision,
+    kind_of_labels,
+    names_of,
+    some,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,10 +203,10 @@ def _dataset(
         notes.append(f"{int(empty.sum())} rows have no value of any view and are left out")
     if not keep.any():
         raise ValueError(f"{name}: no row has a value of any view")
-    labels = None
+    labels = classes = None
     if options.labels is not None:
-        labels, note = _classes(frame[options.labels][keep])
-        notes.append(note)
+        labels, classes = _classes(frame[options.labels][keep])
+        notes.append(f"labels: column {options.labels}, classes {some(classes)}")
     lacking = int((~holds[keep]).any(axis=1).sum())
     if lacking:
         notes.append(f"{lacking} of {int(keep.sum())} rows lack a view")
@@ -227,6 +234,7 @@ def _dataset(
         ids=ids,
         clients=None if clients is None else clients[keep],
         notes=tuple(notes),
+        classes=classes,
     )
 
 
@@ -574,7 +582,7 @@ def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.nd
     return np.where(held[:, None], values, 0.0), held
 
 
-def _classes(column: pd.Series) -> tuple[np.ndarray, str]:
+def _classes(column: pd.Series) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels 0..K-1 and what they stand for."""
     if column.isna().any():
         raise ValueError(
@@ -585,4 +593,4 @@ def _classes(column: pd.Series) -> tuple[np.ndarray, str]:
     kind_of_labels(column.to_numpy())
     codes, names = require_pandas().factorize(column, sort=True)
     check_classes(len(names), len(codes), f"the column {column.name!r}")
-    return codes.astype(np.int32), f"labels: column {column.name}, classes {some(names)}"
+    return codes.astype(np.int32), names_of(names)

@@ -192,7 +192,10 @@ def test_npz_round_trip_and_label_values(tmp_path):
     values = np.array([-4.0, 7.0, 30.0])
     path = save_npz(tmp_path / "some.npz", views, values[LABELS])
     assert_loads(path, views, LABELS)
+    assert load(path).classes == ("-4", "7", "30")
     assert_loads(save_npz(tmp_path / "bare.npz", views), views, None)
+    halves = load(save_npz(tmp_path / "halves.npz", views, values[LABELS] / 4))
+    assert halves.classes == ("-1", "1.75", "7.5")
 
 
 def test_scalings_give_known_values(tmp_path):
@@ -243,6 +246,7 @@ def test_labels_are_words_or_numbers_under_the_usual_names(tmp_path):
     views = make_views()
     words = np.array(["b", "a"] * (N // 2) + ["c"] * (N % 2))
     found = load(save_npz(tmp_path / "text.npz", views, words))
+    assert found.classes == ("a", "b", "c")[: 2 + N % 2]
     np.testing.assert_array_equal(found.labels[:2], [1, 0])
     for key in ("Y", "gt", "truth"):
         file = tmp_path / f"{key}.npz"

@@ -71,6 +71,9 @@ def test_confusion_is_in_the_order_of_the_classes():
     (trace,) = page.confusion("", np.array([[0, 5, 1], [4, 0, 0]])).traces
     assert trace["z"] == [[5, 0, 1], [0, 4, 0]]
     assert trace["x"] == ["cluster 1", "cluster 0", "cluster 2"]
+    assert trace["y"] == ["class 0", "class 1"]
+    (trace,) = page.confusion("", np.eye(2, dtype=int), ["no", "yes"].__getitem__).traces
+    assert trace["y"] == ["class no", "class yes"]
 
 
 def test_numbers_that_are_not_finite_are_gaps():
