@@ -233,7 +233,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         if isinstance(found, list):
             rows, classes = [len(part) for part in found], [np.size(part) for part in y]
             if rows != classes:
-                raise checks.wrong("y", f"{classes} classes", f"{rows}, those of the clients' rows")
+                raise ValueError(
+                    f"y: got {classes} classes; allowed are {rows}, as many as the clients' rows"
+                )
             found, y = np.concatenate(found), np.concatenate([np.asarray(part) for part in y])
         return float(adjusted_rand_score(np.asarray(y), found))
 
@@ -319,7 +321,13 @@ def _views(views: Any, whose: str, dtype: Any) -> dict[int, np.ndarray]:
     for v, array in views.items():
         if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 0:
             raise checks.wrong(f"{whose}views", v, "ids 0, 1, ...")
-        found[int(v)] = check_array(array, dtype=dtype, input_name=f"{whose}view {v}")
+        name = f"{whose}view {v}"
+        try:
+            found[int(v)] = check_array(array, dtype=dtype, input_name=name)
+        except ValueError as error:  # which names the view in some of its messages
+            if name in str(error):
+                raise
+            raise ValueError(f"{name}: {error}") from error
     rows = {v: len(array) for v, array in found.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"{whose}views: have {rows} rows; allowed is the same number")

@@ -256,6 +256,9 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         ([{0: np.ones((4, 2)), 1: np.ones((3, 2))}], {}, "client 0: views: have {0: 4, 1: 3} rows"),
         ([{"a": np.ones((4, 2))}], {}, "client 0: views: got 'a'; allowed is ids 0, 1"),
         ([{0: np.full((4, 2), np.nan)}], {}, "client 0: view 0 contains NaN"),
+        ([{0: np.array([["a", "b"]])}], {}, "client 0: view 0: .*could not convert string"),
+        ([{0: np.ones(4)}], {}, "client 0: view 0: Expected 2D array, got 1D"),
+        ([CLIENTS[0], {0: np.ones((0, 5))}], {}, r"client 1: view 0: Found array with 0 sample"),
         ([{}], {}, "client 0: views: got 'none'; allowed is a dictionary of one array or more"),
         ([VIEWS[0], CLIENTS[0]], {}, "clients: got 'arrays and dictionaries'; allowed is dict"),
         (CLIENTS, {"random_state": -1}, "random_state: got -1; allowed is None, a whole number"),
@@ -291,7 +294,7 @@ def test_a_sparse_matrix_is_refused_though_it_is_a_dictionary():
 
 
 def test_classes_of_other_rows_are_refused(fitted):
-    with pytest.raises(ValueError, match=r"y: got '\[3\] classes'; allowed is \[4\], those of"):
+    with pytest.raises(ValueError, match=r"y: got \[3\] classes; allowed are \[4\], as many"):
         fitted.score([{0: np.ones((4, 5))}], [np.zeros(3)])
 
 

@@ -57,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; bad input ends it with one line on stderr."""
     asked = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look for messages
+    # A line for every look for messages, and for every kind of device that is not there.
+    for name in ("httpx", "jax"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         for name in ("file", "auth_key", "root_certificates"):
             path = getattr(asked, name, None)
