@@ -134,10 +134,7 @@ class Server:
         if not file.exists():
             files.write_text(file, json.dumps(self.job.to_json(), indent=1) + "\n")
             return
-        # By what goes through JSON: a tuple among the settings comes back as a list.
-        there = Job.from_json(json.loads(file.read_text(encoding="utf-8")))
-        if there.digest() != self.job.digest():
-            raise ValueError(f"folder: {self.folder} holds another job, or other settings of it")
+        self.job.check_folder(self.folder)
 
     def _make_plan(self) -> None:
         """Makes the plan of the nodes that registered, and what follows from it."""
