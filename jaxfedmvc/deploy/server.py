@@ -219,7 +219,10 @@ class Server:
         """
         if card.client in self.node_of:
             if self.exchange == 0 and self.server is None:
-                raise ValueError(f"client {card.client}: two nodes say that they are this client")
+                raise ValueError(
+                    f"client {card.client}: two nodes say that they are this client,"
+                    f" {self.node_of[card.client]} and {node}"
+                )
             raise Refused("identity", f"client {card.client}: has a node already")
         known = self.cards.get(card.client)
         if known is not None and known != card:
