@@ -171,11 +171,11 @@ class Job:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def check_folder(self, folder: Path) -> None:
-        """Raises ValueError if a folder of results is another job's."""
-        file = folder / "job.json"
-        if not file.exists():
+        """Raises ValueError if a folder of results is another job's that has begun."""
+        if not (folder / "server.npz").exists():
             return
-        there = Job.from_json(json.loads(file.read_text(encoding="utf-8")))
+        text = (folder / "job.json").read_text(encoding="utf-8")
+        there = Job.from_json(json.loads(text))
         # By what goes through JSON: a tuple among the settings comes back as a list.
         if there.digest() != self.digest():
             raise ValueError(

@@ -130,11 +130,10 @@ class Server:
 
     def _check_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / "job.json"
-        if not file.exists():
-            files.write_text(file, json.dumps(self.job.to_json(), indent=1) + "\n")
-            return
         self.job.check_folder(self.folder)
+        if not (self.folder / "server.npz").exists():  # nothing of a job is known to nodes yet
+            text = json.dumps(self.job.to_json(), indent=1) + "\n"
+            files.write_text(self.folder / "job.json", text)
 
     def _make_plan(self) -> None:
         """Makes the plan of the nodes that registered, and what follows from it."""

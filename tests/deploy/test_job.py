@@ -483,7 +483,8 @@ def test_a_finished_job_of_other_settings_is_no_success_of_this_one(tmp_path, ca
     folder = tmp_path / "results" / "first"
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(there.to_json()))
-    (folder / "summary.json").touch()
+    for name in ("summary.json", "server.npz"):
+        (folder / name).touch()
     job = tmp_path / "job.toml"
     job.write_text('name = "first"\nmethod = "e_fkmvc"\nclients = 2\nsettings = {n_clusters = 4}\n')
     command = ["submit", str(job), "--superlink=127.0.0.1:1", f"--folder={tmp_path / 'results'}"]
