@@ -126,6 +126,7 @@ def _submit(asked: argparse.Namespace) -> int:
 
     flower.require_flower()
     job = Job.from_toml(asked.file)  # so that what is wrong with it is said here
+    job.check_folder(asked.folder / job.name)  # another job's summary would pass for this one's
     with tempfile.TemporaryDirectory() as home:
         text = "[superlink]\ndefault = 'job'\n[superlink.job]\n"
         text += f"address = {_quoted(asked.superlink)}\n"

@@ -170,6 +170,19 @@ class Job:
         text = json.dumps(self.to_json(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def check_folder(self, folder: Path) -> None:
+        """Raises ValueError if a folder of results is another job's that has begun."""
+        if not (folder / "server.npz").exists():
+            return
+        text = (folder / "job.json").read_text(encoding="utf-8")
+        there = Job.from_json(json.loads(text))
+        # By what goes through JSON: a tuple among the settings comes back as a list.
+        if there.digest() != self.digest():
+            raise ValueError(
+                f"folder: {folder} holds another job, or other settings of it; allowed is another"
+                " name of the job, or another folder"
+            )
+
     @classmethod
     def from_json(cls, entries: Any) -> Job:
         """Reads a job that came as JSON or TOML, where tuples are lists.

@@ -130,14 +130,10 @@ class Server:
 
     def _check_folder(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / "job.json"
-        if not file.exists():
-            files.write_text(file, json.dumps(self.job.to_json(), indent=1) + "\n")
-            return
-        # By what goes through JSON: a tuple among the settings comes back as a list.
-        there = Job.from_json(json.loads(file.read_text(encoding="utf-8")))
-        if there.digest() != self.job.digest():
-            raise ValueError(f"folder: {self.folder} holds another job, or other settings of it")
+        self.job.check_folder(self.folder)
+        if not (self.folder / "server.npz").exists():  # nothing of a job is known to nodes yet
+            text = json.dumps(self.job.to_json(), indent=1) + "\n"
+            files.write_text(self.folder / "job.json", text)
 
     def _make_plan(self) -> None:
         """Makes the plan of the nodes that registered, and what follows from it."""
@@ -222,7 +218,10 @@ class Server:
         """
         if card.client in self.node_of:
             if self.exchange == 0 and self.server is None:
-                raise ValueError(f"client {card.client}: two nodes say that they are this client")
+                raise ValueError(
+                    f"client {card.client}: two nodes say that they are this client,"
+                    f" {self.node_of[card.client]} and {node}"
+                )
             raise Refused("identity", f"client {card.client}: has a node already")
         known = self.cards.get(card.client)
         if known is not None and known != card:

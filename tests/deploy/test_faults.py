@@ -1,6 +1,7 @@
 """What the documentation promises of networks, nodes and messages that fail."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -484,7 +485,7 @@ def test_another_version_is_refused_and_both_are_named(tmp_path, monkeypatch):
 def test_two_nodes_with_one_identity_are_refused(tmp_path):
     lab = Lab(tmp_path)
     lab.transport.handles[500] = Node(lab.paths[2])
-    with pytest.raises(ValueError, match="client 2: two nodes"):
+    with pytest.raises(ValueError, match=r"client 2: two nodes .*, \d+ and 500"):
         lab.server().run()
 
 
@@ -531,11 +532,21 @@ def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
         lab.server("elsewhere", other).run()
 
 
+def test_a_job_that_was_refused_before_it_began_can_be_mended_under_its_name(tmp_path):
+    lab = Lab(tmp_path)
+    wrong = dataclasses.replace(lab.job, fraction_bits=16)
+    with pytest.raises(ValueError, match="in_clear"):
+        lab.server(job=wrong).run()
+    lab.server().run()
+    assert json.loads((lab.folder / "server" / "job.json").read_text())["fraction_bits"] is None
+
+
 def test_a_job_with_a_tuple_among_its_settings_goes_on(tmp_path):
     """JSON has lists alone."""
     settings = {"n_clusters": 3, "hidden": (8, 4)}
     for _ in range(2):
         Server(Job("a", "fmcsc", 3, settings), local.Local([]), tmp_path)._check_folder()
+        (tmp_path / "server.npz").touch()
     other = Job("a", "fmcsc", 3, settings | {"hidden": (8, 5)})
     with pytest.raises(ValueError, match="holds another job"):
         Server(other, local.Local([]), tmp_path)._check_folder()

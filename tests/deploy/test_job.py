@@ -1,6 +1,7 @@
 """Jobs and the files of nodes: what is wrong is said in one line."""
 
 import dataclasses
+import json
 import re
 import shlex
 import subprocess
@@ -495,3 +496,19 @@ def test_a_node_says_what_is_wrong_with_its_key(tmp_path):
     for name, text in (("other", "no ECDSA key"), ("node0.toml", "no private key without a pass")):
         with pytest.raises(ValueError, match=f"^auth_key: {tmp_path / name} is {text}"):
             flower.serve(node, "127.0.0.1:1", key_file=tmp_path / name)
+
+
+def test_a_finished_job_of_other_settings_is_no_success_of_this_one(tmp_path, capsys):
+    pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+    there = Job(name="first", method="e_fkmvc", clients=2, settings={"n_clusters": 3})
+    folder = tmp_path / "results" / "first"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps(there.to_json()))
+    for name in ("summary.json", "server.npz"):
+        (folder / name).touch()
+    job = tmp_path / "job.toml"
+    job.write_text('name = "first"\nmethod = "e_fkmvc"\nclients = 2\nsettings = {n_clusters = 4}\n')
+    command = ["submit", str(job), "--superlink=127.0.0.1:1", f"--folder={tmp_path / 'results'}"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"folder: {folder} holds another job") and "another folder" in said
