@@ -108,8 +108,13 @@ class Server:
 
         Raises:
           Stopped: A client does not answer, or what it answers cannot be used.
-          ValueError: The nodes do not make a federation, or the folder is another job's.
+          ValueError: The nodes do not make a federation, or the folder is another job's,
+            or in use by one that runs.
         """
+        with files.locked(self.folder):  # a job whose `submit` was ended goes on, and has it
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         self._check_folder()
         saved = (self.folder / "server.npz").exists()
         if saved:

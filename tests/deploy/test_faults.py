@@ -541,6 +541,14 @@ def test_a_job_that_was_refused_before_it_began_can_be_mended_under_its_name(tmp
     assert json.loads((lab.folder / "server" / "job.json").read_text())["fraction_bits"] is None
 
 
+def test_two_servers_do_not_run_one_job(tmp_path):
+    """A job whose `submit` was ended still runs on the SuperLink."""
+    lab = Lab(tmp_path)
+    with locks.held(lab.folder / "server"), pytest.raises(ValueError, match="in use by another"):
+        lab.server().run()
+    lab.server().run()
+
+
 def test_a_job_with_a_tuple_among_its_settings_goes_on(tmp_path):
     """JSON has lists alone."""
     settings = {"n_clusters": 3, "hidden": (8, 4)}
