@@ -69,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        goes_on = "; a job that was submitted goes on, until `flwr stop RUN CONNECTION` ends it"
+        print(f"stopped{goes_on * (asked.command == 'submit')}", file=sys.stderr)
+        return 1
 
 
 def _check(asked: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -455,6 +456,15 @@ def submitted(folder, monkeypatch, code=0, made=False):
     command = ["submit", str(job), "--superlink=127.0.0.1:1", f"--folder={results}"]
     found = main([*command, f"--root_certificates={folder / 'ca.crt'}"])
     return told[0], found
+
+
+def test_who_ends_submit_is_told_that_the_job_goes_on(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+    job = tmp_path / "job.toml"
+    job.write_text('name = "a"\nmethod = "e_fkmvc"\nclients = 2\nsettings = {n_clusters = 3}\n')
+    monkeypatch.setattr(subprocess, "run", mock.Mock(side_effect=KeyboardInterrupt))
+    assert main(["submit", str(job), "--superlink=127.0.0.1:1", f"--folder={tmp_path}"]) == 1
+    assert "a job that was submitted goes on, until `flwr stop" in capsys.readouterr().err
 
 
 def test_any_name_of_a_folder_reaches_flower(tmp_path, monkeypatch):
