@@ -143,7 +143,12 @@ def lines(
         if log_y:
             axis.set_yscale("log")
         axis.set_title(panel)
-        axis.set_xlabel(xlabel)
+        # A level that has a name of its own needs no other.
+        is_limit = any(
+            {bool(np.isfinite(x)) for x, *_ in points} == {True, False}
+            for points in series.values()
+        )
+        axis.set_xlabel(f"{xlabel} (dashed: infinite)" if is_limit else xlabel)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel(ylabel)

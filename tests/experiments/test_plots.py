@@ -45,6 +45,16 @@ def test_lines_of_one_series_over_several_logarithmic_panels(tmp_path):
     assert_one_png(tmp_path / "lines.png")
 
 
+def test_a_level_of_a_line_is_said_to_be_its_limit(monkeypatch):
+    told = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: told.extend(figure.axes))
+    own, level = [(1.0, 0.5, 0.0), (2.0, 0.6, 0.0)], [(np.inf, 0.4, 0.0)]
+    panels = {"both": {"a": own + level}, "apart": {"a": own, "reference": level}}
+    charts.lines("", panels, "epsilon", "ACC", "")
+    assert [axis.get_xlabel() for axis in told] == ["epsilon (dashed: infinite)", "epsilon"]
+    pyplot.close("all")
+
+
 @pytest.mark.parametrize(("most", "labels"), [(1000, ["0.001", "1", "1000"]), (0.05, ["0.02"])])
 def test_ticks_between_powers_of_ten_are_labelled_over_few_decades_only(most, labels):
     figure, axis = pyplot.subplots()
