@@ -111,6 +111,7 @@ def outline(views: Sequence[np.ndarray], partition: Sequence[Part]) -> Federatio
     """
     cohorts = tuple(
         Cohort(
+            # NumPy's zeros stand in for arrays of JAX, which would take their memory.
             views=tuple(
                 np.broadcast_to(np.float32(0), (*part.sample_ids.shape, views[v].shape[1]))  # type: ignore[misc]
                 for v in part.view_ids

@@ -54,9 +54,9 @@ def some(names: Any, most: int = 12) -> str:
 
 def names_of(classes: Any) -> tuple[str, ...]:
     """Returns what classes are called; whole numbers have no point, whatever type held them."""
-    numbers = (isinstance(c, float | np.floating) and c == int(c) for c in classes)
     return tuple(
-        str(int(c)) if is_whole else str(c) for c, is_whole in zip(classes, numbers, strict=True)
+        str(int(c)) if isinstance(c, float | np.floating) and c.is_integer() else str(c)
+        for c in classes
     )
 
 

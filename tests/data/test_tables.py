@@ -562,3 +562,8 @@ def test_a_frame_has_no_column_twice_and_columns_of_one_level():
     pairs = pd.MultiIndex.from_tuples([("blood", "hb"), ("blood", "wbc")])
     with pytest.raises(ValueError, match="table: has columns of 2 levels; allowed is one"):
         from_frame(pd.DataFrame([[1.0, 2.0]], columns=pairs))
+
+
+def test_whole_numbers_are_classes_without_a_point():
+    table = TABLE.assign(ill=[1.0, 2.5, 1.0, np.inf])
+    assert from_frame(table, BLOOD).classes == ("1", "2.5", "inf")
