@@ -344,3 +344,18 @@ def test_copies_that_training_is_spared_change_no_bit(name, monkeypatch):
 def test_an_option_that_xla_does_not_have_is_left_out():
     assert module._if_known("xla_backend_optimization_level_of_another_version") == {}
     assert module._if_known("xla_llvm_disable_expensive_passes") != {}
+
+
+def test_a_gpu_searches_no_kernels_unless_the_users_flags_speak_of_it(monkeypatch):
+    """The names of these options are XLA's, whatever it compiles for."""
+    monkeypatch.setattr(jax.config, "read", lambda flag: False)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    told = compiler_options(trains=True)
+    assert told == {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+    assert compiler_options(trains=False) == told
+    for option in ("--xla_gpu_autotune_level=4", "--xla_gpu_enable_triton_gemm=true"):
+        monkeypatch.setenv("XLA_FLAGS", option)
+        assert compiler_options() is None
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert compiler_options() is None
