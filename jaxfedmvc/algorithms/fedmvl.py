@@ -36,11 +36,11 @@ from jax import Array
 from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
-from jaxfedmvc.algorithms.mgcd.graph import matmul
 from jaxfedmvc.algorithms.pooled.adapter import has_features
 from jaxfedmvc.algorithms.pooled.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import matmul
 
 Kind = tuple[int, ...]
 
