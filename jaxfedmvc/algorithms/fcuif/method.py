@@ -61,6 +61,7 @@ from jaxfedmvc.algorithms.fcuif.settings import (
 )
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
+from jaxfedmvc.nn import last
 
 Kind = tuple[int, ...]
 
@@ -211,8 +212,7 @@ def _features(client: Cohort) -> Array:
 def _answer(state: ClientState, losses: Array, x: Array, client: Cohort) -> Any:
     """Returns what a client function returns after training."""
     message = client_lib.upload(state, x, client.mask)
-    loss = losses[-1] if losses.shape[0] else jnp.float32(0)
-    return state, {client.view_ids: message}, {"loss": loss}
+    return state, {client.view_ids: message}, {"loss": last(losses)}
 
 
 def _build_pretrain(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callable[..., Any]:

@@ -20,9 +20,10 @@ from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model, view_dims
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
-from jaxfedmvc.algorithms.fmcsc.training import Info, fit_autoencoders, fit_multi_view, last
+from jaxfedmvc.algorithms.fmcsc.training import Info, fit_autoencoders, fit_multi_view
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation, check_views
+from jaxfedmvc.nn import last
 
 Nothing = tuple[()]
 

@@ -17,12 +17,11 @@ from jaxfedmvc.algorithms.mgcd.model import (
     decode,
     encode,
     init_autoencoder,
-    last,
     uniform_by_row,
 )
 from jaxfedmvc.algorithms.mgcd.settings import MGCDHyperparams, ResolvedConfig
 from jaxfedmvc.losses import masked_mean
-from jaxfedmvc.nn import fit, fit_on
+from jaxfedmvc.nn import fit, fit_on, last
 from jaxfedmvc.precision import matmul
 
 

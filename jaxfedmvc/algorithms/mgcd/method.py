@@ -35,7 +35,6 @@ from jaxfedmvc.algorithms.mgcd.model import (
     Clusters,
     ServerState,
     init_autoencoder,
-    last,
     uniform_by_row,
 )
 from jaxfedmvc.algorithms.mgcd.settings import (
@@ -55,6 +54,7 @@ from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.metrics.views import LEAST_VIEWS
+from jaxfedmvc.nn import last
 
 # How many times the best separation so far a later round must reach. Smaller gains tell nothing:
 # where no affinity separates well, all are near 1.
