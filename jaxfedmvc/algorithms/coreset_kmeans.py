@@ -254,7 +254,7 @@ def _assign(server: CoresetState, state: tuple, client: Cohort) -> Array:
     if client.view_ids not in server.centroids:
         raise checks.wrong("view_ids", client.view_ids, f"one of {sorted(server.centroids)}")
     x = jnp.concatenate(client.views, axis=-1)
-    labels = nearest(x, **_own_columns(server, client.view_ids))
+    labels = predict(x, server.centroids[client.view_ids], server.n_centroids)
     return jnp.where(client.mask, labels, -1)
 
 
@@ -331,14 +331,6 @@ def importance_weights(sensitivity: Array, rows: Array) -> Array:
     """
     inverse = jnp.where(rows >= 0, 1 / sensitivity[rows], 0.0)
     return inverse / jnp.sum(inverse)
-
-
-def nearest(x: Array, centroids: Array, n_centroids: Array) -> Array:
-    """Finds the nearest of the first `n_centroids` centroids [k, p] for rows [n, p], int32 [n]."""
-    used = jnp.arange(len(centroids)) < n_centroids
-    # Those not in use become copies of the first, which then stands for them.
-    labels = predict(x, jnp.where(used[:, None], centroids, centroids[:1]))
-    return jnp.where(labels < n_centroids, labels, 0)
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
