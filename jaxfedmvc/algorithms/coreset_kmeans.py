@@ -29,7 +29,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, answer_nothing, keep, send_nothing
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
@@ -116,7 +116,7 @@ def coreset_kmeans(
         init=partial(_init, config, hyper),
         setup=(_draw(config, hyper), _collect(config, hyper)),
         round=(),
-        finish=(_share_columns(),),
+        finish=(Phase(_own_columns, answer_nothing, keep),),
         assign=_assign,
     )
 
@@ -196,7 +196,7 @@ def _draw(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Phase
         rows = jnp.where(jnp.arange(len(drawn)) < state.n_drawn, drawn, -1)
         return state._replace(rows=rows, weights=importance_weights(total, rows)), {}
 
-    return Phase(lambda state, view_ids: (), client, server)
+    return Phase(send_nothing, client, server)
 
 
 def _collect(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Phase:
@@ -228,20 +228,6 @@ def _collect(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Ph
         return state._replace(centroids=centroids, n_centroids=n_centroids), {}
 
     return Phase(lambda state, view_ids: state.rows, client, server)
-
-
-def _share_columns() -> Phase:
-    """Returns the last exchange: every agent is sent its columns of the centroids."""
-
-    def client(key: Array, sent: dict, state: tuple, client: Cohort) -> Any:
-        return state, (), {}
-
-    def server(
-        key: Array, state: CoresetState, messages: Any, weights: Any
-    ) -> tuple[CoresetState, dict]:
-        return state, {}
-
-    return Phase(_own_columns, client, server)
 
 
 def _own_columns(state: CoresetState, view_ids: tuple[int, ...]) -> dict[str, Array]:

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.algorithms.fcuif import client as client_lib
 from jaxfedmvc.algorithms.fcuif.client import ClientState, Guidance, Upload
@@ -117,7 +117,7 @@ def _federated(
         init=_build_init(name, config, aligner is not None),
         setup=(
             Phase(
-                lambda state, view_ids: (),
+                send_nothing,
                 _build_pretrain(config, hyper),
                 _build_aggregate(config, imputer, aligner, first=True),
             ),
@@ -129,7 +129,7 @@ def _federated(
                 _build_aggregate(config, imputer, aligner, first=False),
             ),
         ),
-        finish=(Phase(_send_labels, _receive, lambda key, state, messages, weights: (state, {})),),
+        finish=(Phase(_send_labels, _receive, keep),),
         assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
         embed=lambda server, state, client: _own_rows(
             server, client.view_ids, server.clusters.embedding
