@@ -51,6 +51,25 @@ class Phase(NamedTuple):
     who: Literal["everyone", "leader"] = "everyone"
 
 
+def send_nothing(state: PyTree, view_ids: tuple[int, ...]) -> tuple[()]:
+    """Sends clients nothing; for `Phase.broadcast`."""
+    return ()
+
+
+def answer_nothing(
+    key: jax.Array, sent: PyTree, state: PyTree, client: Cohort
+) -> tuple[PyTree, tuple[()], dict]:
+    """Leaves a client as it is, and sends nothing; for `Phase.client`."""
+    return state, (), {}
+
+
+def keep(
+    key: jax.Array, state: PyTree, messages: tuple[PyTree, ...], weights: tuple[jax.Array, ...]
+) -> tuple[PyTree, dict]:
+    """Leaves the server as it is; for `Phase.server`, where messages say nothing."""
+    return state, {}
+
+
 class FederatedAlgorithm(NamedTuple):
     """A method: pure functions over explicit states.
 

@@ -1,4 +1,4 @@
-"""What the library computes in: 32 bits, whatever `jax_enable_x64` says."""
+"""What the library computes in: 32 bits, whatever `jax_enable_x64` says, and full float32."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
 
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
@@ -35,6 +36,11 @@ def in_32_bits(function: Callable[_Arguments, _Returned]) -> Callable[_Arguments
             return function(*args, **kwargs)
 
     return narrow
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Returns `a @ b` in full float32, also on accelerators whose default is less."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
 def _rounded(leaf: Any) -> Any:

@@ -62,7 +62,8 @@ def _gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) ->
         from scipy.special import ndtri
 
         # The tail of the loss at delta bounds epsilon, within a hundredth here, and needs no grid.
-        return float(0.5 / of_all**2 - ndtri(delta) / of_all)
+        mu = math.sqrt(n_releases) / noise_multiplier
+        return mu * (0.5 * mu - float(ndtri(delta)))
     # A grid relative to the spread mu of the loss is as fine at any multiplier.
     return (
         _accountant()

@@ -55,6 +55,7 @@ def test_hardly_any_noise_is_bounded_without_a_grid(monkeypatch):
         assert right <= privacy.gaussian_epsilon(multiplier, 1, delta) <= 1.01 * right
     monkeypatch.setattr(privacy, "_accountant", None)
     assert privacy.gaussian_epsilon(2e-6, 4, 1e-5) == pytest.approx(0.5e12, rel=1e-4)
+    assert privacy.gaussian_epsilon(1e-170, 4, 1e-5) == math.inf  # whose square is 0
 
 
 def test_many_queries_need_less_than_basic_composition():

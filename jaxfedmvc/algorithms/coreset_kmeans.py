@@ -29,7 +29,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, answer_nothing, keep, send_nothing
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
@@ -116,7 +116,7 @@ def coreset_kmeans(
         init=partial(_init, config, hyper),
         setup=(_draw(config, hyper), _collect(config, hyper)),
         round=(),
-        finish=(_share_columns(),),
+        finish=(Phase(_own_columns, answer_nothing, keep),),
         assign=_assign,
     )
 
@@ -196,7 +196,7 @@ def _draw(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Phase
         rows = jnp.where(jnp.arange(len(drawn)) < state.n_drawn, drawn, -1)
         return state._replace(rows=rows, weights=importance_weights(total, rows)), {}
 
-    return Phase(lambda state, view_ids: (), client, server)
+    return Phase(send_nothing, client, server)
 
 
 def _collect(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Phase:
@@ -230,20 +230,6 @@ def _collect(config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams) -> Ph
     return Phase(lambda state, view_ids: state.rows, client, server)
 
 
-def _share_columns() -> Phase:
-    """Returns the last exchange: every agent is sent its columns of the centroids."""
-
-    def client(key: Array, sent: dict, state: tuple, client: Cohort) -> Any:
-        return state, (), {}
-
-    def server(
-        key: Array, state: CoresetState, messages: Any, weights: Any
-    ) -> tuple[CoresetState, dict]:
-        return state, {}
-
-    return Phase(_own_columns, client, server)
-
-
 def _own_columns(state: CoresetState, view_ids: tuple[int, ...]) -> dict[str, Array]:
     """Returns an agent's columns of the centroids, and how many centroids are in use."""
     return {"centroids": state.centroids[view_ids], "n_centroids": state.n_centroids}
@@ -254,7 +240,7 @@ def _assign(server: CoresetState, state: tuple, client: Cohort) -> Array:
     if client.view_ids not in server.centroids:
         raise checks.wrong("view_ids", client.view_ids, f"one of {sorted(server.centroids)}")
     x = jnp.concatenate(client.views, axis=-1)
-    labels = nearest(x, **_own_columns(server, client.view_ids))
+    labels = predict(x, server.centroids[client.view_ids], server.n_centroids)
     return jnp.where(client.mask, labels, -1)
 
 
@@ -331,14 +317,6 @@ def importance_weights(sensitivity: Array, rows: Array) -> Array:
     """
     inverse = jnp.where(rows >= 0, 1 / sensitivity[rows], 0.0)
     return inverse / jnp.sum(inverse)
-
-
-def nearest(x: Array, centroids: Array, n_centroids: Array) -> Array:
-    """Finds the nearest of the first `n_centroids` centroids [k, p] for rows [n, p], int32 [n]."""
-    used = jnp.arange(len(centroids)) < n_centroids
-    # Those not in use become copies of the first, which then stands for them.
-    labels = predict(x, jnp.where(used[:, None], centroids, centroids[:1]))
-    return jnp.where(labels < n_centroids, labels, 0)
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:

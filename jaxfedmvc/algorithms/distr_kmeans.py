@@ -23,7 +23,7 @@ from flax import struct
 from jax import Array
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, answer_nothing, keep, send_nothing
 from jaxfedmvc.algorithms.vertcohirf.consensus import segment_sizes, strict_consensus
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
@@ -151,19 +151,12 @@ def _cluster(config: DistrKMeansConfig, hyper: DistrKMeansHyperparams) -> Phase:
         labels = jnp.where(labels >= 0, found.labels[grid.cells], -1)
         return labels, {"n_cells": grid.n_cells}
 
-    return Phase(lambda labels, view_ids: (), client, server)
+    return Phase(send_nothing, client, server)
 
 
 def _share_labels() -> Phase:
     """Returns the last exchange: every agent is sent the labels."""
-
-    def client(key: Array, sent: Array, state: tuple, client: Cohort) -> Any:
-        return state, (), {}
-
-    def server(key: Array, labels: Array, messages: Any, weights: Any) -> tuple[Array, dict]:
-        return labels, {}
-
-    return Phase(lambda labels, view_ids: labels, client, server)
+    return Phase(lambda labels, view_ids: labels, answer_nothing, keep)
 
 
 def occupied_cells(labels: Array, centroids: Sequence[Array], where: Array) -> Grid:

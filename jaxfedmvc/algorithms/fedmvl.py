@@ -34,13 +34,13 @@ from flax import struct
 from jax import Array
 
 from jaxfedmvc import checks, keys
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, answer_nothing, keep, send_nothing
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
-from jaxfedmvc.algorithms.mgcd.graph import matmul
 from jaxfedmvc.algorithms.pooled.adapter import has_features
 from jaxfedmvc.algorithms.pooled.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import matmul
 
 Kind = tuple[int, ...]
 
@@ -153,8 +153,8 @@ def fedmvl(config: FedMVLConfig, hyper: FedMVLHyperparams | None = None) -> Fede
         setup=(),
         round=(Phase(_send_consensus, _build_step(config, hyper), _build_update(hyper)),),
         finish=(
-            Phase(_send_nothing, _answer_nothing, _build_cluster(config)),
-            Phase(lambda state, view_ids: state.labels, _receive, _keep),
+            Phase(send_nothing, answer_nothing, _build_cluster(config)),
+            Phase(lambda state, view_ids: state.labels, _receive, keep),
         ),
         assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
         embed=lambda server, state, client: server.consensus,
@@ -387,14 +387,6 @@ def objective(residuals: Array, w: Array, g: Array, mu: Array | float) -> Array:
 # --- Finish ---------------------------------------------------------------------------------------
 
 
-def _send_nothing(state: ServerState, view_ids: Kind) -> tuple[()]:
-    return ()
-
-
-def _answer_nothing(key: Array, sent: tuple[()], state: ClientState, client: Cohort) -> Any:
-    return state, (), {}
-
-
 def _build_cluster(config: FedMVLConfig) -> Callable[..., Any]:
     def cluster(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
         where = state.holders > 0
@@ -406,7 +398,3 @@ def _build_cluster(config: FedMVLConfig) -> Callable[..., Any]:
 
 def _receive(key: Array, sent: Array, state: ClientState, client: Cohort) -> Any:
     return state._replace(labels=sent), (), {}
-
-
-def _keep(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
-    return state, {}

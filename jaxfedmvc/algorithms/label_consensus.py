@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, send_nothing
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.algorithms.pooled.matrices import left_singular_vectors
 from jaxfedmvc.algorithms.registry import NoHyperparams
@@ -144,7 +144,7 @@ def _exchange(config: LabelConsensusConfig) -> Phase:
         found = consensus(key, lists, config)
         return found, {"n_clusters": found.n_clusters, "agreement": jnp.max(found.agreement)}
 
-    return Phase(lambda state, view_ids: (), client, server)
+    return Phase(send_nothing, client, server)
 
 
 def labels_of(key: Array, x: Array, where: Array, config: LabelConsensusConfig) -> Array:

@@ -24,8 +24,9 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, n_samples
+from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, n_samples
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlp
+from jaxfedmvc.precision import matmul
 
 PyTree = Any
 

@@ -420,11 +420,11 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
         for pattern in wanted:
             if pattern in others:
                 raise ValueError(f"views: the column {pattern!r} of view {view} is labels or id")
-            if not _matching(free, pattern):
+            if not matching(free, pattern):
                 raise ValueError(
                     f"views: {pattern!r} of view {view} matches no column of {some(frame.columns)}"
                 )
-        matched = {column for pattern in wanted for column in _matching(free, pattern)}
+        matched = {column for pattern in wanted for column in matching(free, pattern)}
         mine = [column for column in free if column in matched]
         _check_unnamed([column for column in mine if column not in wanted])
         for column in mine:
@@ -435,7 +435,7 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
     return found
 
 
-def _matching(columns: Sequence[str], pattern: str) -> list[str]:
+def matching(columns: Sequence[str], pattern: str) -> list[str]:
     """Returns the columns that are meant: the one of this name, else those that the pattern fits.
 
     As a pattern the name `age [years]` would fit `age y`, and not itself.

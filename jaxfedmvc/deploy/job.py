@@ -28,7 +28,7 @@ from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits
-from jaxfedmvc.algorithms.fedhk.accounting import releases, spent
+from jaxfedmvc.algorithms.fedhk.accounting import spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
 
@@ -152,7 +152,7 @@ class Job:
         if name in ("rounds", "n_clients"):
             return self.n_rounds if name == "rounds" else self.clients
         if name == "dp_epsilon" and issubclass(method.config, PrivateConfig):
-            return _spent(*self._configured(self.clients))
+            return spent(*self._configured(self.clients))[0]
         fields = (*dataclasses.fields(method.config), *dataclasses.fields(method.hyperparams))
         for field in fields:
             if field.name == name:
@@ -262,17 +262,8 @@ def _check_noise(job: Job, config: PrivateConfig, hyper: Any) -> None:
         check_fraction_bits(config, hyper, job.fraction_bits)
 
 
-# Beyond, nothing is protected. What accounting takes in memory grows with epsilon and with 1 / z,
-# and a job must not end a node by that.
+# Beyond, nothing is protected.
 _MOST_EPSILON = 1000.0
-
-
-def _spent(config: PrivateConfig, hyper: Any) -> float:
-    """Returns the epsilon of a run; infinite from some 5000 on."""
-    z = hyper.noise_multiplier
-    if z is not None and z < 0.01 * math.sqrt(releases(config.start_steps, config.rounds)):
-        return math.inf
-    return spent(config, hyper)[0]
 
 
 def _names(name: str, given: Any) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import fnmatch
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import numpy as np
 from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.data.dataset import check_arrays, check_precision
+from jaxfedmvc.data.tables import matching
 from jaxfedmvc.deploy import masks
 from jaxfedmvc.deploy.job import Job, read_toml
 from jaxfedmvc.deploy.wire import Refused
@@ -319,7 +319,7 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     arrays: dict[Any, Any] = {n: np.asarray(table[n]) for n in others if n in table}
     for patterns in columns["views"].values():
         several = (patterns,) if isinstance(patterns, str) else patterns
-        matched = {p: sorted(n for n in head if fnmatch.fnmatchcase(n, p)) for p in several}
+        matched = {p: sorted(matching(head, p)) for p in several}
         if lost := [p for p, found in matched.items() if not found]:
             raise ValueError(f"views: {lost[0]!r} matches no column of {file}, which are {head}")
         names = list(dict.fromkeys(n for found in matched.values() for n in found))

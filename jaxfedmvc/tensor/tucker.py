@@ -26,9 +26,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
-from jaxfedmvc.precision import in_32_bits
-
-_matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+from jaxfedmvc.precision import in_32_bits, matmul
 
 
 class Tucker(NamedTuple):
@@ -229,7 +227,7 @@ def polar(matrix: ArrayLike) -> Array:
     if matrix.ndim != 2 or matrix.shape[0] < matrix.shape[1]:
         raise checks.wrong("matrix", matrix.shape, "shape [n, r] with n >= r")
     left, _, right = jnp.linalg.svd(matrix, full_matrices=False)
-    return _matmul(left, right)
+    return matmul(left, right)
 
 
 @in_32_bits
@@ -256,8 +254,8 @@ def procrustes(tucker: Tucker, reference_factors: Sequence[ArrayLike]) -> Tucker
         raise checks.wrong("reference_factors", got, f"the shapes of the factors, {shapes}")
     core, factors = tucker.core, []
     for mode, (factor, reference) in enumerate(zip(tucker.factors, references, strict=True)):
-        rotation = polar(_matmul(factor.T, reference))
-        factors.append(_matmul(factor, rotation))
+        rotation = polar(matmul(factor.T, reference))
+        factors.append(matmul(factor, rotation))
         core = mode_product(core, rotation.T, mode)
     return Tucker(core, tuple(factors))
 

@@ -19,7 +19,6 @@ from jaxfedmvc.algorithms.coreset_kmeans import (
     coreset_kmeans,
     draw_rows,
     importance_weights,
-    nearest,
     sensitivities,
 )
 from jaxfedmvc.data.partition import Part
@@ -154,12 +153,6 @@ def test_padding_and_further_draws_do_not_change_the_first():
 def test_weights_are_inverse_sensitivities_that_sum_to_one():
     weights = importance_weights(jnp.array([1.0, 4.0, 2.0, 0.0]), jnp.array([2, 1, -1]))
     np.testing.assert_allclose(weights, [2 / 3, 1 / 3, 0.0], rtol=1e-6)
-
-
-def test_nearest_leaves_out_centroids_that_are_not_in_use():
-    x, centroids = jnp.array([[0.0], [4.9], [9.0]]), jnp.array([[1.0], [10.0], [5.0]])
-    for n, expected in ((1, [0, 0, 0]), (2, [0, 0, 1]), (3, [0, 2, 1])):
-        np.testing.assert_array_equal(jax.jit(nearest)(x, centroids, n), expected)
 
 
 # The method.

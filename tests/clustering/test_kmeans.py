@@ -311,6 +311,12 @@ def test_limit_is_the_number_of_clusters():
     chex.assert_trees_all_equal(limited(keys[0], slots + 9), limited(keys[0], slots))
 
 
+def test_predict_leaves_out_centroids_that_are_not_in_use():
+    x, centroids = jnp.array([[0.0], [4.9], [9.0]]), jnp.array([[1.0], [10.0], [5.0]])
+    for n, expected in ((1, [0, 0, 0]), (2, [0, 0, 1]), (3, [0, 2, 1])):
+        np.testing.assert_array_equal(jax.jit(predict)(x, centroids, n), expected)
+
+
 def test_limit_holds_for_given_centroids():
     x = blobs()
     limited = jit_lloyd(x, x[:5], limit=3)

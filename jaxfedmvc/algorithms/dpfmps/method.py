@@ -29,14 +29,13 @@ Source: Li, Wang and Li, "Differentially private vertical federated clustering",
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.dpfmps import agent, server
 from jaxfedmvc.algorithms.dpfmps.budget import split
 from jaxfedmvc.algorithms.dpfmps.lsh_tree import tree_noise
@@ -60,7 +59,7 @@ def dpfmps(config: DPFMPSConfig, hyper: NoHyperparams | None = None) -> Federate
     return FederatedAlgorithm(
         init=partial(_init, config),
         setup=(
-            Phase(_ask, agent.send_size, server.keep_size, who="leader"),
+            Phase(send_nothing, agent.send_size, server.keep_size, who="leader"),
             Phase(
                 _send_size_back,
                 partial(agent.send_synopsis, config),
@@ -68,7 +67,7 @@ def dpfmps(config: DPFMPSConfig, hyper: NoHyperparams | None = None) -> Federate
             ),
         ),
         round=(),
-        finish=(Phase(_send_columns, agent.keep_columns, _keep),),
+        finish=(Phase(_send_columns, agent.keep_columns, keep),),
         assign=agent.assign,
     )
 
@@ -107,17 +106,9 @@ def _init(
     return server.ServerState(public, jnp.int32(0), centres), tuple(agents)
 
 
-def _ask(state: server.ServerState, view_ids: tuple[int, ...]) -> tuple[()]:
-    return ()
-
-
 def _send_size_back(state: server.ServerState, view_ids: tuple[int, ...]) -> Array:
     return state.size
 
 
 def _send_columns(state: server.ServerState, view_ids: tuple[int, ...]) -> Array:
     return state.centres[view_ids[0]]
-
-
-def _keep(key: Array, state: server.ServerState, messages: Any, weights: Any) -> Any:
-    return state, {}

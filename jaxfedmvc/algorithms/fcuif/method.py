@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.distr_kmeans import by_agent
 from jaxfedmvc.algorithms.fcuif import client as client_lib
 from jaxfedmvc.algorithms.fcuif.client import ClientState, Guidance, Upload
@@ -61,6 +61,7 @@ from jaxfedmvc.algorithms.fcuif.settings import (
 )
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
+from jaxfedmvc.nn import last
 
 Kind = tuple[int, ...]
 
@@ -116,7 +117,7 @@ def _federated(
         init=_build_init(name, config, aligner is not None),
         setup=(
             Phase(
-                lambda state, view_ids: (),
+                send_nothing,
                 _build_pretrain(config, hyper),
                 _build_aggregate(config, imputer, aligner, first=True),
             ),
@@ -128,7 +129,7 @@ def _federated(
                 _build_aggregate(config, imputer, aligner, first=False),
             ),
         ),
-        finish=(Phase(_send_labels, _receive, lambda key, state, messages, weights: (state, {})),),
+        finish=(Phase(_send_labels, _receive, keep),),
         assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
         embed=lambda server, state, client: _own_rows(
             server, client.view_ids, server.clusters.embedding
@@ -211,8 +212,7 @@ def _features(client: Cohort) -> Array:
 def _answer(state: ClientState, losses: Array, x: Array, client: Cohort) -> Any:
     """Returns what a client function returns after training."""
     message = client_lib.upload(state, x, client.mask)
-    loss = losses[-1] if losses.shape[0] else jnp.float32(0)
-    return state, {client.view_ids: message}, {"loss": loss}
+    return state, {client.view_ids: message}, {"loss": last(losses)}
 
 
 def _build_pretrain(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callable[..., Any]:

@@ -46,6 +46,7 @@ from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
 from jaxfedmvc.algorithms.fedhk.samples import of_samples
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
 from jaxfedmvc.federation import Cohort
+from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import parafac2 as pf
 from jaxfedmvc.tensor.tucker import weighted_target
 
@@ -149,8 +150,8 @@ def clients_codec(config: Parafac2Config) -> Codec:
 
     def centres(sent: tuple, basis: Own, widths: dict[int, int]) -> Centres:
         h, q = sent
-        left = _matmul(basis.projection, h) * basis.scales[None]
-        return {v: _matmul(left, q[v].T) for v in widths}
+        left = matmul(basis.projection, h) * basis.scales[None]
+        return {v: matmul(left, q[v].T) for v in widths}
 
     return Codec(
         start=start,
@@ -247,7 +248,7 @@ def _common_h(config: Parafac2Config, hyper: FedHKHyperparams) -> Phase:
             relevance = jnp.exp(hk.log_relevance(weights, hyper.alpha))
             wanted, fitted, strengths = {}, {}, {}
             for place, (v, q) in enumerate(own.q.items()):
-                old = _matmul(_matmul(own.projection, own.h) * own.scales[None], q.T)
+                old = matmul(matmul(own.projection, own.h) * own.scales[None], q.T)
                 weight = own.weights[v]
                 wanted[v] = hk.centres_from(own.numerators[v], weight, old)
                 weight = weight if weight.ndim == 2 else weight[:, None]
@@ -258,7 +259,7 @@ def _common_h(config: Parafac2Config, hyper: FedHKHyperparams) -> Phase:
             scale = _column_scales(own.q, deltas)
             scaled = _joined_q(own.q) * scale[:, None]
             p = pf.projection(plain * scale[None], own.h, scaled, own.scales)
-            y = _matmul(p.T, plain)
+            y = matmul(p.T, plain)
             s = pf.update_s(y * scale[None], own.h, scaled, own.scales)
             peak = jnp.max(strength)
             terms = jax.tree.map(lambda x: peak * x, pf.h_terms(y * scale[None], scaled, s))
@@ -323,10 +324,6 @@ def _column_scales(q: Centres, deltas: Array) -> Array:
     )
 
 
-def _matmul(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
-
-
 # Slices are views.
 
 
@@ -350,7 +347,7 @@ def views_codec(config: Parafac2Config) -> Codec:
         basis = {v: _directions(part, r) for v, part in weighted.items()}
 
         def one(centres: Centres) -> tuple:
-            inner = jnp.stack([_matmul(part, basis[v]).T for v, part in centres.items()])
+            inner = jnp.stack([matmul(part, basis[v]).T for v, part in centres.items()])
             h = jnp.eye(r)
             q = pf.from_slice(_joined_q({v: x for v, x in enumerate(inner)}), r).q
             s = jnp.ones((len(centres), r))
@@ -367,7 +364,7 @@ def views_codec(config: Parafac2Config) -> Codec:
 
     def centres(sent: tuple, basis: dict[int, Array], widths: dict[int, int]) -> Centres:
         inner = inner_of(sent)
-        return {v: _matmul(basis[v], inner[v]).T for v in widths}
+        return {v: matmul(basis[v], inner[v]).T for v in widths}
 
     def update(
         fit: tuple,
@@ -397,7 +394,7 @@ def views_codec(config: Parafac2Config) -> Codec:
         start=start,
         sent=lambda fit, view_ids: fit,
         centres=centres,
-        compress=lambda numerators, basis: {v: _matmul(n, basis[v]) for v, n in numerators.items()},
+        compress=lambda numerators, basis: {v: matmul(n, basis[v]) for v, n in numerators.items()},
         update=update,
         encode=unused,
         decode=unused,
@@ -412,7 +409,7 @@ _FIRST_SWEEPS = 20
 
 def _directions(rows: Array, rank: int) -> Array:
     """Returns leading right singular vectors [d, R] of a view's weighted summaries."""
-    gram = _matmul(rows.T, rows)
+    gram = matmul(rows.T, rows)
     return jnp.linalg.eigh(gram)[1][:, : -rank - 1 : -1]
 
 

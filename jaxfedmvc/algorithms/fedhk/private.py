@@ -50,7 +50,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, send_nothing
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.accounting import PrivacySettings, privacy_settings
 from jaxfedmvc.algorithms.fedhk.client import Samples, local_sums, nearest, samples_of
@@ -317,7 +317,7 @@ def _moments(config: FedHKConfig, privacy: PrivacySettings) -> Phase:
             fits[v] = length * drawn[None] / jnp.linalg.norm(drawn, axis=1)[None, :, None]
         return state._replace(scales=scales, models=state.models._replace(fit=fits)), ()
 
-    return _noised(privacy, "moments", lambda state, view_ids: (), client, server)
+    return _noised(privacy, "moments", send_nothing, client, server)
 
 
 def _start(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySettings) -> Phase:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxfedmvc import keys
-from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.algorithm import Phase, send_nothing
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
     Codec,
@@ -117,7 +117,7 @@ def _means() -> Phase:
         }
         return state._replace(counts=counts, scales=scales), ()
 
-    return Phase(lambda state, view_ids: (), client, server, reduce="sum")
+    return Phase(send_nothing, client, server, reduce="sum")
 
 
 def _variances() -> Phase:
@@ -173,7 +173,7 @@ def _ranges() -> Phase:
                 )
         return state._replace(scales=scales), ()
 
-    return Phase(lambda state, view_ids: (), client, server)
+    return Phase(send_nothing, client, server)
 
 
 def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) -> Phase:

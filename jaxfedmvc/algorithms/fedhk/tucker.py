@@ -29,6 +29,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
     unused,
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, TuckerConfig
+from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import tucker as tk
 
 # Sweeps of the server in a round, where it constrains clusters or views.
@@ -104,7 +105,7 @@ def _of_statistics(config: TuckerConfig) -> Codec:
 
     def centres(sent: tuple[Array, tuple], basis: Array, widths: dict[int, int]) -> Centres:
         inner = _inner(sent)
-        return {v: _matmul(inner[:, :, v], basis[:width].T) for v, width in widths.items()}
+        return {v: matmul(inner[:, :, v], basis[:width].T) for v, width in widths.items()}
 
     def update(
         fit: tuple[Array, tuple],
@@ -121,12 +122,12 @@ def _of_statistics(config: TuckerConfig) -> Codec:
         its own minimum. Else sweeps of HOOI go towards
         Z + w / max w (B^h^T m - B^h^T B^h Z), which lowers the bound as B^h^T B^h <= 1.
         """
-        grams = jnp.stack([_matmul(basis[:width].T, basis[:width]) for width in widths.values()])
+        grams = jnp.stack([matmul(basis[:width].T, basis[:width]) for width in widths.values()])
         strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])  # [s, c]
 
         def residual(inner: Array) -> Array:
             """Computes B^h^T m - B^h^T B^h Z, [s, c, R2], zero where a cluster is empty."""
-            fitted = _matmul(jnp.moveaxis(inner, 2, 0), grams)
+            fitted = matmul(jnp.moveaxis(inner, 2, 0), grams)
             targets = [hk.centres_from(numerators[v], weights[v], fitted[v]) for v in widths]
             return jnp.stack(targets) - fitted
 
@@ -135,7 +136,7 @@ def _of_statistics(config: TuckerConfig) -> Codec:
         if isinstance(clusters, tuple) and isinstance(views, tuple):
             # Of directions that a narrow view does not fill, nothing is known: they stay.
             inverses = jnp.linalg.inv(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
-            return old + jnp.moveaxis(_matmul(residual(old), inverses), 0, 2), ((), ())
+            return old + jnp.moveaxis(matmul(residual(old), inverses), 0, 2), ((), ())
 
         strength = jnp.broadcast_to(strengths.T[:, None], old.shape)
 
@@ -274,7 +275,7 @@ def _mean(payloads: Sequence[Any], weights: Sequence[Array], fit: Any) -> Any:
 
 def _into(part: Array, basis: Array) -> Array:
     """Returns rows of one view in the coordinates of the basis, [c, R2]."""
-    return _matmul(part, basis[: part.shape[1]])
+    return matmul(part, basis[: part.shape[1]])
 
 
 def _inner(fit: tuple[Array, tuple]) -> Array:
@@ -310,7 +311,3 @@ def _with_held(tensor: Array, held: Centres) -> Array:
     for v, part in held.items():
         tensor = tensor.at[:, : part.shape[1], v].set(part)
     return tensor
-
-
-def _matmul(a: Array, b: Array) -> Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)

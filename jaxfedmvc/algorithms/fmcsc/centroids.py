@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.algorithm import Phase, answer_nothing, keep
 from jaxfedmvc.algorithms.fmcsc.client import ClientState
-from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, features
+from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features
 from jaxfedmvc.algorithms.fmcsc.server import ServerState, send_model
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
@@ -36,7 +36,7 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
             Phase(
                 send_model, partial(_seed_centroids, config, limit), _pass_centroids, who="leader"
             ),
-            Phase(_send_result, receive, keep, reduce="sum"),
+            Phase(_send_result, answer_nothing, keep, reduce="sum"),
         )
     lloyd = Phase(_send_starts, partial(_tally, config, limit), _move_centroids, reduce="sum")
     own = Phase(
@@ -51,7 +51,7 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     return (
         own,
         *(lloyd,) * config.centroid_rounds,
-        Phase(_send_centroids, receive, keep, reduce="sum"),
+        Phase(_send_centroids, answer_nothing, keep, reduce="sum"),
     )
 
 
@@ -104,20 +104,6 @@ def _pass_centroids(
 def _send_result(server: ServerState, view_ids: Kind) -> tuple[Model, jax.Array]:
     """Sends what a client clusters its rows with, in `assign_rows`."""
     return server.models[view_ids], server.centroids
-
-
-def receive(
-    key: jax.Array, sent: PyTree, state: ClientState, client: Cohort
-) -> tuple[ClientState, tuple[()], Info]:
-    """Takes what is sent, which `assign` uses, and sends nothing."""
-    return state, (), {}
-
-
-def keep(
-    key: jax.Array, server: ServerState, messages: tuple, counts: tuple
-) -> tuple[ServerState, dict]:
-    """Stays as it is: nobody sent anything."""
-    return server, {}
 
 
 # --- Federated k-means ----------------------------------------------------------------------------

@@ -30,9 +30,9 @@ from jaxfedmvc.algorithms.fmcsc.training import (
     fit_copies,
     fit_multi_view,
     fit_partial_view,
-    last,
 )
 from jaxfedmvc.federation import Cohort
+from jaxfedmvc.nn import last
 
 # What a multi-view client trains in an exchange: its own f_m, its copies of the partial models.
 Part = Literal["own", "copies"]

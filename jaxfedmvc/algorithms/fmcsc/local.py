@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model, view_dims
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
-from jaxfedmvc.algorithms.fmcsc.training import Info, fit_autoencoders, fit_multi_view, last
+from jaxfedmvc.algorithms.fmcsc.training import Info, fit_autoencoders, fit_multi_view
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation, check_views
+from jaxfedmvc.nn import last
 
 Nothing = tuple[()]
 
@@ -54,8 +55,8 @@ def local_fmcsc(
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
     return FederatedAlgorithm(
         init=partial(_init, config),
-        setup=(Phase(_send, partial(_pretrain, config, hyper), _keep, reduce="sum"),),
-        round=(Phase(_send, partial(_train, config, hyper), _keep, reduce="sum"),),
+        setup=(Phase(send_nothing, partial(_pretrain, config, hyper), keep, reduce="sum"),),
+        round=(Phase(send_nothing, partial(_train, config, hyper), keep, reduce="sum"),),
         finish=(),
         assign=partial(_assign, config, hyper.limit),
         embed=partial(_embed, config),
@@ -75,14 +76,6 @@ def _init(
         jax.vmap(partial(client, cohort.view_ids))(cohort.client_ids)
         for cohort in federation.cohorts
     )
-
-
-def _send(server: Nothing, view_ids: Kind) -> Nothing:
-    return ()
-
-
-def _keep(key: jax.Array, server: Nothing, messages: tuple, counts: tuple) -> tuple[Nothing, dict]:
-    return (), {}
 
 
 def _pretrain(

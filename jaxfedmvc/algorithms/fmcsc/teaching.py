@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import Phase
-from jaxfedmvc.algorithms.fmcsc.centroids import assign_rows, keep, receive
+from jaxfedmvc.algorithm import Phase, answer_nothing, keep
+from jaxfedmvc.algorithms.fmcsc.centroids import assign_rows
 from jaxfedmvc.algorithms.fmcsc.client import ClientState
 from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, PyTree, Views, branch, features
 from jaxfedmvc.algorithms.fmcsc.server import ServerState
@@ -93,7 +93,7 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     return (
         Phase(partial(_send_models, config), partial(_describe, config, hyper), _scale, "sum"),
         Phase(_send_blocks, partial(_sum_up, config), partial(_solve, config, hyper), "sum"),
-        Phase(_send_taught, receive, keep, "sum"),
+        Phase(_send_taught, answer_nothing, keep, "sum"),
     )
 
 

@@ -145,8 +145,3 @@ def _fit(
 
 def _seen(hyper: FMCSCHyperparams, key: jax.Array, views: Views) -> Views:
     return views if hyper.mask_rate is None else hide_features(key, views, hyper.mask_rate)
-
-
-def last(history: jax.Array) -> jax.Array:
-    """Returns the mean loss of the last epoch; 0 without epochs."""
-    return history[-1:].sum()

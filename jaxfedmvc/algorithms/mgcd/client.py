@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, rows, times
+from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, rows, times
 from jaxfedmvc.algorithms.mgcd.model import (
     ClientState,
     PyTree,
     decode,
     encode,
     init_autoencoder,
-    last,
     uniform_by_row,
 )
 from jaxfedmvc.algorithms.mgcd.settings import MGCDHyperparams, ResolvedConfig
 from jaxfedmvc.losses import masked_mean
-from jaxfedmvc.nn import fit, fit_on
+from jaxfedmvc.nn import fit, fit_on, last
+from jaxfedmvc.precision import matmul
 
 
 def reconstruction_loss(x: Array, x_decoded: Array, mask: Array) -> Array:

@@ -3,7 +3,6 @@
 A graph G is a real [N, N] matrix with a zero diagonal, signed and not symmetric: row i says how
 sample i is made up of the others. It is held as an array [N, N], or as `Factored`, whose 2 N r
 numbers stand for N^2. Every function takes either, and returns the same for both up to rounding.
-Products run in full float32: `precision` matters on accelerators whose default is less.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-_EXACT = lax.Precision.HIGHEST
+from jaxfedmvc.precision import matmul
 
 
 class Factored(NamedTuple):
@@ -31,11 +30,6 @@ class Factored(NamedTuple):
 
 
 Graph = Array | Factored
-
-
-def matmul(a: Array, b: Array) -> Array:
-    """Returns `a @ b` in full float32."""
-    return jnp.matmul(a, b, precision=_EXACT)
 
 
 def n_samples(graph: Graph) -> int:

@@ -24,7 +24,7 @@ import optax
 from jax import Array
 
 from jaxfedmvc import keys
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.mgcd import client as client_lib
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
 from jaxfedmvc.algorithms.mgcd import server as server_lib
@@ -35,7 +35,6 @@ from jaxfedmvc.algorithms.mgcd.model import (
     Clusters,
     ServerState,
     init_autoencoder,
-    last,
     uniform_by_row,
 )
 from jaxfedmvc.algorithms.mgcd.settings import (
@@ -55,6 +54,7 @@ from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.metrics.views import LEAST_VIEWS
+from jaxfedmvc.nn import last
 
 # How many times the best separation so far a later round must reach. Smaller gains tell nothing:
 # where no affinity separates well, all are near 1.
@@ -85,11 +85,11 @@ def mgcd(config: MGCDConfig, hyperparams: MGCDHyperparams | None = None) -> Fede
     check_hyperparams(hp)
     return FederatedAlgorithm(
         init=_build_init(settings, hp),
-        setup=(Phase(_send_nothing, _build_prepare(settings, hp), _keep),),
+        setup=(Phase(send_nothing, _build_prepare(settings, hp), keep),),
         round=(
             Phase(_send_graph, _build_find_diversity(settings, hp), _build_refine(settings, hp)),
         ),
-        finish=(Phase(_send_labels, _receive, _keep),),
+        finish=(Phase(_send_labels, _receive, keep),),
         assign=_assign,
         embed=_embed,
         done=(lambda state: state.finished) if settings.mode == "robust" else None,
@@ -158,10 +158,6 @@ def _init_client(
 # Setup: pre-training.
 
 
-def _send_nothing(state: ServerState, view_ids: tuple[int, ...]) -> tuple[()]:
-    return ()
-
-
 def _build_prepare(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., Any]:
     def prepare(key: Array, _: tuple[()], state: ClientState, client: Cohort) -> Any:
         x, mask = _features(client), client.mask
@@ -173,10 +169,6 @@ def _build_prepare(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[...,
         return state._replace(params=state.params | networks), (), {"loss": loss}
 
     return prepare
-
-
-def _keep(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
-    return state, {}
 
 
 # Round: eq. (2) and (3) at the clients, eq. (4) to (6) at the server.

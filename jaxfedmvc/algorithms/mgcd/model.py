@@ -136,8 +136,3 @@ def init_layer(key: Array, n: int, n_real: Array, width: int, *, residual: bool)
     out = 1 / width**0.5
     c = uniform_by_row(keys[2], n, width, out).T
     return Layer(a, b, c, uniform_by_row(keys[3], n, 1, out)[:, 0])
-
-
-def last(losses: Array) -> Array:
-    """Returns the last epoch's loss; 0 where there was no epoch."""
-    return losses[-1] if losses.shape[0] else jnp.float32(0)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
-from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, matmul, rows, times
+from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, rows, times
 from jaxfedmvc.algorithms.mgcd.model import (
     Layer,
     PyTree,
@@ -28,6 +28,7 @@ from jaxfedmvc.algorithms.mgcd.settings import (
 )
 from jaxfedmvc.losses import l2_normalize, log_sum_exp, masked_mean
 from jaxfedmvc.nn import fit_on
+from jaxfedmvc.precision import matmul
 
 
 def graph_contrast(

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.pooled.rows import check_widths
 from jaxfedmvc.federation import Cohort, Federation
 
@@ -136,9 +136,9 @@ def pooled(
 
     return FederatedAlgorithm(
         init=init,
-        setup=(Phase(lambda state, view_ids: (), _upload, find),),
+        setup=(Phase(send_nothing, _upload, find),),
         round=(),
-        finish=(Phase(_send_labels, _receive, lambda key, state, messages, weights: (state, {})),),
+        finish=(Phase(_send_labels, _receive, keep),),
         assign=_assign,
         embed=_embed,
     )
