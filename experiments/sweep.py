@@ -255,7 +255,7 @@ def run(arguments: Sequence[str], command: Command) -> None:
     checked(require_tqdm)
     checked(plots.require_matplotlib)
     path = _folder(command, leads, groups)
-    ledger = Ledger(path)
+    ledger = checked(partial(Ledger, path))
     if path is None:
         execute(groups, ledger, batch=batch, mesh=devices)
         return

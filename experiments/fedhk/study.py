@@ -425,7 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         checked(partial(check_devices, settings, groups, study.mesh))
     read = {name: fingerprint(dataset) for name, dataset in sets.items()}
     path = checked(lambda: study.open("fedhk-study", read))
-    ledger = Ledger(path)
+    ledger = checked(partial(Ledger, path))
     least = 1 if study.mesh is None else study.mesh.shape["sweep"]
     batch = least if settings.batch is None and jax.default_backend() == "cpu" else settings.batch
     with Progress(study.folder.progress) as progress:

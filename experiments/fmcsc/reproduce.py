@@ -179,9 +179,10 @@ def show_scores(job: Job, devices: Any) -> None:
             print(line)
         return
     path = job.open_folder(groups)
+    ledger = checked(partial(Ledger, path))
     with Progress(job.command.folder.progress) as progress:
         progress.write(size)
-        execute(groups, Ledger(path), batch=batch, mesh=devices, progress=progress, program=program)
+        execute(groups, ledger, batch=batch, mesh=devices, progress=progress, program=program)
     references = None
     if asked.what == "table1" and "pooled" in asked.references:
         references = pooled_kmeans(job.rows)

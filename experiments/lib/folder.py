@@ -30,6 +30,9 @@ from jaxfedmvc.files import locked, write_text
 _ROOT = Path(__file__).parents[2]
 # Holds the fingerprints of a job's data.
 _DATA = "data.json"
+# Files that say that a folder is another job's, whatever else is missing: rows of other flags must
+# not be taken up.
+_RESULTS = ("flags.txt", "summary.json", "rounds.csv", "runs.csv", "batches.csv")
 # Files of a job from whose results it cannot go on.
 _NO_PROGRESS = {".lock", "flags.txt", "rounds.csv", _DATA}
 # Folders of this process' jobs, and the files that keep others out while they are open.
@@ -172,12 +175,9 @@ def open_folder(command: Parsed, name: str, data: Mapping[str, str] = {}) -> Pat
             f"output_dir: cannot write to {str(folder)!r} ({error.strerror}); give a folder"
             " that can be written"
         ) from error
-    if any((folder / name).exists() for name in ("rounds.csv", "summary.json", "flags.txt")):
-        ends = (
-            ""
-            if (folder / "summary.json").exists()
-            else ", or --resume to go on with what it holds"
-        )
+    if any((folder / name).exists() for name in _RESULTS):
+        goes_on = (folder / "flags.txt").exists() and not (folder / "summary.json").exists()
+        ends = ", or --resume to go on with what it holds" if goes_on else ""
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another{ends}")
     _hold(folder)
     if data:  # before the flags, without which there is no job to go on with
@@ -256,11 +256,17 @@ def _check_data(folder: Path, data: Mapping[str, str]) -> None:
     """Checks that a job goes on with its data; earlier versions kept no fingerprints of them.
 
     Raises:
-      ValueError: Names the sets that have changed.
+      ValueError: Names the sets that have changed, or the file is damaged.
     """
     if not (folder / _DATA).exists():
         return
-    then = json.loads((folder / _DATA).read_text(encoding="utf-8"))
+    try:
+        then = dict(json.loads((folder / _DATA).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"resume: {str(folder / _DATA)!r} does not hold the fingerprints of the job's data;"
+            " allowed is the file that the job wrote, or a new folder"
+        ) from error
     changed = sorted(name for name in data if data[name] != then.get(name))
     if changed:
         raise ValueError(

@@ -23,7 +23,11 @@ class Ledger:
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Reads what is there; None for a process that leaves reading and writing to another."""
+        """Reads what is there; None for a process that leaves reading and writing to another.
+
+        Raises:
+          ValueError: A file holds something else, and not what a kill can have left of it.
+        """
         self.folder = folder
         self.sizes: dict[int, int] = {}
         self.rows: list[dict[str, Any]] = []
@@ -32,12 +36,19 @@ class Ledger:
         if folder is None:
             return
         rows, n_batches = _whole_rows(folder / "runs.csv"), 0
-        for batch in _whole_rows(folder / "batches.csv"):
-            if sum(self._done.values()) + int(batch["runs"]) > len(rows):
+        if rows and not {"seed", "seconds"} <= rows[0].keys():
+            raise _damaged(folder / "runs.csv", 1)
+        for line, batch in enumerate(_whole_rows(folder / "batches.csv"), start=2):
+            try:
+                group, size, n = (int(batch[name]) for name in ("group", "size", "runs"))
+                seconds = float(batch["seconds"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise _damaged(folder / "batches.csv", line) from error
+            if sum(self._done.values()) + n > len(rows):
                 break
             n_batches += 1
-            self.keep(int(batch["group"]), int(batch["size"]), int(batch["runs"]))
-            self.seconds += float(batch["seconds"])
+            self.keep(group, size, n)
+            self.seconds += seconds
         self.rows = rows[: sum(self._done.values())]
         _cut(folder / "batches.csv", n_batches)
         _cut(folder / "runs.csv", len(self.rows))
@@ -89,6 +100,13 @@ def _whole_lines(path: Path) -> list[str]:
 
 def _whole_rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(_whole_lines(path)))
+
+
+def _damaged(path: Path, line: int) -> ValueError:
+    return ValueError(
+        f"output_dir: line {line} of {str(path)!r} is not one that a sweep wrote; allowed is the"
+        " file as the job left it, or a new folder"
+    )
 
 
 def _cut(path: Path, n_rows: int) -> None:

@@ -98,6 +98,7 @@ def define(
         )
         if setting.kind is bool:
             flag = flags.BooleanFlag(setting.flag, setting.default, setting.help)
+            flag.parser = _BooleanParser()
         flags.DEFINE_flag(flag, values, module)
 
 
@@ -163,6 +164,21 @@ class _Parser(flags.ArgumentParser):
     def flag_type(self) -> str:
         """Names the kind of value for `--help`."""
         return self._what
+
+
+class _BooleanParser(flags.BooleanParser):
+    """Parses as absl does, and says what is allowed in the words of the other flags."""
+
+    def parse(self, argument: Any) -> bool:
+        """Returns the truth of a text.
+
+        Raises:
+          ValueError: Says what is allowed.
+        """
+        try:
+            return super().parse(argument)
+        except (ValueError, TypeError) as error:
+            raise ValueError("allowed is true or false") from error
 
 
 def _parser(setting: Setting) -> flags.ArgumentParser:

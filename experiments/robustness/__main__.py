@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measured(name, chosen, settings, seeds, path, progress, study.mesh, made_by)
             jax.clear_caches()
     runs = pd.read_csv(path / "runs.csv")
-    report(path, runs, f"{dataset.name}, seeds {seeds[0]} to {seeds[-1]}")
+    told = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    report(path, runs, f"{dataset.name}, {told}")
     write_summary(path, {"dataset": dataset.name, "seeds": seeds, "runs": len(runs)})
     print(f"written: {path}/ (runs.csv, summary.csv, summary.json, flags.txt, *.md, *.png)")
 
@@ -205,9 +206,10 @@ def draw(path: Path, summary: pd.DataFrame, title: str) -> None:
         attacks = rows[rows["attack"] != NOBODY].groupby(["clients", "attack"], sort=False)
         for (kind, attack), lines in attacks:
             both = pd.concat([quiet[quiet["clients"] == kind], lines]).dropna(subset="acc/mean")
+            of_rules = both.groupby("rule", sort=False)
             panels[_title(kind, attack)] = {
-                str(rule): _points(of, place - 2.5)
-                for place, (rule, of) in enumerate(both.groupby("rule", sort=False))
+                str(rule): _points(of, place - (len(of_rules) - 1) / 2)
+                for place, (rule, of) in enumerate(of_rules)
             }
         charts.lines(
             path / f"{method}.png",

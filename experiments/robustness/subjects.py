@@ -89,6 +89,9 @@ class RobustnessSettings:
         checks.at_least(self, 20, "agent_samples")
         if not 0 <= self.assumed_share < 0.5:
             raise checks.wrong("assumed_share", self.assumed_share, "0 or more, below 0.5")
+        if len(set(self.algorithm)) < len(self.algorithm):
+            raise checks.wrong("algorithm", ",".join(self.algorithm), "each method once")
+        checks.number("skewed", self.skewed, checks.POSITIVE)
 
 
 class Cell(NamedTuple):

@@ -271,6 +271,21 @@ def test_what_a_killed_job_left_is_cut_back_to_whole_batches(tmp_path):
             assert left.done(0) % 5 == 0 and left.done(0) == len(left.rows)
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "text"),
+    [("runs.csv", 1, "0,1.0"), ("batches.csv", 3, "x,y,z,w"), ("batches.csv", 2, "0,1")],
+)
+def test_a_file_that_no_kill_leaves_so_is_named(tmp_path, name, line, text):
+    kept = Ledger(tmp_path)
+    kept.add(0, 1, [{"seed": 0}], 1.0)
+    kept.add(0, 1, [{"seed": 1}], 1.0)
+    lines = (tmp_path / name).read_text().splitlines()
+    lines[line - 1] = text
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=rf"^output_dir: line {line} of '.*{name}' is not one"):
+        Ledger(tmp_path)
+
+
 def test_seconds_of_a_run_are_without_compilation(tmp_path):
     kept = Ledger(tmp_path)
     kept.add(0, 2, [{"seed": 0}, {"seed": 1}], 10.0, compiling=8.0)

@@ -84,8 +84,19 @@ def test_a_job_goes_on_with_its_data_alone(tmp_path):
     assert opened({"a": "1", "b": "2"}, True) == tmp_path / "out"
     with pytest.raises(ValueError, match=r"was begun with other data: b changed since; allowed"):
         opened({"a": "1", "b": "3"}, True)
+    for damaged in ("{", "3"):
+        (tmp_path / "out" / "data.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"^resume: .*data\.json' does not hold the fingerp"):
+            opened({"a": "1", "b": "2"}, True)
     (tmp_path / "out" / "data.json").unlink()  # as earlier versions left it
     assert opened({"a": "1", "b": "3"}, True) == tmp_path / "out"
+    (tmp_path / "out" / "flags.txt").unlink()
+    for left in ("runs.csv", "batches.csv", "rounds.csv"):  # rows of a job whose flags are lost
+        (tmp_path / "out" / left).write_text("seed\n0\n")
+        with pytest.raises(ValueError, match=r"holds results already; give another$"):
+            opened({}, False)
+        (tmp_path / "out" / left).unlink()
+    assert opened({}, False) == tmp_path / "out"
 
 
 def test_a_fingerprint_tells_values_shapes_and_ids_apart():

@@ -166,7 +166,7 @@ def test_array_types_are_passed_over_and_whole_numbers_stay_whole(argument, name
         ("--maybe_mode=middling", "maybe_mode.*middling.*fast or slow, or none"),
         ("--widths=4,x", "widths.*4,x.*whole numbers with commas"),
         ("--rates=1x2", "rates.*1x2.*numbers with commas"),
-        ("--switch=perhaps", "switch.*perhaps"),
+        ("--switch=perhaps", "switch=perhaps: allowed is true or false"),
     ],
 )
 def test_what_cannot_be_parsed_says_what_is_allowed(argument, message):

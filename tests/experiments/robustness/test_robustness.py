@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.robustness.__main__ import main, markdown, summarised
+from experiments.lib import charts
+from experiments.robustness.__main__ import draw, main, markdown, summarised
 from experiments.robustness.subjects import (
     MEAN,
     METHODS,
@@ -165,6 +166,22 @@ def test_tables():
     assert "| nobody | 0% | .60 +- .14 |" in markdown(summary, "x")
 
 
+def test_points_of_any_number_of_rules_stand_about_their_place(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(charts, "lines", lambda path, panels, *rest: drawn.append(panels))
+    names = {"method": "x", "clients": "alike", "note": "", "seed": 0, "nmi": 0.0, "ari": 0.0}
+    rows = [
+        names | {"attack": attack, "share": share, "rule": rule, "acc": 0.5}
+        for rule in (MEAN, *QUICK_RULES)
+        for attack, share in ((NOBODY, 0.0), ("scaled", 0.3))
+    ]
+    draw(tmp_path, summarised(pd.DataFrame(rows)), "")
+    draw(tmp_path, summarised(pd.DataFrame(rows[:2])), "")
+    three, one = ({rule: [x for x, *_ in p] for rule, p in d["scaled"].items()} for d in drawn)
+    assert one == {MEAN: [0, 30]} and three["trimmed mean"] == [0, 30]
+    assert three[MEAN] == pytest.approx([-0.6, 29.4]) and three["median"] == [0.6, 30.6]
+
+
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
@@ -172,6 +189,8 @@ def test_tables():
         ("--hostile_shares=1.2", "hostile_shares: got"),
         ("--hostile_clients=2", "hostile_clients: got 2; allowed is 3 or more"),
         ("--assumed_share=0.5", "assumed_share: got 0.5; allowed is 0 or more, below 0.5"),
+        ("--algorithm=mgcd,mgcd", "algorithm: got 'mgcd,mgcd'; allowed is each method once"),
+        ("--skewed=0", "skewed: got 0.0; allowed is a finite number above 0"),
     ],
 )
 def test_wrong_flags_are_refused(toy, flag, said):
