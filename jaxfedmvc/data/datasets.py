@@ -6,6 +6,7 @@ in rows, labels 0..K-1), checks it and scales it.
 
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ _FORMATS = (
 
 # What published .mat files call the cell array (or single matrix) of views, and files the labels.
 _MAT_VIEWS = ("x", "data", "fea")
+_NUMBERED_VIEW = r"(?:x|view|data)_?(\d+)"
 _LABELS = ("labels", "label", "y", "gt", "truth", "truelabel", "gnd")
 
 
@@ -268,7 +270,7 @@ def _read(path: Path, labels_key: str | None = None) -> Dataset:
     is_npz = path.suffix.lower() == ".npz"
     content = _content(path)
     try:
-        views = _numbered(content, r"view_(\d+)" if is_npz else r"(?:x|view|data)_?(\d+)")
+        views = _numbered(content, r"view_(\d+)" if is_npz else _NUMBERED_VIEW)
         if not views and not is_npz:
             views = _cells(content)
         if not views:
@@ -365,8 +367,10 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _npz_content(path: Path) -> dict[str, Any]:
+    if not zipfile.is_zipfile(path):  # NumPy would advise to unpickle it
+        raise ValueError("it is no whole archive as numpy.savez writes it")
     with np.load(path, allow_pickle=False) as file:
-        return {key.lower(): file[key] for key in file.files}
+        return _by_name((key, file[key]) for key in file.files)
 
 
 def _mat_content(path: Path) -> dict[str, Any]:
@@ -378,7 +382,19 @@ def _mat_content(path: Path) -> dict[str, Any]:
         content = _hdf5_content(path)
     else:
         content = loadmat(path)
-    return {key.lower(): value for key, value in content.items() if not key.startswith(("_", "#"))}
+    return _by_name((key, x) for key, x in content.items() if not key.startswith(("_", "#")))
+
+
+def _by_name(arrays: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns arrays by lower-case name; of views and labels, no two may have the same one."""
+    found: dict[str, Any] = {}
+    for key, value in arrays:
+        name = key.lower()
+        is_read = name in (*_MAT_VIEWS, *_LABELS) or re.fullmatch(_NUMBERED_VIEW, name)
+        if name in found and is_read:
+            raise ValueError(f"two arrays are named {name} but for capitals; allowed is one")
+        found[name] = value
+    return found
 
 
 def _hdf5_content(path: Path) -> dict[str, Any]:
@@ -395,6 +411,11 @@ def _hdf5_content(path: Path) -> dict[str, Any]:
                 return None  # a struct
             shape = (int(item.attrs["MATLAB_sparse"]), len(item["jc"]) - 1)
             return csc_matrix((item["data"][()], item["ir"][()], item["jc"][()]), shape)
+        if item.attrs.get("MATLAB_class") == b"char":  # codes of letters, a word in each row
+            codes = np.asarray(item[()]).T
+            if item.attrs.get("MATLAB_empty") or not codes.size:
+                return np.asarray("")
+            return np.asarray(["".join(map(chr, row)) for row in np.atleast_2d(codes)])
         if h5py.check_ref_dtype(item.dtype) is None:
             return np.asarray(item[()]).T  # MATLAB stores by columns, which HDF5 reads as rows
         references = item[()].T
@@ -413,8 +434,13 @@ def _dense(value: Any) -> np.ndarray:
 
 def _numbered(content: Mapping[str, Any], pattern: str) -> list[np.ndarray]:
     """The arrays whose whole name matches `pattern`, in the order of their numbers."""
-    matches = ((re.fullmatch(pattern, key), value) for key, value in content.items())
-    views = {int(match[1]): _dense(value) for match, value in matches if match}
+    keys: dict[int, str] = {}
+    for key in content:
+        if match := re.fullmatch(pattern, key):
+            other = keys.setdefault(int(match[1]), key)
+            if other != key:
+                raise ValueError(f"{other} and {key} are the same view; allowed is one of them")
+    views = {number: _dense(content[key]) for number, key in keys.items()}
     numbers = sorted(views)
     if numbers and (numbers[0] > 1 or numbers[-1] - numbers[0] + 1 != len(numbers)):
         raise ValueError(f"views must be numbered without gaps; got {numbers}")
@@ -441,7 +467,7 @@ def _labels_key(content: Mapping[str, Any], asked: str | None) -> str | None:
 
 def _labels(array: Any) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels [n] int32 in 0..K-1, of numbers or words, and what each class is called."""
-    labels = _dense(array)
+    labels = _words(_dense(array))
     # truelabel{v}: the same labels for every view.
     while labels.dtype == object and labels.size and not isinstance(labels.flat[0], str):
         labels = _dense(labels.flat[0])
@@ -455,6 +481,16 @@ def _labels(array: Any) -> tuple[np.ndarray, tuple[str, ...]]:
     classes, codes = np.unique(labels.ravel(), return_inverse=True)
     check_classes(len(classes), len(codes), "the array")
     return codes.astype(np.int32), names_of(classes)
+
+
+def _words(labels: np.ndarray) -> np.ndarray:
+    """Returns MATLAB's cells of words as an array of words; other arrays as they are."""
+    if labels.dtype != object or not labels.size:
+        return labels
+    cells = [np.asarray(cell) for cell in labels.flat]
+    if any(cell.dtype.kind != "U" or cell.size > 1 for cell in cells):
+        return labels
+    return np.asarray(["".join(cell.flat) for cell in cells]).reshape(labels.shape)
 
 
 def _samples_in_rows(views: Sequence[np.ndarray], n: int | None) -> list[np.ndarray]:

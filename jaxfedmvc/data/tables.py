@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -187,6 +188,11 @@ def _dataset(
     before the cast.
     """
     notes, views, held = [], [], []
+    if not is_final and _is_numbers(frame.columns):
+        notes.append(
+            f"head: its names are numbers, {some(frame.columns, 6)}: write a line of names above"
+            " them if these are a sample, which is left out now"
+        )
     for view, names in columns.items():
         encoded, note = _encoded(frame[list(names)], options, view)
         values, there = _filled(encoded, options, view)
@@ -253,11 +259,11 @@ def _frame(path: Path, id_column: str | None) -> pd.DataFrame:
         )
     except ImportError:
         raise
+    except pandas.errors.ParserWarning as error:
+        raise ValueError(f"{path}: has rows that are longer than its head{hint}") from error
     except Exception as error:  # pandas and its readers raise a zoo of types on a damaged file
         text = f"{str(error).splitlines()[0]}{hint}"
         raise ValueError(f"{path}: is no readable table ({text})") from error
-    if not isinstance(frame.index, pandas.RangeIndex) and separator:
-        raise ValueError(f"{path}: has rows that are longer than its head{hint}")
     frame.columns = [str(column).strip() for column in frame.columns]
     names = frame.columns
     if separator:  # pandas has renamed what is there twice
@@ -286,11 +292,16 @@ def _without_blanks(cell: Any) -> Any:
 def _text(path: Path, separator: str, id_column: str | None) -> pd.DataFrame:
     """Reads a text of cells; ids are text, and words such as None are words among words."""
     pandas = require_pandas()
-    # Blanks alone are an empty cell, in columns of numbers too.
-    read_csv = functools.partial(pandas.read_csv, path, sep=separator, skipinitialspace=True)
+    # Blanks alone are an empty cell, in columns of numbers too. Cells beyond the head would make
+    # the first ones an index, and all others values of the next column.
+    read_csv = functools.partial(
+        pandas.read_csv, path, sep=separator, skipinitialspace=True, index_col=False
+    )
     head = read_csv(nrows=0).columns
     own = {column: str for column in head if column.strip() == id_column}
-    frame = read_csv(dtype=own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        frame = read_csv(dtype=own)
     is_number = pandas.api.types.is_numeric_dtype
     words = [c for c in frame if not is_number(frame[c]) or frame[c].isna().all()]
     if words:
@@ -463,6 +474,12 @@ def _check_unnamed(columns: Sequence[str]) -> None:
             )
 
 
+def _is_numbers(names: Sequence[str]) -> bool:
+    """Whether names of columns are numbers as a sample has them, and do not count the columns."""
+    numbers = require_pandas().to_numeric(list(names), errors="coerce")
+    return not np.isnan(numbers).any() and not (np.diff(numbers) == 1).all()
+
+
 def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.DataFrame, str]:
     """Returns a view's columns as numbers, NaN where a cell is empty, and what was done."""
     pandas = require_pandas()
@@ -508,6 +525,13 @@ def _check_words(cells: pd.Series, options: TableOptions, view: str) -> None:
       ValueError: Names the column and one of its cells.
     """
     pandas = require_pandas()
+    holds_many = cells.map(lambda cell: isinstance(cell, list | dict | np.ndarray))
+    if holds_many.any():
+        raise ValueError(
+            f"views: the column {cells.name!r} of view {view} has cells such as"
+            f" {str(cells[holds_many].iloc[0])!r}; allowed is one number or word in a cell: make"
+            " columns of it, or leave it out with views"
+        )
     text = cells.astype(str)
     is_number = pandas.to_numeric(text, errors="coerce").notna()
     with_points = pandas.to_numeric(text.str.replace(",", "."), errors="coerce").notna()
@@ -576,7 +600,10 @@ def _filled(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[np.nd
             never = empty[held].all(axis=0)
             if never.any():
                 column = part.columns[int(np.argmax(never))]
-                raise ValueError(f"views: the column {column!r} of view {view} is empty everywhere")
+                raise ValueError(
+                    f"views: the column {column!r} of view {view} is empty everywhere; leave it out"
+                    " with views"
+                )
             middle = np.nanmedian(values[held], axis=0)
             values = np.where(empty, middle, values)
     return np.where(held[:, None], values, 0.0), held

@@ -150,8 +150,15 @@ def _submit(asked: argparse.Namespace) -> int:
             env=os.environ | {"FLWR_HOME": home, "FLWR_TELEMETRY_ENABLED": "0"},
             check=False,
         ).returncode
-    # Flower says 0 whatever became of the run.
-    return code or int(not (asked.folder / job.name / "summary.json").exists())
+    if (asked.folder / job.name / "summary.json").exists():
+        return code
+    # Flower says 0 whatever became of the run, and no word of a server that was killed.
+    print(
+        f"job {job.name}: is not finished; submit it again, with the same folder, to go on after"
+        " its last exchange",
+        file=sys.stderr,
+    )
+    return code or 1
 
 
 def _quoted(value: object) -> str:

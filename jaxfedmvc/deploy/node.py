@@ -228,8 +228,13 @@ class Node:
         """Offers this node's key of a job's secure sums, or takes those of its cohort."""
         joined, _, _ = self._of_request(meta)
         holding, group = self.holding, joined.plan.groups[joined.cohort]
-        if len(group.clients) < max(2, holding.policy.least_clients):
-            raise Refused("policy", f"clients: {len(group.clients)} of this kind are too few")
+        least = max(2, holding.policy.least_clients)
+        if len(group.clients) < least:
+            raise Refused(
+                "policy",
+                f"clients: {len(group.clients)} of this kind are too few for secure sums; this"
+                f" node wants {least} or more with the same views",
+            )
         if holding.identity is None:
             raise Refused("keys", "identity: this node has none, which secure sums need")
         if "offers" not in meta:

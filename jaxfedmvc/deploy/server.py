@@ -51,6 +51,8 @@ from jaxfedmvc.metrics import host
 from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
+# Seconds of waiting for nodes before it is said, which come one after another.
+_QUIET = 2.0
 
 
 class Transport(Protocol):
@@ -163,7 +165,7 @@ class Server:
     def _register(self) -> None:
         """Waits until all clients of the job have a node."""
         wanted = set(self.cards)
-        began = time.monotonic()
+        began, is_said = time.monotonic(), False
         while True:
             self._greet()
             missing = wanted - set(self.node_of) if wanted else None
@@ -177,6 +179,11 @@ class Server:
                     f"clients: {len(self.node_of)} of {self.job.clients} have come"
                     + (f" ({heard})" if heard else "")
                 )
+            if not is_said and time.monotonic() - began > _QUIET:
+                here = f"{len(self.node_of)} of {self.job.clients} clients have come"
+                who = f"clients {sorted(missing)}" if missing else f"more: {here}"
+                self.say(f"waits for {who}; stops after {self.job.patience:g} s")
+                is_said = True
             time.sleep(0.2)
 
     def _greet(self) -> None:
@@ -256,7 +263,7 @@ class Server:
           Stopped: A client did not answer before the job's patience was over, or its answer cannot
             be used.
         """
-        began, answers, left = time.monotonic(), {}, dict(requests)
+        began, answers, left, is_said = time.monotonic(), {}, dict(requests), False
         skips = skippable and self.job.late == "skip"
         while True:
             self._greet()
@@ -282,6 +289,9 @@ class Server:
                     f"clients {sorted(left)}: no answer within {self.job.patience:g} s; the job is"
                     " saved and goes on when it is started again"
                 )
+            if not is_said:
+                self.say(f"waits for clients {sorted(left)}, who do not answer yet")
+                is_said = True
             if not here:
                 time.sleep(0.2)
         for i in left:

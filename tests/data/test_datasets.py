@@ -265,6 +265,50 @@ def test_labels_are_words_or_numbers_under_the_usual_names(tmp_path):
         load(str(file), options=TableOptions("a=b"))
 
 
+def test_words_in_matlabs_cells_are_labels(tmp_path):
+    (view,) = make_views((5,))
+    words = np.array(["a", "bü", "c"], object)[LABELS]
+    scipy.io.savemat(tmp_path / "a.mat", {"X1": view, "labels": words})
+    found = load("a.mat")
+    np.testing.assert_array_equal(found.labels, LABELS)
+    assert found.classes == ("a", "bü", "c")
+
+
+def test_words_in_cells_of_version_73_are_labels(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    (view,) = make_views((5,))
+    with h5py.File(tmp_path / "a.mat", "w", userblock_size=512) as file:
+        file["X1"] = view.T
+        cells = np.empty((1, N), h5py.ref_dtype)
+        for i, label in enumerate(LABELS):
+            codes = [[ord(letter)] for letter in ("a", "bü", "c")[label]]
+            cell = file.create_dataset(f"#refs#/{i}", data=np.array(codes, np.uint16))
+            cell.attrs["MATLAB_class"] = np.bytes_("char")
+            cells[0, i] = cell.ref
+        file["labels"] = cells
+    found = load("a.mat")
+    np.testing.assert_array_equal(found.labels, LABELS)
+    assert found.classes == ("a", "bü", "c")
+
+
+def test_two_arrays_of_one_name_are_refused(tmp_path):
+    first, second = make_views((5, 5))
+    np.savez(tmp_path / "a.npz", view_0=first, VIEW_0=second)
+    with pytest.raises(ValueError, match=r"two arrays are named view_0 but for capitals"):
+        load("a.npz")
+    np.savez(tmp_path / "b.npz", view_0=first, view_00=second)
+    with pytest.raises(ValueError, match=r"view_0 and view_00 are the same view"):
+        load("b.npz")
+    np.savez(tmp_path / "c.npz", view_0=first, n=1, N=2)
+    assert len(load("c.npz").views) == 1
+
+
+def test_what_is_no_archive_is_not_called_a_pickle(tmp_path):
+    (tmp_path / "a.npz").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"not a readable .npz file \(it is no whole archive"):
+        load("a.npz")
+
+
 def test_nan_labels_are_refused(tmp_path):
     views = make_views()
     with pytest.raises(ValueError, match="labels hold NaN"):

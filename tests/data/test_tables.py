@@ -272,6 +272,8 @@ def test_views_that_cannot_be_read(views):
         ("", "is no readable table"),
         ("a,b\n", "has no row"),
         ("a,b\n1,2,3,4\n1\n", "has rows that are longer than its head; .* separated by commas"),
+        # The first cells would be an index, and 2 and 3 values of a.
+        ("a,b\n1,2,3\n2,3,4\n", "has rows that are longer than its head; .* separated by commas"),
         ("a;b\n1;2\n1,2;3,4\n", "is no readable table|longer than its head"),
         ("\x00\x01\x02", "is no readable table|has no row"),
     ],
@@ -280,6 +282,29 @@ def test_damaged_tables_are_named(content, text, tmp_path):
     (tmp_path / "table.csv").write_text(content)
     with pytest.raises(ValueError, match=text):
         read([tmp_path / "table.csv"], TableOptions())
+
+
+def test_a_comma_behind_each_row_moves_no_cell(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b\n1,2,\n2,4,\n")
+    np.testing.assert_array_equal(
+        read([tmp_path / "table.csv"], TableOptions()).views[0], [[1, 2], [2, 4]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "is_said"), [("0.5,-1", True), ("3,1", True), ("0,1", False), ("7,8", False)]
+)
+def test_a_head_of_numbers_may_be_a_sample(head, is_said, tmp_path):
+    (tmp_path / "table.csv").write_text(f"{head}\n1,2\n2,4\n")
+    found = read([tmp_path / "table.csv"], TableOptions())
+    assert len(found.views[0]) == 2
+    assert any("head: its names are numbers" in note for note in found.notes) == is_said
+
+
+def test_cells_of_several_values_are_named():
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [[1, 2], [1, 2]]})
+    with pytest.raises(ValueError, match=r"'b' of view 0 has cells such as '\[1, 2\]'; allowed"):
+        from_frame(frame, TableOptions(categories="onehot"))
 
 
 def test_ids_are_text_and_heads_lose_their_blanks(tmp_path):

@@ -95,6 +95,25 @@ def test_replies_that_are_lost_are_asked_for_again(undisturbed, tmp_path):
     assert len(lost) > 5 and lab.labels() == undisturbed[0].labels()
 
 
+def test_a_job_says_for_whom_it_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "_QUIET", 0.0)
+    lab = Lab(tmp_path)
+    del lab.transport.handles[lab.node(0)]
+    with pytest.raises(Stopped):
+        lab.server().run()
+    waits = f"waits for more: {N - 1} of {N} clients have come; stops after 0.5 s"
+    assert lab.lines.count(waits) == 1
+
+
+def test_a_client_that_does_not_answer_is_said_once(tmp_path):
+    lab = Lab(tmp_path)
+    silent = lab.node(1)
+    lab.transport.lose = lambda node, request: node == silent and kind(request) != "hello"
+    with pytest.raises(Stopped, match=r"clients \[1\]: no answer within 0.5 s"):
+        lab.server().run()
+    assert lab.lines.count("waits for clients [1], who do not answer yet") == 1
+
+
 def test_a_node_that_is_killed_and_comes_back_goes_on_to_the_same_bits(undisturbed, tmp_path):
     lab, seen = Lab(tmp_path, patience=60), []
 

@@ -485,9 +485,10 @@ def test_any_name_of_a_folder_reaches_flower(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("code", "made", "found"), [(0, True, 0), (0, False, 1), (3, True, 3)])
 def test_a_job_that_is_not_finished_is_an_error_of_the_command(
-    code, made, found, tmp_path, monkeypatch
+    code, made, found, tmp_path, monkeypatch, capsys
 ):
     assert submitted(tmp_path / "here", monkeypatch, code, made)[1] == found
+    assert ("job first: is not finished; submit it again" in capsys.readouterr().err) != made
 
 
 def test_what_stops_a_job_is_the_last_line_of_its_app(tmp_path, capsys):
