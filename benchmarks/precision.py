@@ -156,7 +156,8 @@ def _applied(equation: Any, inputs: list[Any], bits: Bits) -> list[Any]:
     name, params = equation.primitive.name, equation.params
     if name in _CALLED:
         called = params[_CALLED[name]]
-        called = core.ClosedJaxpr(called, ()) if isinstance(called, core.Jaxpr) else called
+        if not isinstance(called, core.ClosedJaxpr):  # from jax 0.11 on all are
+            called = core.ClosedJaxpr(called, ())
         return _evaluate(called, inputs, bits)
     if name == "dot_general":
         kept = bits.in_full if _is_in_full(params["precision"]) else bits.left_open

@@ -73,7 +73,8 @@ def _numbers(name: str, labels: ArrayLike) -> Array:
             raise ValueError(f"{name} must be integers, got {labels.dtype}")
         if labels.dtype.kind in "iu" and labels.dtype.itemsize > 4:
             # Beyond int32 all are out of range; a cast would make some of them small numbers.
-            labels = np.where((labels >= 0) & (labels < 2**31), labels, -1)
+            inside = (labels >= 0) & (labels < 2**31)
+            labels = np.where(inside, labels.astype(np.int64), -1)
     array = jnp.asarray(labels)
     if not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
         raise ValueError(f"{name} must be integers, got {array.dtype}")
