@@ -15,6 +15,7 @@ from experiments.lib import choice, folder
 from experiments.lib.command import parse_or_exit
 
 
+@folder.stoppable(resumes=True)
 def main(
     arguments: Sequence[str] | None = None, algorithm: str = "fmcsc", description: str | None = None
 ) -> None:
@@ -29,10 +30,7 @@ def main(
     arguments = sys.argv[1:] if arguments is None else arguments
     text = description or __doc__ or ""
     extra = (choice.ChoiceSettings,)
-    try:
-        choice.run(parse_or_exit(arguments, text, algorithm=algorithm, extra=extra))
-    except KeyboardInterrupt:
-        sys.exit(folder.stopped())
+    choice.run(parse_or_exit(arguments, text, algorithm=algorithm, extra=extra))
 
 
 if __name__ == "__main__":

@@ -328,14 +328,12 @@ def report(
     yield f"written: {path}/ ({', '.join(files)})"
 
 
+@folder.stoppable(resumes=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line, and runs the sweep."""
     logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
     arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        run(arguments, parse_or_exit(arguments, __doc__ or "", extra=(SweepSettings,)))
-    except KeyboardInterrupt:
-        sys.exit(folder.stopped())
+    run(arguments, parse_or_exit(arguments, __doc__ or "", extra=(SweepSettings,)))
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ import platform
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, ParamSpec, Protocol
 
 import jax
 import pandas as pd
@@ -27,6 +28,7 @@ import jaxfedmvc
 from experiments.lib.command import FREE_FLAGS, FolderSettings
 from jaxfedmvc.files import locked, write_text
 
+_P = ParamSpec("_P")
 _ROOT = Path(__file__).parents[2]
 # Holds the fingerprints of a job's data.
 _DATA = "data.json"
@@ -203,11 +205,33 @@ def _hold(folder: Path) -> None:
             ) from error
 
 
-def stopped() -> str:
+def stoppable(resumes: bool) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """Returns a decorator for a program, which Ctrl-C then ends with one line.
+
+    Args:
+      resumes: Whether the program goes on with its folder under --resume.
+    """
+
+    def decorated(main: Callable[_P, None]) -> Callable[_P, None]:
+        @functools.wraps(main)
+        def program(*args: _P.args, **kwargs: _P.kwargs) -> None:
+            try:
+                main(*args, **kwargs)
+            except KeyboardInterrupt:
+                sys.exit(stopped(resumes))
+
+        return program
+
+    return decorated
+
+
+def stopped(resumes: bool) -> str:
     """Returns what a job says that its user stops: whether there is something to go on with."""
     if not _held:
         return "stopped before the job was begun"
     place = list(_held)[-1]
+    if not resumes:
+        return f"stopped; what was made by then is in {place}/"
     go_on = f"--resume with the same flags and --output_dir={shlex.quote(str(place))}"
     if all(file.name in _NO_PROGRESS for file in place.iterdir()):
         return f"stopped before anything was saved; {go_on} begins anew"

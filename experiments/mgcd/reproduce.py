@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from experiments.lib import peers, runner
+from experiments.lib import folder, peers, runner
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings
 from experiments.lib.progress import Progress
@@ -80,6 +80,7 @@ class ReproduceSettings:
 _FLAGS = {ReproduceSettings: None, JobSettings: ("seed", "seeds"), DataSettings: ("data_dir",)}
 
 
+@folder.stoppable(resumes=False)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the table or the figure that the command line asks for."""
     study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
