@@ -85,6 +85,7 @@ def lines(
     title: str,
     log_x: bool = False,
     log_y: bool = False,
+    same_y: bool = False,
 ) -> None:
     """Draws in each panel a line for each series, with error bars; one point is a marker.
 
@@ -98,6 +99,7 @@ def lines(
       title: Of the whole picture.
       log_x: Whether x is drawn in logarithms.
       log_y: Whether y is.
+      same_y: Whether all panels have one scale, so that a small change looks small.
     """
     plt = plots.require_matplotlib()
 
@@ -105,7 +107,7 @@ def lines(
     n_columns = -(-len(panels) // n_rows)
     size = 5.2 * n_columns + 0.6, 4.4 * n_rows + 0.4
     figure, axes = plt.subplots(
-        n_rows, n_columns, figsize=size, layout="constrained", squeeze=False
+        n_rows, n_columns, figsize=size, layout="constrained", squeeze=False, sharey=same_y
     )
     for axis in axes.flat[len(panels) :]:
         axis.remove()

@@ -163,6 +163,7 @@ def _draw(path: Path, choice: Choice) -> None:
         axis.axvline(choice.n_clusters, linestyle="--", color="0.4", label="chosen")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+    handles = {line.get_label(): line for axis in (upper, lower) for line in axis.get_lines()}
+    figure.legend(handles=handles.values(), fontsize=8, loc="outside lower center", ncols=2)
     figure.suptitle(f"{choice.n_clusters} clusters chosen, no label seen")
     plots.save(figure, path)

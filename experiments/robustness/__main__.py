@@ -218,6 +218,7 @@ def draw(path: Path, summary: pd.DataFrame, title: str) -> None:
             "attackers, % of the clients (rules side by side)",
             "ACC",
             f"{method}, {title}",
+            same_y=True,
         )
 
 

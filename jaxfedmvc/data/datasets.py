@@ -473,6 +473,10 @@ def _labels(array: Any) -> tuple[np.ndarray, tuple[str, ...]]:
         labels = _dense(labels.flat[0])
     if labels.dtype == object:
         labels = labels.astype(str)
+    if labels.dtype.kind == "U":  # a matrix of characters has words of one length
+        labels = np.char.strip(labels)
+        if (labels == "").any():
+            raise ValueError(f"labels: sample {int((labels.ravel() == '').argmax())} has no word")
     if labels.dtype.kind not in "biufU" or max(labels.shape, default=0) != labels.size:
         got = f"{labels.dtype} of shape {labels.shape}"
         raise ValueError(f"labels must be a vector of numbers or words; got {got}")
@@ -501,6 +505,8 @@ def _samples_in_rows(views: Sequence[np.ndarray], n: int | None) -> list[np.ndar
     shapes = [view.shape for view in views]
     if any(len(shape) < 2 for shape in shapes):
         raise ValueError(f"every view must have at least two dimensions; got shapes {shapes}")
+    if any(view.dtype.names for view in views):
+        raise ValueError("a view is a struct; allowed are arrays of numbers")
     ends = [{shape[0], shape[-1]} for shape in shapes]
     if n is None:
         shared = set.intersection(*ends)

@@ -291,6 +291,23 @@ def test_words_in_cells_of_version_73_are_labels(tmp_path):
     assert found.classes == ("a", "bü", "c")
 
 
+def test_words_of_a_matrix_of_characters_have_no_blanks(tmp_path):
+    """MATLAB fills the rows of such a matrix to one length."""
+    (view,) = make_views((5,))
+    words = np.array(["a", "bb", "ccc"])[LABELS]
+    scipy.io.savemat(tmp_path / "a.mat", {"X1": view, "labels": words})
+    assert load("a.mat").classes == ("a", "bb", "ccc")
+    scipy.io.savemat(tmp_path / "b.mat", {"X1": view, "labels": np.array(["", "b"])[LABELS % 2]})
+    with pytest.raises(ValueError, match="labels: sample 0 has no word"):
+        load("b.mat")
+
+
+def test_a_struct_is_no_view(tmp_path):
+    scipy.io.savemat(tmp_path / "a.mat", {"X1": {"data": np.eye(3)}, "labels": LABELS})
+    with pytest.raises(ValueError, match="a view is a struct"):
+        load("a.mat")
+
+
 def test_two_arrays_of_one_name_are_refused(tmp_path):
     first, second = make_views((5, 5))
     np.savez(tmp_path / "a.npz", view_0=first, VIEW_0=second)
