@@ -26,6 +26,8 @@ def require_tqdm() -> Any:
     return tqdm
 
 
+# Seconds between two drawings of a bar whose job says nothing, as while it compiles.
+_TICK = 1.0
 # Shorter work takes what it takes to call a program, which tells nothing of operations.
 _SHORT = 0.01
 
@@ -50,15 +52,18 @@ class Progress:
         self._early: collections.Counter[str] = collections.Counter()  # done before that
         self._seconds: dict[str, list[float]] = {}
         self._efforts: Mapping[str, float] = {}
-        self._began = self._last = time.perf_counter()
+        self._last = time.perf_counter()
         self._lock = threading.Lock()  # runs on several devices have a thread each
+        self._closed = threading.Event()
+        if shown and sys.stderr.isatty():  # in a file each drawing would be a line
+            threading.Thread(target=self._tick, daemon=True).start()
 
     def compiling(self, ready: int, n: int, name: str) -> None:
         """Shows what is traced, while `n` is 0, and then how many of n programs are compiled."""
         self._last = time.perf_counter()
         what = f"compiling {min(ready + 1, n)} of {n}" if n else "tracing"
         stage = f": {name.split('/')[0]}" if name else ""
-        self._bar.set_postfix_str(f"{what}{stage}, {self._last - self._began:.0f} s")
+        self._bar.set_postfix_str(f"{what}{stage}")
 
     def expect(self, calls: Mapping[str, int], efforts: Mapping[str, float] | None = None) -> None:
         """Sets how much work of each kind is left, and what one piece is in operations, if known.
@@ -90,6 +95,10 @@ class Progress:
                     self._bar.set_postfix_str(f"running: {kind.split('/')[0]}")
                 else:
                     self._show(self._left)
+
+    def _tick(self) -> None:
+        while not self._closed.wait(_TICK):
+            self._bar.refresh()
 
     def _is_short(self, work: Mapping[str, int]) -> bool:
         """Whether all kinds that have been met are short beside one that is still to be met."""
@@ -125,4 +134,5 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._closed.set()
         self._bar.close()

@@ -116,6 +116,8 @@ def measured(
     progress.expect({f"{name}/{rule}": len(asked) * len(seeds) for rule in (MEAN, *chosen)})
     for place, rule in enumerate((MEAN, *chosen)):
         run = plain if rule == MEAN else guarded
+        if run is not None and place < 2:  # one rule or another is the same program
+            progress.compiling(place, 2, name)
         for cell in asked:
             names = {"method": name} | cell._asdict() | {"rule": rule}
             if run is None:

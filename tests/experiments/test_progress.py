@@ -1,5 +1,9 @@
 """What the bar says of the time left, by a clock of the test's own."""
 
+import io
+import sys
+import time
+
 import pytest
 
 from experiments.lib import progress as module
@@ -50,3 +54,18 @@ def test_short_work_tells_nothing_of_long_work(clock):
         assert (
             shown(bar) == "00:42 left"
         )  # ten rounds at 2.1 s for a million operations, and two keys
+
+
+def test_a_terminal_sees_the_time_go_on_while_a_program_compiles(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(module, "_TICK", 0.01)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Progress(True) as bar:
+        bar.compiling(0, 2, "start")
+        until = time.monotonic() + 60
+        while sys.stderr.getvalue().count("compiling 1 of 2: start") < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
