@@ -1,10 +1,11 @@
 """Consensus of labels: agents cluster alone with several numbers of clusters, and share one cut.
 
 Agents hold the same samples and each its own features. Each of them clusters its features by
-k-means with C = 2, 3, .., 20 clusters and sends the labels, once; nothing else travels, and there
-is no server. Everybody who has all labels joins samples and clusters in a bipartite graph, a sample
-to each cluster that it is in, and the normalised cut of this graph into K parts is the shared
-clustering. K is the number whose parts agree best with what the agents found alone.
+k-means with several numbers of clusters, C = 2 to 20, and sends the labels, once; nothing else
+travels, and there is no server. Everybody who has all labels joins samples and clusters in a
+bipartite graph, a sample to each cluster that it is in, and the normalised cut of this graph into K
+parts is the shared clustering. K is the number whose parts agree best with what the agents found
+alone.
 
 Sources: Fern & Brodley, "Solving cluster ensemble problems by bipartite graph partitioning", ICML
 2004, for the graph and its cut; Fred & Jain, "Combining multiple clusterings using evidence
