@@ -168,7 +168,7 @@ def test_tables():
 
 def test_points_of_any_number_of_rules_stand_about_their_place(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(charts, "lines", lambda path, panels, *rest: drawn.append(panels))
+    monkeypatch.setattr(charts, "lines", lambda path, panels, *rest, **how: drawn.append(panels))
     names = {"method": "x", "clients": "alike", "note": "", "seed": 0, "nmi": 0.0, "ari": 0.0}
     rows = [
         names | {"attack": attack, "share": share, "rule": rule, "acc": 0.5}
