@@ -59,7 +59,10 @@ def send_nothing(state: PyTree, view_ids: tuple[int, ...]) -> tuple[()]:
 def answer_nothing(
     key: jax.Array, sent: PyTree, state: PyTree, client: Cohort
 ) -> tuple[PyTree, tuple[()], dict]:
-    """Leaves a client as it is, and sends nothing; for `Phase.client`."""
+    """Leaves a client as it is, and sends nothing; for `Phase.client`.
+
+    What it was sent is counted all the same: `assign` reads it off the server's state.
+    """
     return state, (), {}
 
 

@@ -205,11 +205,14 @@ def _hold(folder: Path) -> None:
             ) from error
 
 
-def stoppable(resumes: bool) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+def stoppable(
+    resumes: bool = False, rows: str | None = None
+) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
     """Returns a decorator for a program, which Ctrl-C then ends with one line.
 
     Args:
       resumes: Whether the program goes on with its folder under --resume.
+      rows: The flag that gives another job the rows of this one, if there is such a flag.
     """
 
     def decorated(main: Callable[_P, None]) -> Callable[_P, None]:
@@ -218,20 +221,21 @@ def stoppable(resumes: bool) -> Callable[[Callable[_P, None]], Callable[_P, None
             try:
                 main(*args, **kwargs)
             except KeyboardInterrupt:
-                sys.exit(stopped(resumes))
+                sys.exit(stopped(resumes, rows))
 
         return program
 
     return decorated
 
 
-def stopped(resumes: bool) -> str:
+def stopped(resumes: bool, rows: str | None = None) -> str:
     """Returns what a job says that its user stops: whether there is something to go on with."""
     if not _held:
         return "stopped before the job was begun"
     place = list(_held)[-1]
     if not resumes:
-        return f"stopped; what was made by then is in {place}/"
+        go_on = f"; give its file of rows as --{rows} to go on" if rows else ""
+        return f"stopped; what was made by then is in {place}/{go_on}"
     go_on = f"--resume with the same flags and --output_dir={shlex.quote(str(place))}"
     if all(file.name in _NO_PROGRESS for file in place.iterdir()):
         return f"stopped before anything was saved; {go_on} begins anew"

@@ -80,7 +80,7 @@ class ReproduceSettings:
 _FLAGS = {ReproduceSettings: None, JobSettings: ("seed", "seeds"), DataSettings: ("data_dir",)}
 
 
-@folder.stoppable(resumes=False)
+@folder.stoppable(rows="trials_file")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the table or the figure that the command line asks for."""
     study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})

@@ -57,7 +57,7 @@ _FLAGS = {
 }
 
 
-@folder.stoppable(resumes=False)
+@folder.stoppable()
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes; that of this process if it is None."""
     study = parse_or_exit(arguments, __doc__, _FLAGS, {"dataset": "digits", "seeds": "5"})

@@ -107,7 +107,7 @@ _FLAGS = {
 }
 
 
-@folder.stoppable(resumes=False)
+@folder.stoppable(rows="trials_file")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the tables or the figure that the command line asks for."""
     study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})

@@ -98,7 +98,7 @@ _FLAGS = {
 }
 
 
-@folder.stoppable(resumes=False)
+@folder.stoppable(rows="runs_file")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is missing, and prints the table."""
     study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})

@@ -381,8 +381,8 @@ def compiler_options(trains: bool = True) -> dict[str, Any] | None:
     looking at a loop as a whole spares copies of the weights in every step.
 
     On a GPU most of it is a search for the fastest kernel of each product: 150 s for FMCSC, where
-    cuBLAS's own choice took 18 and ran as fast. Nothing is searched here, unless `XLA_FLAGS` speaks
-    of one of these options.
+    cuBLAS's own choice took 18 and ran as fast. So nothing is searched, unless `XLA_FLAGS` names
+    one of these options: then it decides.
 
     Args:
       trains: Whether the program is of the rounds or of what comes before them.
@@ -408,7 +408,7 @@ _NO_SEARCH = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 
 @cache
 def _of_gpu(flags: str) -> dict[str, Any] | None:
-    """Returns what XLA is told on a GPU; None where a user's flags say it, or it knows it not."""
+    """Returns what XLA is told on a GPU: nothing (None) if a user's flags name an option."""
     if any(option in flags for option in _NO_SEARCH):
         return None
     return _NO_SEARCH if all(_if_known(*option) for option in _NO_SEARCH.items()) else None

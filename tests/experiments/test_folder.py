@@ -162,9 +162,11 @@ def test_a_stopped_job_says_whether_there_is_something_to_go_on_with(tmp_path, m
 def test_a_study_that_is_stopped_says_where_its_rows_are(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "_held", {tmp_path: None})
 
-    @folder.stoppable(resumes=False)
     def study():
         raise KeyboardInterrupt
 
-    with pytest.raises(SystemExit, match=f"^stopped; what was made by then is in {tmp_path}/$"):
-        study()
+    said = f"^stopped; what was made by then is in {tmp_path}/"
+    with pytest.raises(SystemExit, match=f"{said}$"):
+        folder.stoppable()(study)()
+    with pytest.raises(SystemExit, match=f"{said}; give its file of rows as --runs_file to go on$"):
+        folder.stoppable(rows="runs_file")(study)()
