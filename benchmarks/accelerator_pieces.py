@@ -312,7 +312,7 @@ def device(job: Job) -> None:
         memory_gb=stats.get("bytes_limit", pages) / 1e9,
         jax=jax.__version__,
         # Where there is one, compile times are those of finding a program in it.
-        compilation_cache=bool(jax.config.jax_compilation_cache_dir),
+        compilation_cache=bool(jax.config.jax_compilation_cache_dir),  # type: ignore[attr-defined]
     )
 
 
@@ -327,7 +327,7 @@ def ceilings(job: Job) -> None:
         if name == "bfloat16":
             a = a.astype(jnp.bfloat16)  # and there is nothing to choose from
         product = Compiled(jnp.matmul, a, a, precision="tf32" if name == "tf32" else "float32")
-        took = median_seconds(lambda product=product, a=a: product(a, a), 9)
+        took = median_seconds(partial(product, a, a), 9)
         rate = 2 * n**3 / took
         row: Row = {"seconds": took, "unit": f"{n} x {n}", "rate": rate, "rate_unit": "FLOP/s"}
         emit(f"matmul {name}", precision=name, **row)
@@ -418,7 +418,12 @@ def sweep(job: Job) -> None:
             return
         batch = batch or Batch(setting, size)
         mine, out = runs[done : done + size], list[Any]()
-        found = tried(partial(seconds, lambda b=batch, m=mine, o=out: o.append(b.run(m)) or o))
+
+        def made(batch: Batch = batch, mine: Sequence[Run] = mine, out: list[Any] = out) -> Any:
+            out.append(batch.run(mine))
+            return out
+
+        found = tried(partial(seconds, made))
         if found is None and size > 1:
             size, batch = size // 2, None
             continue

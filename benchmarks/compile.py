@@ -56,7 +56,8 @@ def costs(programs: Sequence[Traced], compiled: bool = True) -> list[dict[str, A
 
     One of the same text as another is not compiled: "as" names the other.
     """
-    found, first = [], {}
+    found: list[dict[str, Any]] = []
+    first: dict[str, str] = {}
     for program in programs:
         began = time.perf_counter()
         lowered = program.traced.lower()

@@ -73,7 +73,7 @@ def write_nodes(folder: Path) -> list[Path]:
     rng, files = np.random.default_rng(0), []
     for client in range(FLAGS.nodes):
         views = {f"view_{v}": rng.random((ROWS, d)) for v, d in enumerate(WIDTHS)}
-        np.savez(folder / f"node{client}.npz", **views)
+        np.savez(folder / f"node{client}.npz", **views)  # type: ignore[arg-type]
         file = folder / f"node{client}.toml"
         file.write_text(
             f'client = {client}\ndata = "node{client}.npz"\nfolder = "node{client}"\n'
@@ -112,7 +112,7 @@ def measured(here: demo.Network, job: Path, proxies: list[Proxy]) -> dict[str, f
         raise RuntimeError(f"the job failed; see the logs in {here.folder}")
     rows = np.genfromtxt(file, delimiter=",", names=True, dtype=None, encoding="utf-8")
     rounds = [i for i, row in enumerate(rows) if row["stage"] == "round" and row["round"] > 1 and i]
-    found = {}
+    found: dict[str, float] = {}
     for k, way in enumerate(("up", "down")):
         passed = [(seen[i][k] - seen[i - 1][k]) / len(proxies) for i in rounds]
         counted = [rows[f"bytes_{way}"][i] / len(proxies) for i in rounds]
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> None:
     """Measures and prints."""
     if arguments[1:]:
         raise app.UsageError(f"unexpected arguments {arguments[1:]}")
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = write_nodes(folder)

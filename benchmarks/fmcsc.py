@@ -15,6 +15,7 @@ import json
 import resource
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -254,11 +255,11 @@ def main(_: list[str]) -> None:
 
     variants: dict[str, Callable[[], Any]] = dict(machine_peaks())
     for chunk in chunks:
-        compiled, took, state = compiled_parts(config, federation, chunk or None)
+        compiled, seconds, state = compiled_parts(config, federation, chunk or None)
         for part, program in compiled.items():
             name = f"{part}, chunk {chunk or 'all'}"
-            variants[name] = lambda p=program, s=state: p(federation, s)
-            result["compile"][name] = took[part]
+            variants[name] = partial(program, federation, state)
+            result["compile"][name] = seconds[part]
     if FLAGS.peers:
         for part, function in python_loop(config, federation).items():
             variants[f"{part}, python loop"] = function

@@ -63,7 +63,7 @@ def blobs(seed: int, n: int, widths: Sequence[int]) -> tuple[list[Any], Any]:
 
     rng = np.random.default_rng(seed)
 
-    normal = partial(rng.standard_normal, dtype=np.float32)
+    normal: Callable[..., Any] = partial(rng.standard_normal, dtype=np.float32)
     labels = rng.integers(CLUSTERS, size=n)
     views = []
     for d in widths:
@@ -283,8 +283,8 @@ def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
         # A loop's body is counted once: with one batch that is all of an epoch.
         keys_, params_, x = inputs[name]
         batch = jax.tree.map(lambda x: x[:, : config.batch_size], x)
-        counted = jax.jit(function).lower(keys_, params_, batch).cost_analysis()["flops"]
-        out[name]["flops"] = counted * case["n"] / min(config.batch_size, case["n"])
+        cost: Any = jax.jit(function).lower(keys_, params_, batch).cost_analysis()
+        out[name]["flops"] = cost["flops"] * case["n"] / min(config.batch_size, case["n"])
         programs[name], out[name]["compile_seconds"] = compiled(function, *inputs[name])
     took: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(REPEATS + 1):  # the first turn warms up

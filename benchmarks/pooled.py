@@ -17,6 +17,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -129,7 +130,8 @@ def anchor_calls() -> tuple[Calls, dict[str, float]]:
     calls: Calls = {"IMVC-CBG, ours": lambda: program(jax.random.key(0), x, seen)}
     for dtype in (np.float64, np.float32):
         peer = [view.astype(dtype) for view in views]
-        calls[f"IMVC-CBG, NumPy {np.dtype(dtype).name}"] = lambda peer=peer: imvc_cbg_labels(
+        calls[f"IMVC-CBG, NumPy {np.dtype(dtype).name}"] = partial(
+            imvc_cbg_labels,
             peer,
             observed,
             CLUSTERS,
@@ -192,9 +194,9 @@ def main(_: list[str]) -> None:
     variants: Calls = {"matmul": machine_peaks()["matmul"]}
     compiling: dict[str, float] = {}
     for part in (part for part in FLAGS.parts if part in makers):
-        calls, took = makers[part]()
+        calls, seconds = makers[part]()
         variants |= calls
-        compiling |= took
+        compiling |= seconds
     result: dict[str, Any] = {"compile": compiling}
     if compiling:
         took_each = take_turns(variants, FLAGS.repeats)

@@ -439,9 +439,7 @@ def quickly_compiled(traced: Any) -> Any:
     )
 
 
-def predicted(
-    name: str, chips: Sequence[Chip], launch: float, **sizes: int
-) -> dict[str, float | str]:
+def predicted(name: str, chips: Sequence[Chip], launch: float, **sizes: Any) -> dict[str, Any]:
     """Predicts the least seconds of a run of a method; nothing runs.
 
     The program is lowered for CUDA, which shows that it can be, and compiled for the CPU, which jax

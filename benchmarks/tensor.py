@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,7 +42,7 @@ NOISE = 0.1
 TOL = 1e-6
 TUCKER_SWEEPS, PARAFAC2_SWEEPS = 20, 200
 
-Run = Callable[[np.ndarray], list[np.ndarray]]
+Run = Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
 
 
 def tucker_tensor(rng: np.random.Generator) -> np.ndarray:

@@ -37,6 +37,8 @@ The shadow attacker aligns messages by the order of singular values and by signs
 
 The last table says of every registered method what travels and what that tells, in a sentence:
 measured here where a row above is named after it, else what the messages are by construction.
+
+A study that was killed goes on with --resume.
 """
 
 from __future__ import annotations
@@ -60,10 +62,9 @@ from experiments.leakage.sums import SumAttacks
 from experiments.leakage.uploads import forms_of_graphs
 from experiments.lib import charts, folder
 from experiments.lib.command import JobSettings, checked
-from experiments.lib.data import DataSettings
-from experiments.lib.devices import each
+from experiments.lib.data import DataSettings, fingerprint
 from experiments.lib.progress import Progress
-from experiments.lib.study import parse_or_exit, write_summary
+from experiments.lib.study import Rows, parse_or_exit, write_summary
 from experiments.lib.text import counted
 from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import checks, data
@@ -102,10 +103,10 @@ _FLAGS = {LeakageSettings: None, DataSettings: None, JobSettings: ("seed", "seed
 Attack = Callable[[Scenario, int], dict[str, float]]
 
 
-@folder.stoppable()
+@folder.stoppable(resumes=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes; that of this process if it is None."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "3"})
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "3"}, resumes=True)
     settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
     name = source.dataset or HOOKS.defaults(source)["dataset"]
     dataset = checked(lambda: data.load(name, source.data_dir, source.scale))
@@ -113,16 +114,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lambda: {s: deal(dataset, s, source.n_clusters, settings) for s in job.all_seeds}
     )
     attacks = checked(partial(attacks_of, settings, scenarios[job.seed]))
-    path = checked(lambda: study.open(f"leakage-{dataset.name}"))
+    read = {name: fingerprint(dataset)}
+    path = checked(lambda: study.open(f"leakage-{dataset.name}", read))
+    rows = checked(lambda: Rows(path / "runs.csv", ("data", "form")))
     made_by = folder.made_by(["experiments.leakage", *study.given(*_FLAGS)])
     with Progress(study.folder.progress) as progress:
-        progress.expect(dict.fromkeys(attacks, len(scenarios)))
+        names = {form: {"data": dataset.name, "form": form} for form in attacks}
+        seeds = list(scenarios)
+        progress.expect({form: len(rows.left(of, seeds)) for form, of in names.items()})
         for form, attack in attacks.items():
-            one = partial(_scores, attack, scenarios)
-            for seed, found in zip(scenarios, each(one, list(scenarios), study.mesh), strict=True):
-                row = {"data": dataset.name, "form": form, "seed": seed} | found | made_by
-                folder.append_rows(path / "runs.csv", [row])
-                progress.done(form)
+            one = partial(_row, attack, scenarios, made_by)
+            rows.make(names[form], one, seeds, study.mesh, partial(progress.done, form))
     runs = pd.read_csv(path / "runs.csv")
     draw(path / "leakage.png", runs, f"{dataset.name}, {counted(job.seeds, 'seed')}")
     summary = {
@@ -140,11 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")
 
 
-def _scores(attack: Attack, scenarios: Mapping[int, Scenario], seed: int) -> dict[str, float]:
-    """Returns the scores of a seed, NaN where nothing is to be asked, and what they took."""
+def _row(
+    attack: Attack, scenarios: Mapping[int, Scenario], made_by: Mapping[str, str], seed: int
+) -> dict[str, Any]:
+    """Returns the scores of a seed, NaN where nothing is to be asked, what they took, and how."""
     began = time.perf_counter()
     found = dict.fromkeys(SCORES, np.nan) | attack(scenarios[seed], seed)
-    return found | {"seconds": round(time.perf_counter() - began, 1)}
+    return found | {"seconds": round(time.perf_counter() - began, 1), **made_by}
 
 
 def attacks_of(settings: LeakageSettings, scenario: Scenario) -> dict[str, Attack]:

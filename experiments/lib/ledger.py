@@ -38,6 +38,11 @@ class Ledger:
         rows, n_batches = _whole_rows(folder / "runs.csv"), 0
         if rows and not {"seed", "seconds"} <= rows[0].keys():
             raise _damaged(folder / "runs.csv", 1)
+        if rows and not (folder / "batches.csv").exists():  # a line of it is older than any run
+            raise ValueError(
+                f"output_dir: {str(folder / 'batches.csv')!r} is gone, without which no row of"
+                " runs.csv counts; allowed is the folder as the job left it, or a new one"
+            )
         for line, batch in enumerate(_whole_rows(folder / "batches.csv"), start=2):
             try:
                 group, size, n = (int(batch[name]) for name in ("group", "size", "runs"))
@@ -50,8 +55,8 @@ class Ledger:
             self.keep(group, size, n)
             self.seconds += seconds
         self.rows = rows[: sum(self._done.values())]
+        _cut(folder / "runs.csv", len(self.rows))  # first: it must never be there alone
         _cut(folder / "batches.csv", n_batches)
-        _cut(folder / "runs.csv", len(self.rows))
 
     def done(self, group: int) -> int:
         """Returns the number of finished runs of a group."""

@@ -36,7 +36,8 @@ class Progress:
     """A bar on stderr with the time left, reckoned from how long each kind of work has taken.
 
     Work that has not been met yet is taken to be as fast, for its operations, as what has, so that
-    the time left is shown from the first piece on that is not short beside what is to come.
+    the time left is shown from the first piece on that is not short beside what is to come. Where
+    work waits for a program of its own, so will each kind that has not been met.
     """
 
     def __init__(self, shown: bool) -> None:
@@ -51,6 +52,8 @@ class Progress:
         self._left: collections.Counter[str] | None = None  # until anything is expected
         self._early: collections.Counter[str] = collections.Counter()  # done before that
         self._seconds: dict[str, list[float]] = {}
+        self._waited: dict[str, float] = {}
+        self._spent = 0.0
         self._efforts: Mapping[str, float] = {}
         self._last = time.perf_counter()
         self._lock = threading.Lock()  # runs on several devices have a thread each
@@ -80,11 +83,13 @@ class Progress:
     def done(self, kind: str, n: int = 1, waited: float = 0.0) -> None:
         """Counts work of this kind as done; the time since the last call is what it took.
 
-        Seconds that it `waited` for its program are left out, since they say nothing of its pace.
+        Seconds that it `waited` for its program are apart, since they say nothing of its pace.
         """
         with self._lock:
             now = time.perf_counter()
             self._seconds.setdefault(kind, []).append(max(0.0, now - self._last - waited) / n)
+            self._waited[kind] = self._waited.get(kind, 0.0) + waited
+            self._spent += now - self._last
             self._last = now
             if self._left is None:
                 self._early[kind] += n
@@ -115,9 +120,13 @@ class Progress:
         def guess(kind: str) -> float:
             return means.get(kind, self._efforts[kind] * speed if kind in self._efforts else usual)
 
-        left = sum(n * guess(kind) for kind, n in work.items())
-        spent = sum(map(sum, self._seconds.values()))
-        self._bar.n = spent / (spent + left) if spent + left > 0 else 1.0
+        # The first wait is the longest: later programs are compiled while earlier ones run.
+        waits = list(self._waited.values())[-20:]
+        waits = waits[1:] or waits
+        to_wait = sum(n > 0 and kind not in means for kind, n in work.items()) / len(waits)
+        left = sum(n * guess(kind) for kind, n in work.items()) + to_wait * sum(waits)
+        whole = self._spent + left
+        self._bar.n = self._spent / whole if whole > 0 else 1.0
         self._bar.set_postfix_str(f"{self._bar.format_interval(left)} left", refresh=False)
         self._bar.update(0)
 

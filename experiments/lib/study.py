@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from experiments.lib import folder as folders
 from experiments.lib import plots, settings
 from experiments.lib.command import FolderSettings, JobSettings, checked, did_you_mean, shown
+from experiments.lib.devices import each
 from experiments.lib.progress import require_tqdm
 from experiments.lib.runner import start_devices
 from jaxfedmvc.engine.mesh import parse_mesh
@@ -193,6 +194,61 @@ def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:
         path.unlink()
     elif set(found) != set(columns):
         raise ValueError(f"{flag}: {path} holds something else")
+
+
+class Rows:
+    """Rows of a study in a .csv, which grows as they are made; what a killed job left is kept."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        """Reads the rows that are there.
+
+        Args:
+          path: Of the file.
+          names: Columns that name a run.
+
+        Raises:
+          ValueError: The file holds something else.
+        """
+        self._path, self._names = path, (*names, "seed")
+        made = folders.read_appended(path, self._names, dtype=str, keep_default_na=False)
+        if not set(self._names) <= set(made):
+            raise ValueError(f"output_dir: {str(path)!r} holds something else than rows of runs")
+        self._made = set(made[[*self._names]].itertuples(index=False, name=None))
+
+    def left(self, names: Mapping[str, Any], seeds: Sequence[int]) -> list[int]:
+        """Returns the seeds whose run of these names has no row yet."""
+        return [seed for seed in seeds if self._key({**names, "seed": seed}) not in self._made]
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Appends a row, unless there is one of its run."""
+        if (key := self._key(row)) not in self._made:
+            folders.append_rows(self._path, [row])
+            self._made.add(key)
+
+    def make(
+        self,
+        names: Mapping[str, Any],
+        run: Callable[[int], Mapping[str, Any]],
+        seeds: Sequence[int],
+        mesh: Mesh | None,
+        done: Callable[[], None],
+    ) -> None:
+        """Makes the runs of seeds that have no row yet, and appends each as it is made.
+
+        Args:
+          names: Of the runs.
+          run: `seed -> what else is in the row`; on a mesh from several threads at once.
+          seeds: Of the runs.
+          mesh: Whose devices take a run each, or None.
+          done: Called after each row.
+        """
+        left = self.left(names, seeds)
+        for seed, found in zip(left, each(run, left, mesh), strict=True):
+            self.add({**names, "seed": seed, **found})
+            done()
+
+    def _key(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(row[name]) for name in self._names)
 
 
 def write_summary(path: Path, content: Mapping[str, Any]) -> None:

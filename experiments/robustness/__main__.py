@@ -4,7 +4,7 @@ The methods run on one set, plain and under every robust reduction of `messages.
 the rounds by a growing share of the clients, and by nobody: what a rule costs then stands beside
 what it saves, on clients that are alike and on skewed ones. E-FKMVC is attacked at its start, too,
 which no rule guards. VertCoHiRF's labels have no mean: its rows say so, and show what its own
-consensus bears. Labels score, and nothing else.
+consensus bears. Labels score, and nothing else. A study that was killed goes on with --resume.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from jax.sharding import Mesh
 
 from experiments.lib import charts, folder
 from experiments.lib.command import JobSettings, checked
-from experiments.lib.data import DataSettings
-from experiments.lib.devices import each
+from experiments.lib.data import DataSettings, fingerprint
 from experiments.lib.progress import Progress
-from experiments.lib.study import parse_or_exit, write_summary
+from experiments.lib.study import Rows, parse_or_exit, write_summary
 from experiments.robustness.subjects import (
     MEAN,
     METHODS,
@@ -57,21 +56,24 @@ _FLAGS = {
 }
 
 
-@folder.stoppable()
+@folder.stoppable(resumes=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes; that of this process if it is None."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"dataset": "digits", "seeds": "5"})
+    defaults = {"dataset": "digits", "seeds": "5"}
+    study = parse_or_exit(arguments, __doc__, _FLAGS, defaults, resumes=True)
     settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
     seeds = job.all_seeds
     if settings.quick:
         settings, seeds = quick(settings), seeds[:1]
     dataset = checked(lambda: _labelled(source))
-    path = checked(lambda: study.open(f"robustness-{dataset.name}"))
+    read = {source.dataset or dataset.name: fingerprint(dataset)}
+    path = checked(lambda: study.open(f"robustness-{dataset.name}", read))
+    rows = checked(lambda: Rows(path / "runs.csv", _CELL))
     made_by = folder.made_by(study.given(*_FLAGS))
     with Progress(study.folder.progress) as progress:
         for name in settings.algorithm:
             chosen = checked(partial(subject, name, settings, dataset, seeds))
-            measured(name, chosen, settings, seeds, path, progress, study.mesh, made_by)
+            measured(name, chosen, settings, seeds, rows, progress, study.mesh, made_by)
             jax.clear_caches()
     runs = pd.read_csv(path / "runs.csv")
     told = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
@@ -102,35 +104,45 @@ def measured(
     subject: Subject,
     settings: RobustnessSettings,
     seeds: Sequence[int],
-    path: Path,
+    rows: Rows,
     progress: Progress,
     mesh: Mesh | None = None,
     made_by: Mapping[str, str] = {},
 ) -> None:
-    """Makes all runs of a method, seeds at once on a mesh, and appends their rows to runs.csv."""
+    """Makes all runs of a method that have no row yet, seeds at once on a mesh."""
     chosen = QUICK_RULES if settings.quick else tuple(RULES)
     plain = program(subject, None)
     rules = [RULES[rule](settings.assumed_share) for rule in chosen]
     guarded = None if subject.guard is None else program(subject, rules)
     asked = cells(subject, settings)
-    progress.expect({f"{name}/{rule}": len(asked) * len(seeds) for rule in (MEAN, *chosen)})
+    names = {
+        rule: [{"method": name, **cell._asdict(), "rule": rule} for cell in asked]
+        for rule in (MEAN, *chosen)
+    }
+    left = {rule: sum(len(rows.left(of, seeds)) for of in names[rule]) for rule in names}
+    progress.expect({f"{name}/{rule}": n for rule, n in left.items()})
     for place, rule in enumerate((MEAN, *chosen)):
         run = plain if rule == MEAN else guarded
-        if run is not None and place < 2:  # one rule or another is the same program
+        if run is not None and place < 2 and left[rule]:  # all rules are the same program
             progress.compiling(place, 2, name)
-        for cell in asked:
-            names = {"method": name} | cell._asdict() | {"rule": rule}
-            if run is None:
-                unknown = dict.fromkeys((*SCORES, "seconds"), np.nan) | {"note": subject.why_not}
-                rows = [{**names, "seed": seed, **unknown, **made_by} for seed in seeds]
-                progress.done(f"{name}/{rule}", len(seeds))
-            else:
-                one = partial(one_run, subject, run, cell, max(place - 1, 0))
-                rows = []
-                for seed, found in zip(seeds, each(one, seeds, mesh), strict=True):
-                    rows.append({**names, "seed": seed, **found, "note": "", **made_by})
-                    progress.done(f"{name}/{rule}")
-            folder.append_rows(path / "runs.csv", rows)
+        for cell, of in zip(asked, names[rule], strict=True):
+            one = partial(_row, subject, run, cell, max(place - 1, 0), made_by)
+            rows.make(of, one, seeds, mesh, partial(progress.done, f"{name}/{rule}"))
+
+
+def _row(
+    subject: Subject,
+    run: Callable[..., Any] | None,
+    cell: Cell,
+    rule: int,
+    made_by: Mapping[str, str],
+    seed: int,
+) -> dict[str, Any]:
+    """Returns what a seed's row says beside what names it, NaN where the rule has no program."""
+    if run is None:
+        unknown = dict.fromkeys((*SCORES, "seconds"), np.nan)
+        return {**unknown, "note": subject.why_not, **made_by}
+    return {**one_run(subject, run, cell, rule, seed), "note": "", **made_by}
 
 
 def one_run(

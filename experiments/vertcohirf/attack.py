@@ -3,17 +3,18 @@
 Four Gaussian clusters at the corners of a simplex, three agents with one informative and one noise
 feature each; the named attacker sends false rankings. For every spread sigma the mean ARI over
 seeds with its 95 % confidence band, and the mean of the paired differences to the run without
-attack. All seeds of a curve's point are one batched program.
+attack. All seeds of a curve's point are one batched program. A study that was killed goes on with
+--resume.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,9 +27,8 @@ from scipy import stats
 from experiments.lib import folder, plots, study
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.devices import each
-from experiments.lib.folder import append_rows
 from experiments.lib.progress import Progress
-from experiments.lib.study import Study, write_summary
+from experiments.lib.study import Rows, Study, write_summary
 from experiments.lib.text import counted
 from jaxfedmvc import checks, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
@@ -88,10 +88,10 @@ class AttackSettings:
 SEED: study.Groups = {JobSettings: ("seed",)}
 
 
-@folder.stoppable()
+@folder.stoppable(resumes=True)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes."""
-    run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None, **SEED}))
+    run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None, **SEED}, resumes=True))
 
 
 def run(asked: Study) -> None:
@@ -101,9 +101,13 @@ def run(asked: Study) -> None:
     variants = checked(partial(algorithms, settings))
     seeds = list(range(job.seed, job.seed + settings.trials))
     path = checked(partial(asked.open, "vertcohirf_attack-simplex"))
+    rows = checked(lambda: Rows(path / "trials.csv", ("sigma", "variant")))
     made_by = folder.made_by(asked.given(AttackSettings, JobSettings))
     with Progress(asked.folder.progress) as progress:
-        scores = measured(settings, variants, seeds, path, progress, asked.mesh, made_by)
+        measured(settings, variants, seeds, rows, progress, asked.mesh, made_by)
+    trials = pd.read_csv(path / "trials.csv", float_precision="round_trip")
+    table = trials.pivot(index="seed", columns=["variant", "sigma"], values="ari")
+    scores = {name: table[name][list(settings.sigmas)].to_numpy() for name in variants}
     n = counted(len(seeds), "seed")
     title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {n}"
     plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
@@ -138,12 +142,12 @@ def measured(
     settings: AttackSettings,
     variants: dict[str, FederatedAlgorithm],
     seeds: Sequence[int],
-    path: Path,
+    rows: Rows,
     progress: Progress,
     mesh: Mesh | None = None,
     made_by: Mapping[str, str] = {},
-) -> dict[str, np.ndarray]:
-    """Runs all trials and appends them to trials.csv; returns the ARI [seeds, sigmas] by variant.
+) -> None:
+    """Runs the trials that have no row yet, by batches.
 
     A device of a mesh takes a batch at a time. Every batch is of the same size: the last one begins
     earlier, and what overlaps is the same.
@@ -151,8 +155,12 @@ def measured(
     size = min(settings.batch, len(seeds))
     starts = [min(start, len(seeds) - size) for start in range(0, len(seeds), size)]
     programs = {name: _program(a, settings.attack_max_iter) for name, a in variants.items()}
-    scores = {name: np.zeros((len(seeds), len(settings.sigmas))) for name in variants}
-    progress.expect(dict.fromkeys(variants, len(settings.sigmas) * len(starts)))
+    places = [
+        (sigma, start, name)
+        for sigma, start, name in itertools.product(settings.sigmas, starts, variants)
+        if rows.left({"sigma": sigma, "variant": name}, seeds[start : start + size])
+    ]
+    progress.expect(collections.Counter(name for *_, name in places))
 
     def one_batch(place: tuple[float, int, str]) -> tuple[list[float], float]:
         sigma, start, name = place
@@ -162,23 +170,14 @@ def measured(
         labels = programs[name](federations, jax.vmap(jax.random.key)(jnp.array(batch)))
         return _ari(federations, labels), time.perf_counter() - began
 
-    for s, sigma in enumerate(settings.sigmas):
-        places = list(itertools.product([sigma], starts, variants))
-        seconds = dict.fromkeys(variants, 0.0)  # compilation included
-        for (_, start, name), (ari, took) in zip(
-            places, each(one_batch, places, mesh), strict=True
-        ):
-            scores[name][start : start + size, s] = ari
-            seconds[name] += took
-            progress.done(name)
-        for name, values in scores.items():
-            rows = [
-                {"sigma": sigma, "variant": name, "seed": seed, "ari": values[i, s]}
-                | {"seconds": round(seconds[name] / len(seeds), 3), **made_by}
-                for i, seed in enumerate(seeds)
-            ]
-            append_rows(path / "trials.csv", rows)
-    return scores
+    for (sigma, start, name), (ari, took) in zip(
+        places, each(one_batch, places, mesh), strict=True
+    ):
+        each_took = round(took / size, 3)  # compilation included
+        for seed, value in zip(seeds[start : start + size], ari, strict=True):
+            names = {"sigma": sigma, "variant": name, "seed": seed}
+            rows.add({**names, "ari": value, "seconds": each_took, **made_by})
+        progress.done(name)
 
 
 def _stacked(sigma: float, seeds: Sequence[int], n_samples: int) -> Federation:

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = checked(partial(study.read, JobSettings)).all_seeds
     checked(asked.check)
     if asked.figure == 1:
-        attack.run(study)
+        folder.stoppable()(attack.run)(study)  # its rows are none of --trials_file
         return
     load = partial(_load, study.read(DataSettings).data_dir)
     for dataset in asked.scores() or ([_FIGURE_4_SET] if asked.figure == 4 else []):

@@ -286,6 +286,20 @@ def test_a_file_that_no_kill_leaves_so_is_named(tmp_path, name, line, text):
         Ledger(tmp_path)
 
 
+def test_runs_without_their_batches_are_kept(tmp_path):
+    """They were dropped without a word, and made anew."""
+    kept = Ledger(tmp_path)
+    kept.add(0, 1, [], 0.0)
+    kept.add(0, 1, [{"seed": 0}], 1.0)
+    rows = (tmp_path / "runs.csv").read_bytes()
+    (tmp_path / "batches.csv").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"^output_dir: '.*batches\.csv' is gone, without which"):
+        Ledger(tmp_path)
+    assert (tmp_path / "runs.csv").read_bytes() == rows
+    (tmp_path / "elsewhere").rename(tmp_path / "batches.csv")
+    assert Ledger(tmp_path).done(0) == 1
+
+
 def test_seconds_of_a_run_are_without_compilation(tmp_path):
     kept = Ledger(tmp_path)
     kept.add(0, 2, [{"seed": 0}, {"seed": 1}], 10.0, compiling=8.0)

@@ -22,15 +22,27 @@ def shown(bar):
 
 
 def test_waiting_for_a_program_is_not_taken_for_the_pace_of_runs(clock):
+    """But every program that is to come is waited for, too."""
     with Progress(True) as bar:
-        bar.expect({"program 0": 2, "program 1": 4})
-        bar.compiling(0, 2, "program 0")
+        bar.expect({"program 0": 2, "program 1": 4, "program 2": 4})
+        bar.compiling(0, 3, "program 0")
         clock[0] += 23.0
         bar.done("program 0", waited=20.0)
-        assert shown(bar) == "00:15 left"  # five runs of three seconds
+        assert shown(bar) == "01:07 left"  # nine runs of three seconds, and two programs
         clock[0] += 3.0
         bar.done("program 0")
-        assert shown(bar) == "00:12 left"
+        assert shown(bar) == "01:04 left"
+        clock[0] += 8.0
+        bar.done("program 1", waited=5.0)  # was compiled while others ran, and so will the next be
+        assert shown(bar) == "00:26 left"
+
+
+def test_the_bar_counts_every_run_of_a_batch(clock):
+    with Progress(True) as bar:
+        bar.expect({"program 0": 16})
+        clock[0] += 8.0
+        bar.done("program 0", 8)
+        assert shown(bar) == "00:08 left" and bar._bar.n == 0.5
 
 
 def test_kinds_not_met_yet_are_guessed_by_their_operations(clock):

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from sklearn import metrics
 
+from experiments.lib import folder
 from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
 from experiments.vertcohirf import reproduce, tables, trials
 from jaxfedmvc.data.vertical import vertical_partition
@@ -146,6 +147,14 @@ def test_table_1_keeps_every_run(tmp_path):
         np.testing.assert_allclose(means.loc[name], line["mean"])
     assert (rows[rows["method"] == "VertCoHiRF"]["ari_0"] == 1).all()
     assert (rows["command"] == "--paper=vertcohirf --table=1").all()
+
+
+def test_a_stopped_attack_does_not_name_the_file_of_other_trials(tmp_path, monkeypatch):
+    """Its rows are none of --trials_file, which refuses them."""
+    monkeypatch.setattr(folder, "_held", {tmp_path: None})
+    monkeypatch.setattr(reproduce.attack, "run", mock.Mock(side_effect=KeyboardInterrupt))
+    said, _, _ = binaries.launch(reproduce.main, "--figure=1")
+    assert said == f"stopped; what was made by then is in {tmp_path}/"
 
 
 def test_published_tables_are_complete():
