@@ -42,10 +42,9 @@ from jaxfedmvc.algorithm import (
     keep,
     send_nothing,
 )
-from jaxfedmvc.algorithms.pooled.adapter import has_features
 from jaxfedmvc.algorithms.pooled.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, has_features
 from jaxfedmvc.precision import matmul
 
 Kind = tuple[int, ...]
