@@ -349,7 +349,7 @@ def views_codec(config: Parafac2Config) -> Codec:
         def one(centres: Centres) -> tuple:
             inner = jnp.stack([matmul(part, basis[v]).T for v, part in centres.items()])
             h = jnp.eye(r)
-            q = pf.from_slice(_joined_q({v: x for v, x in enumerate(inner)}), r).q
+            q = pf.from_slice(_joined_q(dict(enumerate(inner))), r).q
             s = jnp.ones((len(centres), r))
             equal = jnp.ones(len(inner))
             return lax.fori_loop(

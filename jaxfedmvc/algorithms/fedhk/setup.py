@@ -44,7 +44,7 @@ def setup_phases(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
     """Returns the exchanges before the rounds."""
     ranges = (_ranges(),) if config.hkc == "minmax" else ()
     choice = (_choice(config, hyper),) if config.chooses_views else ()
-    basis = (_basis(codec),) if codec.shares_basis else ()
+    basis = (_basis(),) if codec.shares_basis else ()
     summaries = _summaries(config, codec, hyper.limit)
     return (_means(), _variances(), *ranges, summaries, *choice, *basis)
 
@@ -317,7 +317,7 @@ def _in_order(rows: Array, counts: Array) -> tuple[Array, Array]:
     return rows[order], counts[order]
 
 
-def _basis(codec: Codec) -> Phase:
+def _basis() -> Phase:
     """Sends once what clients need to read and to write compressed centres."""
 
     def client(key: Array, sent: PyTree, state: ClientState, client: Cohort) -> tuple:
