@@ -236,7 +236,7 @@ def needs_linked_views(method: str) -> Callable[[Federation], None]:
 
 
 def needs_varied_views(method: str) -> Callable[[Federation], None]:
-    """Returns a check that some feature of every view varies; see `has_features`."""
+    """Returns a check that some feature of every view varies; see `federation.has_features`."""
 
     def check(federation: Federation) -> None:
         if not has_features(federation):
