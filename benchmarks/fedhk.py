@@ -159,11 +159,11 @@ def starting_at(algorithm: Any, rows: list[Any]) -> Any:
 
     def client(key: Any, sent: dict[int, Any], state: Any, client: Any) -> tuple:
         scales = {v: state.scales[v]._replace(variance=sent[v]) for v in sent}
-        return dataclasses.replace(state, scales=scales), (), ()
+        return dataclasses.replace(state, scales=scales), (), {}
 
     def server(key: Any, state: Any, messages: tuple, weights: tuple) -> tuple:
         fits = {v: (x - state.scales[v].origin[None])[None] for v, x in enumerate(rows)}
-        return state._replace(models=state.models._replace(fit=fits)), ()
+        return state._replace(models=state.models._replace(fit=fits)), {}
 
     means, variances, *_ = algorithm.setup
     return algorithm._replace(setup=(means, variances, Phase(broadcast, client, server)))

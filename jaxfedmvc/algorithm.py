@@ -73,6 +73,16 @@ def keep(
     return state, {}
 
 
+def by_agent(messages: tuple[dict[Any, PyTree], ...]) -> dict[Any, PyTree]:
+    """Returns `{agent: message}` in ascending order of agents, which cohorts do not follow.
+
+    For `Phase.server`, where each cohort is one agent and sends `{agent: message}`, an agent named
+    by the views that it holds, say. The client axis, of one agent, is gone.
+    """
+    sent = {agent: m for message in messages for agent, m in message.items()}
+    return {agent: jax.tree.map(lambda x: x[0], sent[agent]) for agent in sorted(sent)}
+
+
 class FederatedAlgorithm(NamedTuple):
     """A method: pure functions over explicit states.
 

@@ -97,6 +97,18 @@ def floats(name: str, values: Any) -> jax.Array:
     return array
 
 
+def mask(where: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Returns which rows count as an array of bools of this shape; all of them if None.
+
+    Raises:
+      ValueError: `where` has another shape.
+    """
+    where = jnp.ones(shape, bool) if where is None else jnp.asarray(where, bool)
+    if where.shape != shape:
+        raise wrong("where", where.shape, f"the shape {shape}")
+    return where
+
+
 def at_least(settings: Any, least: int, *names: str) -> None:
     """Checks that these fields of `settings` are whole numbers, `least` or more.
 

@@ -436,6 +436,17 @@ class Federation:
         )
 
 
+def has_features(federation: Federation) -> bool:
+    """Tells whether features can be looked at: they are not traced, and not all are zero.
+
+    Runs on the host and on real nodes start from zeros in the place of the data.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(federation.cohorts)):
+        return False
+    # NumPy's arrays, since those of JAX are computed with in a trace, as of the key alone.
+    return any(np.asarray(view).any() for cohort in federation.cohorts for view in cohort.views)
+
+
 def _check_kind(labels: Any, first: Any) -> None:
     """Checks that the labels of a client can equal those of the first one.
 

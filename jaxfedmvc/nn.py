@@ -80,6 +80,13 @@ def apply_mlp(params: PyTree, features: Sequence[int], x: jax.Array) -> jax.Arra
     return out
 
 
+def apply(params: PyTree, x: jax.Array) -> jax.Array:
+    """Applies one `MLP`, [..., rows, d] -> [..., rows, width]; its widths are those it has."""
+    layers = params["params"]
+    widths = [layers[f"Dense_{i}"]["bias"].shape[0] for i in range(len(layers))]
+    return apply_mlp(params, widths, x)
+
+
 # --- Networks of equal shapes ---------------------------------------------------------------------
 
 

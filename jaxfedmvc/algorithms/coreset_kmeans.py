@@ -29,8 +29,14 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, answer_nothing, keep, send_nothing
-from jaxfedmvc.algorithms.distr_kmeans import by_agent
+from jaxfedmvc.algorithm import (
+    FederatedAlgorithm,
+    Phase,
+    answer_nothing,
+    by_agent,
+    keep,
+    send_nothing,
+)
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
 

@@ -17,13 +17,19 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, answer_nothing, keep, send_nothing
+from jaxfedmvc.algorithm import (
+    FederatedAlgorithm,
+    Phase,
+    answer_nothing,
+    by_agent,
+    keep,
+    send_nothing,
+)
 from jaxfedmvc.algorithms.vertcohirf.consensus import segment_sizes, strict_consensus
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
@@ -180,16 +186,3 @@ def occupied_cells(labels: Array, centroids: Sequence[Array], where: Array) -> G
         points.append(own_centroids[axis])
     sizes = segment_sizes(cells, where)[:capacity].astype(jnp.float32)
     return Grid(jnp.concatenate(points, axis=1), sizes, n_cells, cells)
-
-
-def by_agent(messages: Sequence[dict[tuple[int, ...], Any]]) -> dict[tuple[int, ...], Any]:
-    """Returns what each agent sent, in the order of the views they hold, not of the cohorts.
-
-    Args:
-      messages: For each cohort `{view_ids: message}` with a client axis of one agent.
-
-    Returns:
-      `{view_ids: message}` of all agents, in ascending order, without the client axis.
-    """
-    sent = {view_ids: m for message in messages for view_ids, m in message.items()}
-    return {view_ids: jax.tree.map(lambda x: x[0], sent[view_ids]) for view_ids in sorted(sent)}

@@ -34,12 +34,17 @@ from flax import struct
 from jax import Array
 
 from jaxfedmvc import checks, keys
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, answer_nothing, keep, send_nothing
-from jaxfedmvc.algorithms.distr_kmeans import by_agent
-from jaxfedmvc.algorithms.pooled.adapter import has_features
+from jaxfedmvc.algorithm import (
+    FederatedAlgorithm,
+    Phase,
+    answer_nothing,
+    by_agent,
+    keep,
+    send_nothing,
+)
 from jaxfedmvc.algorithms.pooled.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, has_features
 from jaxfedmvc.precision import matmul
 
 Kind = tuple[int, ...]

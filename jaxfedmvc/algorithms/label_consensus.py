@@ -28,8 +28,7 @@ import numpy as np
 from jax import Array, lax
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, send_nothing
-from jaxfedmvc.algorithms.distr_kmeans import by_agent
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, by_agent, send_nothing
 from jaxfedmvc.algorithms.pooled.matrices import left_singular_vectors
 from jaxfedmvc.algorithms.registry import NoHyperparams
 from jaxfedmvc.clustering import kmeans

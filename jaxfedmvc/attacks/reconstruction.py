@@ -24,6 +24,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
+from jaxfedmvc.algorithms.mgcd.client import centred
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, n_samples
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlp
 from jaxfedmvc.precision import matmul
@@ -123,7 +124,7 @@ def leading(graph: Graph, rank: int, where: ArrayLike | None = None) -> Singular
       ValueError: `rank` below 1.
     """
     checks.whole("rank", rank, 1)
-    where = _mask(where, n_samples(graph))
+    where = checks.mask(where, (n_samples(graph),))
     found = (
         _of_factors(graph, where)
         if isinstance(graph, Factored)
@@ -171,7 +172,7 @@ def coordinates(graph: Graph, rank: int, where: ArrayLike | None = None) -> Arra
     singular values this brings two messages about samples of one population near to one another,
     as far as their singular values are apart and their columns skewed.
     """
-    where = _mask(where, n_samples(graph))
+    where = checks.mask(where, (n_samples(graph),))
     vectors, values = leading(graph, rank, where)
     sign = jnp.where(jnp.sum(vectors**3, axis=0) < 0, -1.0, 1.0)
     return jnp.sqrt(jnp.sum(where)) * vectors * (sign * values)[None]
@@ -191,9 +192,9 @@ def r2(target: ArrayLike, predicted: ArrayLike, where: ArrayLike | None = None) 
       where: Rows that count, bool [n]; all of them if None.
     """
     target, predicted = jnp.asarray(target), jnp.asarray(predicted)
-    where = _mask(where, target.shape[0])
+    where = checks.mask(where, target.shape[:1])
     error = jnp.sum(jnp.where(where[:, None], target - predicted, 0.0) ** 2)
-    return 1 - error / jnp.sum(_centred(target, where) ** 2)
+    return 1 - error / jnp.sum(centred(target, where) ** 2)
 
 
 def linear_r2(target: ArrayLike, basis: ArrayLike, where: ArrayLike | None = None) -> Array:
@@ -208,8 +209,8 @@ def linear_r2(target: ArrayLike, basis: ArrayLike, where: ArrayLike | None = Non
       where: Rows that count, bool [n]; all of them if None.
     """
     target, basis = jnp.asarray(target), jnp.asarray(basis)
-    where = _mask(where, target.shape[0])
-    target, basis = _centred(target, where), _centred(basis, where)
+    where = checks.mask(where, target.shape[:1])
+    target, basis = centred(target, where), centred(basis, where)
     # Directions of the span that are rounding alone must not count as directions.
     q, r = jnp.linalg.qr(basis)
     u, values, _ = jnp.linalg.svd(r, full_matrices=False)
@@ -268,7 +269,7 @@ def invert(
             f"points: got shapes {points.shape}, {features.shape} and {unknown.shape}; allowed are"
             " [n, r], [n, D] and [m, r] with n of 4 or more"
         )
-    where = _mask(where, n)
+    where = checks.mask(where, (n,))
     choose_key, init_key, fit_key = jax.random.split(key, 3)
     held_out = _drawn(choose_key, where, config.held_out)
     trained = where & ~held_out
@@ -278,8 +279,8 @@ def invert(
     x_mean, y_mean = (
         jnp.sum(jnp.where(trained[:, None], a, 0.0), axis=0) / count for a in (points, features)
     )
-    x_scale = jnp.sqrt(jnp.sum(_centred(points, trained) ** 2, axis=0) / count)
-    y_scale = jnp.sqrt(jnp.mean(jnp.sum(_centred(features, trained) ** 2, axis=0) / count))
+    x_scale = jnp.sqrt(jnp.sum(centred(points, trained) ** 2, axis=0) / count)
+    y_scale = jnp.sqrt(jnp.mean(jnp.sum(centred(features, trained) ** 2, axis=0) / count))
     inverse = jnp.where(x_scale > 0, 1 / jnp.where(x_scale > 0, x_scale, 1.0), 0.0)
     y_scale = jnp.where(y_scale > 0, y_scale, 1.0)
 
@@ -348,17 +349,6 @@ def _network(
 
 
 # --- Rows -----------------------------------------------------------------------------------------
-
-
-def _mask(where: ArrayLike | None, n: int) -> Array:
-    return jnp.ones(n, bool) if where is None else jnp.asarray(where, bool)
-
-
-def _centred(x: Array, where: Array) -> Array:
-    """Less the mean over real rows; zero in the others."""
-    x = jnp.where(where[:, None], x, 0.0)
-    mean = jnp.sum(x, axis=0) / jnp.maximum(jnp.sum(where), 1)
-    return jnp.where(where[:, None], x - mean[None], 0.0)
 
 
 def _drawn(key: Array, where: Array, share: float) -> Array:

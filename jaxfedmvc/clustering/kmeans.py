@@ -23,7 +23,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc.checks import NOT_NEGATIVE, floats, number, whole
+from jaxfedmvc.checks import NOT_NEGATIVE, floats, mask, number, whole
 from jaxfedmvc.precision import in_32_bits
 
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
@@ -385,9 +385,7 @@ def check_data(x: ArrayLike, where: ArrayLike | None) -> tuple[Array, Array]:
     x = floats("x", x)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must have shape [n, d] with n, d >= 1, got {x.shape}")
-    where = jnp.ones(len(x), bool) if where is None else jnp.asarray(where, bool)
-    if where.shape != x.shape[:1]:
-        raise ValueError(f"where must have shape {x.shape[:1]}, got {where.shape}")
+    where = mask(where, x.shape[:1])
     x = jnp.where(where[:, None], x, 0.0)
     if not isinstance(x, jax.core.Tracer) and not np.isfinite(x).all():
         raise ValueError("x must be finite in the rows of where, got NaN or an infinite number")

@@ -121,7 +121,4 @@ def _check_graph(affinity: ArrayLike, where: ArrayLike | None) -> tuple[Array, A
     affinity = checks.floats("affinity", affinity)
     if affinity.ndim != 2 or affinity.shape[0] != affinity.shape[1] or not affinity.size:
         raise ValueError(f"affinity must have shape [n, n] with n >= 1, got {affinity.shape}")
-    where = jnp.ones(len(affinity), bool) if where is None else jnp.asarray(where, bool)
-    if where.shape != affinity.shape[:1]:
-        raise ValueError(f"where must have shape {affinity.shape[:1]}, got {where.shape}")
-    return affinity, where
+    return affinity, checks.mask(where, affinity.shape[:1])

@@ -31,8 +31,6 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.metrics.federation import tables
 from jaxfedmvc.precision import in_32_bits
 
-PyTree = Any
-
 
 class RunResult(NamedTuple):
     """What `run` returns.

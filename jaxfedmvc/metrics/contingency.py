@@ -56,10 +56,7 @@ def contingency(
         raise ValueError(f"predicted must have shape {labels.shape}, got {predicted.shape}")
     counted = (labels >= 0) & (labels < n_classes) & (predicted >= 0) & (predicted < n_clusters)
     if where is not None:
-        where = jnp.asarray(where, bool)
-        if where.shape != labels.shape:
-            raise ValueError(f"where must have shape {labels.shape}, got {where.shape}")
-        counted &= where
+        counted &= checks.mask(where, labels.shape)
     # Uncounted rows add zero to cell (0, 0): a negative index would wrap around, not be dropped.
     cells = jnp.where(counted, labels, 0), jnp.where(counted, predicted, 0)
     return jnp.zeros((n_classes, n_clusters), jnp.float32).at[cells].add(counted)
@@ -356,10 +353,7 @@ def simplified_silhouette(
     checks.whole("n_clusters", n_clusters, 1)
     if x.ndim != 2 or labels.shape != x.shape[:1]:
         raise ValueError(f"x and labels must be [n, d] and [n], got {x.shape} and {labels.shape}")
-    where = jnp.ones(labels.shape, bool) if where is None else jnp.asarray(where, bool)
-    if where.shape != labels.shape:
-        raise ValueError(f"where must have shape {labels.shape}, got {where.shape}")
-    where &= (labels >= 0) & (labels < n_clusters)
+    where = checks.mask(where, labels.shape) & (labels >= 0) & (labels < n_clusters)
     x = jnp.where(where[:, None], x, 0.0)
     own = (labels[:, None] == jnp.arange(n_clusters)[None, :]) & where[:, None]
     members = own.astype(x.dtype)

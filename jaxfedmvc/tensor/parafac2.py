@@ -227,7 +227,7 @@ def sweep(
     """
     _, h, q, s = parafac2
     slices = jnp.asarray(slices, jnp.float32)
-    where = jnp.ones(slices.shape[:2], bool) if where is None else jnp.asarray(where, bool)
+    where = checks.mask(where, slices.shape[:2])
     add = functools.partial(jnp.sum, axis=0)
     p = jax.vmap(functools.partial(projection, h=h, q=q))(slices, s_k=s, where=where)
     y = _einsum("knr,knj->krj", p, slices)
@@ -257,7 +257,7 @@ def projection(
     From X_k [n_max, J] with zeros in rows of padding, H [R, R], Q [J, R], the slice's scales s_k
     [R] and its real rows `where`, bool [n_max], at least R; all rows if None.
     """
-    where = jnp.ones(len(x_k), bool) if where is None else jnp.asarray(where, bool)
+    where = checks.mask(where, x_k.shape[:1])
     order = jnp.argsort(~where)  # real rows first: zeros below them stay zeros in an SVD
     real = where[order][:, None]
     product = _einsum("nj,jc,c,rc->nr", x_k, q, s_k, h)[order]
@@ -358,9 +358,7 @@ def _check(slices: ArrayLike, where: ArrayLike | None, rank: int) -> tuple[Array
         raise checks.wrong("slices", slices.shape, "a shape [K, n, J], none of them 0")
     n_rows, n_columns = slices.shape[1:]
     checks.whole("rank", rank, 1, min(n_rows, n_columns))
-    where = jnp.ones(slices.shape[:2], bool) if where is None else jnp.asarray(where, bool)
-    if where.shape != slices.shape[:2]:
-        raise checks.wrong("where", where.shape, f"the shape {slices.shape[:2]}")
+    where = checks.mask(where, slices.shape[:2])
     if not isinstance(where, jax.core.Tracer) and (least := int(where.sum(axis=1).min())) < rank:
         raise checks.wrong(
             "where", least, f"{rank} rows of each slice or more, as many as the rank"

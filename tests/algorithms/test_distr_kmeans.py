@@ -11,10 +11,10 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
+from jaxfedmvc.algorithm import by_agent
 from jaxfedmvc.algorithms.distr_kmeans import (
     DistrKMeansConfig,
     DistrKMeansHyperparams,
-    by_agent,
     distr_kmeans,
     occupied_cells,
 )

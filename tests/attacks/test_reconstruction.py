@@ -195,3 +195,5 @@ def test_bad_shapes_are_named():
     for shapes in [((3, 2), (3, 1), (1, 2)), ((5, 2), (4, 1), (1, 2)), ((5, 2), (5, 1), (1, 3))]:
         with pytest.raises(ValueError, match="points: got shapes"):
             leakage.invert(KEY, *(np.zeros(shape, np.float32) for shape in shapes))
+    with pytest.raises(ValueError, match=r"where: got \(1,\); allowed is the shape \(3,\)"):
+        leakage.r2(np.zeros((3, 2)), np.zeros((3, 2)), [True])

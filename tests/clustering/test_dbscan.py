@@ -252,7 +252,7 @@ def test_memory_is_far_from_quadratic():
     [
         ({"x": np.zeros(3)}, "x must have shape"),
         ({"x": np.zeros((0, 2))}, "x must have shape"),
-        ({"where": np.ones(3, bool)}, "where must have shape"),
+        ({"where": np.ones(3, bool)}, "where: got"),
         ({"eps": 0.0}, "eps must be a number above 0, got 0.0"),
         ({"eps": np.nan}, "eps must be a number above 0, got nan"),
         ({"eps": np.ones(2)}, "eps must be a number"),

@@ -260,7 +260,7 @@ def test_labels_may_be_of_a_type_too_narrow_for_the_number_of_classes():
 
 
 def test_a_mask_of_the_silhouette_has_an_entry_for_each_row():
-    with pytest.raises(ValueError, match=r"where must have shape \(3,\), got \(1,\)"):
+    with pytest.raises(ValueError, match=r"where: got \(1,\); allowed is the shape \(3,\)"):
         metrics.simplified_silhouette(np.zeros((3, 1)), [0, 1, 1], 2, [True])
     with pytest.raises(ValueError, match="labels must be integers, got float32"):
         metrics.simplified_silhouette(np.zeros((3, 1)), [0.5, 1.0, 1.0], 2)

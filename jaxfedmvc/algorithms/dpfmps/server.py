@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxfedmvc.algorithm import by_agent
 from jaxfedmvc.algorithms.dpfmps.budget import Budget, sketch_delta, sketch_noise, spent
 from jaxfedmvc.algorithms.dpfmps.fm_sketch import complement_counts, fit_grid, marginals
 from jaxfedmvc.algorithms.dpfmps.lsh_tree import best_centroids
@@ -42,10 +43,9 @@ def cluster_grid(
     config: DPFMPSConfig, key: Array, state: ServerState, messages: Any, weights: Any
 ) -> Any:
     """Counts the cells of the grid from sketches alone, and clusters the grid."""
-    by_agent = {agent: sent for message in messages for agent, sent in message.items()}
-    agents = sorted(by_agent)
-    sketches = jnp.concatenate([by_agent[agent]["sketches"] for agent in agents])
-    local = [by_agent[agent]["centres"][0] for agent in agents]
+    agents = by_agent(messages)
+    sketches = jnp.stack([sent["sketches"] for sent in agents.values()])
+    local = [sent["centres"] for sent in agents.values()]
     noise = sketch_noise(state.budget.memberships, sketches.shape[-1], sketch_delta(state.size))
     fit_key, kmeans_key = jax.random.split(key)
     total = state.size.astype(jnp.float32)

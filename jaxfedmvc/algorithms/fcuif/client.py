@@ -11,8 +11,7 @@ from jax import Array
 
 from jaxfedmvc import nn
 from jaxfedmvc.algorithms.fcuif.settings import FedDMVCConfig, FedDMVCHyperparams
-from jaxfedmvc.algorithms.pooled.networks import apply
-from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.losses import masked_mean, mean_squared_error
 
 PyTree = Any
@@ -117,7 +116,7 @@ def pretrain(
     key_fit, key_kmeans = jax.random.split(key)
 
     def loss(networks: PyTree, x: Array, mask: Array) -> Array:
-        decoded = apply(networks["decoder"], apply(networks["encoder"], x))
+        decoded = nn.apply(networks["decoder"], nn.apply(networks["encoder"], x))
         return mean_squared_error(decoded, x, mask)
 
     networks, losses = nn.fit(
@@ -130,7 +129,7 @@ def pretrain(
         batch_size=config.batch_size,
         learning_rate=hyper.learning_rate,
     )
-    z = apply(networks["encoder"], x)
+    z = nn.apply(networks["encoder"], x)
     found = kmeans(key_kmeans, z, config.n_clusters, where=mask, n_init=config.n_init)
     return state._replace(networks=networks, centroids=found.centroids), losses
 
@@ -156,8 +155,8 @@ def train(
     def loss(params: PyTree, batch: tuple[Array, Array, Array], mask: Array) -> Array:
         networks, centroids = params
         x, p, has_target = batch
-        z = apply(networks["encoder"], x)
-        error = mean_squared_error(apply(networks["decoder"], z), x, mask)
+        z = nn.apply(networks["encoder"], x)
+        error = mean_squared_error(nn.apply(networks["decoder"], z), x, mask)
         away = masked_mean(divergence(p, soft_assignment(z, centroids)), mask & has_target)
         return error + hyper.guidance * away
 
@@ -177,5 +176,5 @@ def train(
 
 def upload(state: ClientState, x: Array, mask: Array) -> Upload:
     """Returns what an agent sends after training."""
-    z = jnp.where(mask[:, None], apply(state.networks["encoder"], x), 0.0)
+    z = jnp.where(mask[:, None], nn.apply(state.networks["encoder"], x), 0.0)
     return Upload(z, sharpen(soft_assignment(z, state.centroids), mask))

@@ -41,8 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
-from jaxfedmvc.algorithms.distr_kmeans import by_agent
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, by_agent, keep, send_nothing
 from jaxfedmvc.algorithms.fcuif import client as client_lib
 from jaxfedmvc.algorithms.fcuif.client import ClientState, Guidance, Upload
 from jaxfedmvc.algorithms.fcuif.networks import (

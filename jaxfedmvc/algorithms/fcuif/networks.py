@@ -16,7 +16,6 @@ from jax import Array
 from jaxfedmvc import nn
 from jaxfedmvc.algorithms.fcuif.client import xavier_mlps
 from jaxfedmvc.algorithms.fcuif.settings import FCUIFConfig, FCUIFHyperparams
-from jaxfedmvc.algorithms.pooled.networks import apply
 from jaxfedmvc.losses import masked_mean
 
 # `(key, z, p, qbar, prototypes, held) -> Z [N, A, d]` whose missing blocks are filled in.
@@ -52,7 +51,7 @@ def _drawn(key: Array, agents: int, width: int, hidden: tuple[int, ...]) -> Any:
     return jax.tree.map(lambda *x: jnp.stack(x), *drawn.values())
 
 
-_of_all = jax.vmap(apply, in_axes=(0, 1), out_axes=1)
+_of_all = jax.vmap(nn.apply, in_axes=(0, 1), out_axes=1)
 
 
 def network_imputer(config: FCUIFConfig, hyper: FCUIFHyperparams) -> Imputer:

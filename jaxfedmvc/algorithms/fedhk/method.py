@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep
 from jaxfedmvc.algorithms.fedhk.client import nearest, personalised, samples_of
 from jaxfedmvc.algorithms.fedhk.model import (
     Centres,
@@ -82,7 +82,7 @@ def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         if not _has_own(config, codec):
-            return state, (), ()
+            return state, (), {}
         fit, weights, place = sent
         basis = jax.tree.map(lambda x: x[place], state.basis) if codec.own else state.basis
         own = codec.centres(fit, basis, widths(state.scales))
@@ -92,12 +92,9 @@ def finish_phase(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
         state = dataclasses.replace(
             state, personal=own, personal_weights=weights, took_part=jnp.ones((), bool)
         )
-        return state, (), ()
+        return state, (), {}
 
-    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
-        return state, ()
-
-    return Phase(broadcast_best, client, server)
+    return Phase(broadcast_best, client, keep)
 
 
 def _has_own(config: FedHKConfig, codec: Codec) -> bool:

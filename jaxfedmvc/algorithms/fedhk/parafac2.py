@@ -181,7 +181,7 @@ def _places(phase: Phase) -> Phase:
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         own = state.basis._replace(projection=sent[0], scales=sent[1])
-        return dataclasses.replace(state, basis=own), (), ()
+        return dataclasses.replace(state, basis=own), (), {}
 
     return phase._replace(
         broadcast=lambda state, view_ids: (state.basis.projection, state.basis.scales),
@@ -266,7 +266,7 @@ def _common_h(config: Parafac2Config, hyper: FedHKHyperparams) -> Phase:
             return own._replace(projection=p, scales=s, inner=y, peak=peak), terms
 
         own, message = jax.vmap(one_start)(view_weights, state.basis)
-        return dataclasses.replace(state, basis=own), message, ()
+        return dataclasses.replace(state, basis=own), message, {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         deltas = relative_deltas(config, state.scales)
@@ -277,7 +277,7 @@ def _common_h(config: Parafac2Config, hyper: FedHKHyperparams) -> Phase:
 
         total = jax.tree.map(lambda *parts: sum(parts), *messages)
         fits = jax.vmap(one_start)(state.models.fit, total)
-        return state._replace(models=state.models._replace(fit=fits)), ()
+        return state._replace(models=state.models._replace(fit=fits)), {}
 
     return Phase(broadcast, client, server, reduce="sum")
 
@@ -290,7 +290,7 @@ def _common_q() -> Phase:
             return own._replace(h=h), own.peak * pf.q_terms(own.inner, h, own.scales)
 
         own, message = jax.vmap(one_start)(sent, state.basis)
-        return dataclasses.replace(state, basis=own), message, ()
+        return dataclasses.replace(state, basis=own), message, {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         def one_start(fit: Shared, terms: Array) -> Shared:
@@ -298,7 +298,7 @@ def _common_q() -> Phase:
             return fit._replace(q=_cut(new, {v: len(part) for v, part in fit.q.items()}))
 
         fits = jax.vmap(one_start)(state.models.fit, sum(messages))
-        return state._replace(models=state.models._replace(fit=fits)), ()
+        return state._replace(models=state.models._replace(fit=fits)), {}
 
     return Phase(lambda state, view_ids: state.models.fit.h, client, server, reduce="sum")
 
@@ -349,7 +349,7 @@ def views_codec(config: Parafac2Config) -> Codec:
         def one(centres: Centres) -> tuple:
             inner = jnp.stack([matmul(part, basis[v]).T for v, part in centres.items()])
             h = jnp.eye(r)
-            q = pf.from_slice(_joined_q({v: x for v, x in enumerate(inner)}), r).q
+            q = pf.from_slice(_joined_q(dict(enumerate(inner))), r).q
             s = jnp.ones((len(centres), r))
             equal = jnp.ones(len(inner))
             return lax.fori_loop(

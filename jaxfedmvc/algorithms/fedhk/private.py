@@ -297,7 +297,7 @@ def _moments(config: FedHKConfig, privacy: PrivacySettings) -> Phase:
     """Releases mean and variance of every view; centres start around the mean."""
 
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
-        return state, moments(privacy, client), ()
+        return state, moments(privacy, client), {}
 
     def server(key: Array, state: ServerState, total: Release, sigma: Array) -> tuple:
         n = jnp.maximum(total.weights, 1.0)
@@ -315,7 +315,7 @@ def _moments(config: FedHKConfig, privacy: PrivacySettings) -> Phase:
             drawn = jax.random.normal(jax.random.fold_in(key, v), (config.n_clusters, width))
             length = jnp.sqrt(scales[v].variance) * jnp.minimum(1.0, privacy.clip)
             fits[v] = length * drawn[None] / jnp.linalg.norm(drawn, axis=1)[None, :, None]
-        return state._replace(scales=scales, models=state.models._replace(fit=fits)), ()
+        return state._replace(scales=scales, models=state.models._replace(fit=fits)), {}
 
     return _noised(privacy, "moments", send_nothing, client, server)
 
@@ -332,14 +332,14 @@ def _start(config: FedHKConfig, hyper: FedHKHyperparams, privacy: PrivacySetting
         centres = believed_centres(privacy, scales, centres)
         samples = clip_samples(privacy, scales, samples_of(config, hyper, scales, client))
         message = start_sums(privacy, scales, samples, centres)
-        return dataclasses.replace(state, scales=scales), message, ()
+        return dataclasses.replace(state, scales=scales), message, {}
 
     def server(key: Array, state: ServerState, total: Release, sigma: Array) -> tuple:
         unit = _unit(*[x.shape[1] for x in total.sums.values()])
         total = total._replace(weights=dict.fromkeys(total.sums, total.weights))
         fit = moved(privacy, state, total, dict.fromkeys(total.sums, unit), sigma)
         fits = {v: a[None] for v, a in fit.items()}
-        return state._replace(models=state.models._replace(fit=fits)), ()
+        return state._replace(models=state.models._replace(fit=fits)), {}
 
     return _noised(privacy, "start", send, client, server)
 

@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array, lax
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
@@ -202,11 +202,11 @@ def _h_phase() -> Phase:
         y = jnp.matmul(p.T, rows, precision=lax.Precision.HIGHEST)
         s = pf.update_s(y, h, q, state.scales)
         state = dataclasses.replace(state, h=h, q=q, scales=s, inner=y)
-        return state, pf.h_terms(y, q, s), ()
+        return state, pf.h_terms(y, q, s), {}
 
     def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
         (terms,) = messages
-        return state._replace(h=pf.update_h(terms, state.q, state.h), squares=terms[1]), ()
+        return state._replace(h=pf.update_h(terms, state.q, state.h), squares=terms[1]), {}
 
     return Phase(lambda state, view_ids: (state.h, state.q), client, server, reduce="sum")
 
@@ -216,11 +216,11 @@ def _q_phase() -> Phase:
 
     def client(key: Array, sent: Array, state: Client, client: Cohort) -> tuple:
         message = pf.q_terms(state.inner, sent, state.scales)
-        return dataclasses.replace(state, h=sent), message, ()
+        return dataclasses.replace(state, h=sent), message, {}
 
     def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
         q = pf.update_q(messages[0], state.squares, state.h, state.q)
-        return state._replace(q=q), ()
+        return state._replace(q=q), {}
 
     return Phase(lambda state, view_ids: state.h, client, server, reduce="sum")
 
@@ -229,12 +229,9 @@ def _last() -> Phase:
     """Sends the final factors to every client."""
 
     def client(key: Array, sent: tuple, state: Client, client: Cohort) -> tuple:
-        return dataclasses.replace(state, h=sent[0], q=sent[1]), (), ()
+        return dataclasses.replace(state, h=sent[0], q=sent[1]), (), {}
 
-    def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
-        return state, ()
-
-    return Phase(lambda state, view_ids: (state.h, state.q), client, server)
+    return Phase(lambda state, view_ids: (state.h, state.q), client, keep)
 
 
 def _rows(scales: dict[int, Scale], client: Cohort) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from jaxfedmvc import keys
-from jaxfedmvc.algorithm import Phase, send_nothing
+from jaxfedmvc.algorithm import Phase, keep, send_nothing
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
     Codec,
@@ -44,7 +44,7 @@ def setup_phases(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> 
     """Returns the exchanges before the rounds."""
     ranges = (_ranges(),) if config.hkc == "minmax" else ()
     choice = (_choice(config, hyper),) if config.chooses_views else ()
-    basis = (_basis(codec),) if codec.shares_basis else ()
+    basis = (_basis(),) if codec.shares_basis else ()
     summaries = _summaries(config, codec, hyper.limit)
     return (_means(), _variances(), *ranges, summaries, *choice, *basis)
 
@@ -106,7 +106,7 @@ def _means() -> Phase:
     def client(key: Array, sent: tuple, state: ClientState, client: Cohort) -> tuple:
         where = client.mask[:, None]
         sums = {v: jnp.sum(x, axis=0, where=where) for v, x in client.by_view().items()}
-        return state, (sums, jnp.sum(client.mask).astype(jnp.float32)), ()
+        return state, (sums, jnp.sum(client.mask).astype(jnp.float32)), {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         totals = by_view([sums for sums, _ in messages])
@@ -115,7 +115,7 @@ def _means() -> Phase:
             v: state.scales[v]._replace(origin=totals[v] / jnp.maximum(counts[v], 1.0))
             for v in totals
         }
-        return state._replace(counts=counts, scales=scales), ()
+        return state._replace(counts=counts, scales=scales), {}
 
     return Phase(send_nothing, client, server, reduce="sum")
 
@@ -133,7 +133,7 @@ def _variances() -> Phase:
             v: jnp.sum(jnp.square(x - sent[v][None]), where=where)
             for v, x in client.by_view().items()
         }
-        return dataclasses.replace(state, scales=scales), squares, ()
+        return dataclasses.replace(state, scales=scales), squares, {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         squares = by_view(messages)
@@ -141,7 +141,7 @@ def _variances() -> Phase:
             v: state.scales[v]._replace(variance=squares[v] / jnp.maximum(state.counts[v], 1.0))
             for v in squares
         }
-        return state._replace(scales=scales), ()
+        return state._replace(scales=scales), {}
 
     return Phase(broadcast, client, server, reduce="sum")
 
@@ -156,7 +156,7 @@ def _ranges() -> Phase:
             x = x - state.scales[v].origin[None]
             low = jnp.min(x, axis=0, where=where, initial=jnp.inf)
             ranges[v] = low, jnp.max(x, axis=0, where=where, initial=-jnp.inf)
-        return state, ranges, ()
+        return state, ranges, {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         scales = dict(state.scales)
@@ -171,7 +171,7 @@ def _ranges() -> Phase:
                         scales[v].high, jnp.max(high, axis=0, where=where, initial=-jnp.inf)
                     ),
                 )
-        return state._replace(scales=scales), ()
+        return state._replace(scales=scales), {}
 
     return Phase(send_nothing, client, server)
 
@@ -203,7 +203,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         }
         state = dataclasses.replace(state, scales=scales)
         if not state.holds_all:
-            return state, (), ()
+            return state, (), {}
         rows = jnp.concatenate(
             [
                 (x - scales[v].origin[None]) / jnp.sqrt(positive(variances[v]))
@@ -216,7 +216,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
         means, counts = means_of(rows, found.labels, n_summaries)
         kept = counts >= least
-        return state, (jnp.where(kept[:, None], means, 0.0), counts * kept), ()
+        return state, (jnp.where(kept[:, None], means, 0.0), counts * kept), {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         (message, weight), *_ = [
@@ -259,7 +259,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         basis, fits = codec.start(cut(rows), counts, cut(found[:n_restarts]))
         of_views = {v: cut(found[n_restarts + place])[v] for place, v in enumerate(state.of_views)}
         models = state.models._replace(fit=fits)
-        return state._replace(basis=basis, models=models, of_views=of_views), ()
+        return state._replace(basis=basis, models=models, of_views=of_views), {}
 
     return Phase(broadcast, client, server)
 
@@ -283,7 +283,7 @@ def _choice(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
 
     def client(key: Array, sent: dict[int, Array], state: ClientState, client: Cohort) -> tuple:
         if not sent:
-            return state, (), ()
+            return state, (), {}
         labels = jnp.stack(
             [
                 predict(x - state.scales[v].origin[None], sent[v], hyper.limit)
@@ -295,12 +295,12 @@ def _choice(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
         def pair(one: Array, other: Array) -> Array:
             return contingency(labels[one], labels[other], size, size, client.mask)
 
-        return state, jax.vmap(pair)(*pairs(len(labels))), ()
+        return state, jax.vmap(pair)(*pairs(len(labels))), {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         tables = [message for message in messages if jax.tree.leaves(message)]
         if not tables:
-            return state, ()
+            return state, {}
         of_pairs = jax.vmap(ari_from_contingency)(sum(tables[1:], start=tables[0]))
         agreement = mean_agreement(of_pairs, len(state.of_views))
         kept = agreeing(agreement, hyper.least_agreement)
@@ -317,13 +317,10 @@ def _in_order(rows: Array, counts: Array) -> tuple[Array, Array]:
     return rows[order], counts[order]
 
 
-def _basis(codec: Codec) -> Phase:
+def _basis() -> Phase:
     """Sends once what clients need to read and to write compressed centres."""
 
     def client(key: Array, sent: PyTree, state: ClientState, client: Cohort) -> tuple:
-        return dataclasses.replace(state, basis=sent), (), ()
+        return dataclasses.replace(state, basis=sent), (), {}
 
-    def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
-        return state, ()
-
-    return Phase(lambda state, view_ids: state.basis, client, server)
+    return Phase(lambda state, view_ids: state.basis, client, keep)

@@ -19,7 +19,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
-from jaxfedmvc.checks import whole, wrong
+from jaxfedmvc.checks import mask, whole, wrong
 from jaxfedmvc.clustering.host import on_host
 from jaxfedmvc.clustering.spectral import _fix_signs
 
@@ -97,7 +97,7 @@ def heaviest_edges(
     if not 1 <= k <= n - 1:
         raise wrong("k", k, f"1 to n - 1 = {n - 1}")
     whole("block", block, 1)
-    where, block = _check_where(where, n), min(block, n)
+    where, block = mask(where, (n,)), min(block, n)
 
     def strongest(ids: Array) -> Neighbours:
         values = jnp.asarray(rows(ids), jnp.float32)
@@ -304,7 +304,7 @@ def _check_graph(
         affinity = Neighbours(jnp.broadcast_to(columns, weight.shape), weight)
     index, weight = jnp.asarray(affinity.index), jnp.asarray(affinity.weight, jnp.float32)
     n, _ = _check_shapes(index, weight)
-    where = _check_where(where, n)
+    where = mask(where, (n,))
     index = jnp.where(where[:, None], index, 0)
     edges = where[:, None] & where[index] & (index != jnp.arange(n)[:, None])
     weight = jnp.where(edges, weight, 0.0)
@@ -332,10 +332,3 @@ def _check_values(index: np.ndarray, weight: np.ndarray) -> None:
         )
     if (weight < 0).any():
         raise wrong("affinity", float(weight.min()), "weights of 0 or more")
-
-
-def _check_where(where: ArrayLike | None, n: int) -> Array:
-    where = jnp.ones(n, bool) if where is None else jnp.asarray(where, bool)
-    if where.shape != (n,):
-        raise wrong("where", where.shape, f"shape {(n,)}")
-    return where

@@ -25,7 +25,7 @@ from jax import Array
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.pooled.rows import check_widths
-from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.federation import Cohort, Federation, has_features
 
 Kind = tuple[int, ...]
 
@@ -236,7 +236,7 @@ def needs_linked_views(method: str) -> Callable[[Federation], None]:
 
 
 def needs_varied_views(method: str) -> Callable[[Federation], None]:
-    """Returns a check that some feature of every view varies; see `has_features`."""
+    """Returns a check that some feature of every view varies; see `federation.has_features`."""
 
     def check(federation: Federation) -> None:
         if not has_features(federation):
@@ -251,17 +251,6 @@ def needs_varied_views(method: str) -> Callable[[Federation], None]:
                 )
 
     return check
-
-
-def has_features(federation: Federation) -> bool:
-    """Tells whether features can be looked at: they are not traced, and not all are zero.
-
-    Runs on the host and on real nodes start from zeros in the place of the data.
-    """
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(federation.cohorts)):
-        return False
-    # NumPy's arrays, since those of JAX are computed with in a trace, as of the key alone.
-    return any(np.asarray(view).any() for cohort in federation.cohorts for view in cohort.views)
 
 
 def needs_views(method: str, least: int, why: str) -> Callable[[Federation], None]:

@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from jaxfedmvc import nn
 from jaxfedmvc.losses import l2_normalize, masked_mean, mean_squared_error, ntxent
+from jaxfedmvc.nn import apply
 
 PyTree = Any
 
@@ -65,13 +66,6 @@ def init_networks(
         for part in ("encoder", "decoder")
     )
     return Networks(encoders, decoders, {name: drawn["head", name] for name in heads})
-
-
-def apply(params: PyTree, x: Array) -> Array:
-    """Applies one network, [..., rows, d] -> [..., rows, width]; its widths are those it has."""
-    layers = params["params"]
-    widths = [layers[f"Dense_{i}"]["bias"].shape[0] for i in range(len(layers))]
-    return nn.apply_mlp(params, widths, x)
 
 
 def encode(networks: Networks, views: Sequence[Array]) -> Array:
