@@ -15,7 +15,7 @@ from experiments.lib import choice, folder
 from experiments.lib.command import parse_or_exit
 
 
-@folder.stoppable(resumes=True)
+@folder.stoppable
 def main(
     arguments: Sequence[str] | None = None, algorithm: str = "fmcsc", description: str | None = None
 ) -> None:

@@ -328,7 +328,7 @@ def report(
     yield f"written: {path}/ ({', '.join(files)})"
 
 
-@folder.stoppable(resumes=True)
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line, and runs the sweep."""
     logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there

@@ -415,7 +415,7 @@ def report(path: Path, runs: pd.DataFrame, settings: StudySettings, n_seeds: int
     draw(path, summary, settings, n_seeds)
 
 
-@folder.stoppable(resumes=True)
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the parts that the command line asks for; that of this process if it is None."""
     study = parse_or_exit(arguments, __doc__, _FLAGS, resumes=True, over_clients=True)

@@ -119,7 +119,7 @@ def job_of(command: Command) -> Job:
     return Job(command._replace(flags=given), asked, rows(request), peers(request), seeds)
 
 
-@folder.stoppable(resumes=True)
+@folder.stoppable
 def main(arguments: Sequence[str]) -> None:
     """Runs what the command line asks for."""
     command = parse_or_exit(arguments, __doc__ or "", extra=[ReproduceSettings])

@@ -103,7 +103,7 @@ _FLAGS = {LeakageSettings: None, DataSettings: None, JobSettings: ("seed", "seed
 Attack = Callable[[Scenario, int], dict[str, float]]
 
 
-@folder.stoppable(resumes=True)
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes; that of this process if it is None."""
     study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "3"}, resumes=True)

@@ -206,40 +206,27 @@ def _hold(folder: Path) -> None:
             ) from error
 
 
-def stoppable(
-    resumes: bool = False, rows: str | None = None
-) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """Returns a decorator for a program, which Ctrl-C then ends with one line.
+def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates a program that has --resume, which Ctrl-C then ends with one line."""
 
-    Args:
-      resumes: Whether the program goes on with its folder under --resume.
-      rows: The flag that gives another job the rows of this one, if there is such a flag.
-    """
+    @functools.wraps(main)
+    def program(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            main(*args, **kwargs)
+        except KeyboardInterrupt:
+            sys.exit(stopped())
 
-    def decorated(main: Callable[_P, None]) -> Callable[_P, None]:
-        @functools.wraps(main)
-        def program(*args: _P.args, **kwargs: _P.kwargs) -> None:
-            try:
-                main(*args, **kwargs)
-            except KeyboardInterrupt:
-                sys.exit(stopped(resumes, rows))
-
-        return program
-
-    return decorated
+    return program
 
 
-def stopped(resumes: bool, rows: str | None = None) -> str:
+def stopped() -> str:
     """Returns what a job says that its user stops: whether there is something to go on with."""
     if not _held:
         return "stopped before the job was begun"
     place = list(_held)[-1]
-    if not resumes:
-        go_on = f"; give its file of rows as --{rows} to go on" if rows else ""
-        return f"stopped; what was made by then is in {place}/{go_on}"
     go_on = f"--resume with the same flags and --output_dir={shlex.quote(str(place))}"
     if all(file.name in _NO_PROGRESS for file in place.iterdir()):
-        return f"stopped before anything was saved; {go_on} begins anew"
+        return f"stopped before anything was saved in its folder; {go_on} begins anew"
     return f"stopped; {go_on} goes on from there"
 
 
@@ -357,7 +344,10 @@ def read_appended(path: Path, columns: Sequence[str], **options: Any) -> pd.Data
 
 
 def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
-    """Cuts a .csv back to chosen rows; a last line that was not written to its end goes, too."""
+    """Cuts a .csv back to chosen rows; a last line that was not written to its end goes, too.
+
+    A file of which nothing goes stays as it is.
+    """
     if not path.exists():
         return
     # As text: an id may be "NA" or "007".
@@ -365,4 +355,6 @@ def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
     if table.columns.empty:  # not even its header was written to the end
         path.unlink()
         return
-    write_text(path, table[chosen(table.astype({"seed": int}))].to_csv(index=False))
+    kept = chosen(table.astype({"seed": int}))
+    if not kept.all() or not path.read_bytes().endswith(b"\n"):
+        write_text(path, table[kept].to_csv(index=False))

@@ -35,9 +35,7 @@ _OF_THE_FOLDER = ("output_dir", "compilation_cache", "progress")
 # Flags that earlier versions took from all binaries, whether or not they had a use for them.
 _UNUSED: tuple[str, ...] = ("dataset", "scale", "n_clusters", "checkpoint_every", "split", "agents")
 _UNUSED += ("feature_order", "overlap", "max_overlap", "overlap_order", "categorical")
-_REPLACED = dict.fromkeys(_UNUSED, "it had no effect here; leave it out") | {
-    "resume": "give the file that the job has begun as --trials_file, if there is such a flag",
-}
+_REPLACED = dict.fromkeys(_UNUSED, "it had no effect here; leave it out")
 
 
 class Study(NamedTuple):

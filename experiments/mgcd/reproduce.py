@@ -1,8 +1,8 @@
 """Tables and figures of MGCD's paper, for `python -m experiments.reproduce --paper=mgcd`.
 
 --table=2 compares methods, 3 and 4 leave out losses and parts; --figure=3 draws maps, 4 each
-graph's scores by round, 5 convergence and weights. Every run is appended to runs.csv as it ends;
-give an unfinished job's file as --trials_file and what it holds is not run again.
+graph's scores by round, 5 convergence and weights. Every run is appended to runs.csv as it ends,
+and --resume goes on with what that holds; so does another job that is given it as --trials_file.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import pandas as pd
 
 from experiments.lib import folder, peers, runner
 from experiments.lib.command import JobSettings, checked
-from experiments.lib.data import DataSettings
+from experiments.lib.data import DataSettings, fingerprint
 from experiments.lib.progress import Progress
 from experiments.lib.study import check_table, parse_or_exit, write_summary
 from experiments.lib.text import counted
 from experiments.mgcd import tables
 from experiments.mgcd.runs import COLUMNS, PEERS, SETS, cells, run_cells
+from jaxfedmvc import data
 from jaxfedmvc.files import write_text
 
 # Over which rows of centralised methods are dealt out; they see all of them.
@@ -80,10 +81,10 @@ class ReproduceSettings:
 _FLAGS = {ReproduceSettings: None, JobSettings: ("seed", "seeds"), DataSettings: ("data_dir",)}
 
 
-@folder.stoppable(rows="trials_file")
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the table or the figure that the command line asks for."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"}, resumes=True)
     asked: ReproduceSettings = checked(partial(study.read, ReproduceSettings))
     seeds = checked(partial(study.read, JobSettings)).all_seeds
     data_dir = study.read(DataSettings).data_dir
@@ -93,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for rows in wanted.values():
         checked(partial(runner.prepare, next(iter(rows.values()))))
     label = f"figure{figure}" if figure else f"table{table}"
-    path = checked(partial(study.open, f"reproduce-mgcd-{label}"))
+    read = {name: fingerprint(data.load(SETS[name], data_dir)) for name in wanted}
+    path = checked(partial(study.open, f"reproduce-mgcd-{label}", read))
     summary: dict[str, Any] = {"paper": "mgcd", "what": label, "seeds": seeds}
     with Progress(study.folder.progress) as progress:
         if figure == 3:

@@ -201,6 +201,7 @@ def run_cells(
     Raises:
       ValueError: As `one_run`; or `path` holds a row's runs with other settings.
     """
+    folder.keep_rows(path, _ended)
     recorded = read_runs(path).dropna(subset="acc")
     for dataset, rows in wanted.items():
         for name, command in rows.items():
@@ -214,7 +215,7 @@ def run_cells(
     todo = {
         (dataset, name): [seed for seed in seeds if (dataset, name, seed) not in done]
         for dataset, rows in wanted.items()
-        for name in (*rows, ALL_VIEWS)
+        for name in (*rows, *REFERENCES)
     }
     left = {
         f"{dataset}, {name}": command.rounds * len(todo[dataset, name])
@@ -235,13 +236,18 @@ def run_cells(
                 progress.write(f"{kind}, seed {seed}: ACC {acc:.3f}, {seconds:.0f} s")
             left[kind] = 0  # whatever seeds that ended by themselves have left over
             jax.clear_caches()  # programs of many settings would exhaust the memory maps
-        for seed in todo[dataset, ALL_VIEWS]:
+        lacking = {name: todo[dataset, name] for name in REFERENCES}
+        for seed in sorted({seed for some in lacking.values() for seed in some}):
             of_set = runner.prepare(next(iter(rows.values())))
             made_by = folder.made_by(_of_data(of_set.command))
             references = _references(of_set, seed)
             append_rows(
                 path,
-                [_flat(dataset, name, seed, row | made_by) for name, row in references],
+                [
+                    _flat(dataset, name, seed, row | made_by)
+                    for name, row in references
+                    if seed in lacking[name]
+                ],
             )
     found = read_runs(path)
     names = [(d, name) for d, rows in wanted.items() for name in (*rows, *REFERENCES)]
@@ -309,6 +315,11 @@ def one_run(
     rows = [row | {"seconds": seconds} for row in rows]
     rows[-1] |= hooks.scores(problem.labels, np.asarray(state.server.clusters.labels))
     return rows, state
+
+
+def _ended(rows: pd.DataFrame) -> pd.Series:
+    """Tells which rows are of runs whose last round, the one that is scored, was written."""
+    return rows.groupby(["set", "row", "seed"])["acc"].transform(lambda acc: acc.ne("").any())
 
 
 def _of_data(command: Command) -> list[str]:

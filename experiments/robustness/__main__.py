@@ -56,7 +56,7 @@ _FLAGS = {
 }
 
 
-@folder.stoppable(resumes=True)
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes; that of this process if it is None."""
     defaults = {"dataset": "digits", "seeds": "5"}

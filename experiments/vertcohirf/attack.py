@@ -88,7 +88,7 @@ class AttackSettings:
 SEED: study.Groups = {JobSettings: ("seed",)}
 
 
-@folder.stoppable(resumes=True)
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes."""
     run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None, **SEED}, resumes=True))

@@ -2,7 +2,8 @@
 
 --table=1, or any of 5 to 16 with commas; --figure=1 is the attack study, 4 ARI against the number
 of agents, 5 box plots of ARI over feature splits. Every trial is appended to trials.csv as it is
-made; give an unfinished job's file as --trials_file and what it holds is not run again.
+made, and --resume goes on with what that holds; so does another job that is given it as
+--trials_file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from jax.sharding import Mesh
 
 from experiments.lib import folder, plots
 from experiments.lib.command import JobSettings, checked
-from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
+from experiments.lib.data import (
+    DataSettings,
+    Problem,
+    VerticalSettings,
+    fingerprint,
+    load_agents,
+)
 from experiments.lib.progress import Progress
 from experiments.lib.study import check_table, parse_or_exit, write_summary
 from experiments.lib.text import counted
@@ -34,6 +41,7 @@ from experiments.vertcohirf.trials import (
     as_text,
     run_trials,
 )
+from jaxfedmvc import data
 from jaxfedmvc.files import write_text
 
 _FIGURE_4_SET, _FIGURE_4_AGENTS = "alizadeh-2000-v2", (2, 3, 4, 5, 6)
@@ -107,21 +115,24 @@ _FLAGS = {
 }
 
 
-@folder.stoppable(rows="trials_file")
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the tables or the figure that the command line asks for."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"}, resumes=True)
     asked: ReproduceSettings = checked(partial(study.read, ReproduceSettings))
     settings: SearchSettings = checked(partial(study.read, SearchSettings))
     seeds = checked(partial(study.read, JobSettings)).all_seeds
     checked(asked.check)
     if asked.figure == 1:
-        folder.stoppable()(attack.run)(study)  # its rows are none of --trials_file
+        attack.run(study)
         return
-    load = partial(_load, study.read(DataSettings).data_dir)
-    for dataset in asked.scores() or ([_FIGURE_4_SET] if asked.figure == 4 else []):
+    data_dir = study.read(DataSettings).data_dir
+    load = partial(_load, data_dir)
+    sets = asked.scores() or ([_FIGURE_4_SET] if asked.figure == 4 else [])
+    for dataset in sets:
         checked(partial(load, dataset, seeds[0]))
-    path = checked(partial(study.open, f"reproduce-vertcohirf-{asked.label}"))
+    read = {name: fingerprint(data.load(STEMS[name], data_dir)) for name in sets}
+    path = checked(partial(study.open, f"reproduce-vertcohirf-{asked.label}", read))
     file = Path(asked.trials_file or path / "trials.csv")
     summary: dict[str, Any] = {
         "trials": settings.search_trials,
@@ -133,13 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if 1 in asked.table:
             problem = load_agents(DataSettings(dataset="multimodal_table1"), VerticalSettings(), 0)
             made_by = folder.made_by(["--paper=vertcohirf", "--table=1"])
-            summary["table 1"] = tables.table_1(
-                problem,
-                seeds,
-                progress,
-                study.mesh,
-                lambda row: folder.append_rows(path / "table1_runs.csv", [row | made_by]),
-            )
+            own = path / "table1_runs.csv"
+            summary["table 1"] = tables.table_1(problem, seeds, own, progress, study.mesh, made_by)
         if asked.figure == 4:
             summary["figure 4"] = figure_4(settings, seeds, load, file, path, progress, study.mesh)
         wanted = asked.scores()

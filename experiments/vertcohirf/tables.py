@@ -7,7 +7,8 @@ the mean over agents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import pandas as pd
 from jax.sharding import Mesh
 
 from experiments.lib.data import Problem
-from experiments.lib.devices import each
 from experiments.lib.progress import Progress
+from experiments.lib.study import Rows
 from experiments.lib.text import counted, spread
 from experiments.vertcohirf.trials import BASELINES, LOCAL, OBJECTIVES, STEMS, methods
 from jaxfedmvc import engine
@@ -41,6 +42,7 @@ _TITLES = {"tuned": "label-tuned", "unsupervised": "unsupervised", "paper": "pap
 # k of the methods that are given one in table 1: the number of classes.
 _TABLE_1_K = 6
 _TABLE_1_ITERATIONS = 20
+_ARI = ("ari_0", "ari_1")
 
 
 def published(dataset: str, metric: str) -> pd.DataFrame:
@@ -149,18 +151,20 @@ def published_table_1() -> pd.DataFrame:
 def table_1(
     problem: Problem,
     seeds: Sequence[int],
+    path: Path,
     progress: Progress,
     mesh: Mesh | None = None,
-    on_run: Callable[[dict[str, Any]], None] = lambda row: None,
+    made_by: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Makes table 1 as the paper's was computed: one data set, several runs.
 
     Args:
       problem: The multimodal set, two agents.
       seeds: Of the runs.
+      path: Of the rows, a .csv with method, seed, ari_0 and ari_1; those that are there are kept.
       progress: Where the table is printed, a line as it is ready.
       mesh: Whose devices take a seed each; None: one device.
-      on_run: Called with every run: method, seed, ari_0 and ari_1.
+      made_by: What rows say beside.
     """
     algorithms: dict[str, FederatedAlgorithm] = {}
     for title, name in BASELINES.items():
@@ -170,7 +174,8 @@ def table_1(
         [LocalStep(dbscan_method(0.35, 5)), LocalStep(kmeans_method(3), 1.0, 2)]
     )
     paper = published_table_1()
-    progress.expect(dict.fromkeys(algorithms, len(seeds)))
+    rows = Rows(path, ["method"])
+    progress.expect({name: len(rows.left({"method": name}, seeds)) for name in algorithms})
     progress.write(
         f"\ntable 1, ARI of agents 0 and 1, {counted(len(seeds), 'run')} on the data of seed 0"
     )
@@ -180,20 +185,15 @@ def table_1(
         rounds = _TABLE_1_ITERATIONS if name == "VertCoHiRF" else 0
         run = jax.jit(lambda f, key, a=algorithm, r=rounds: engine.run(a, f, key, r).labels)
 
-        def one(seed: int, run: Any = run) -> list[float]:
+        def one(seed: int, run: Any = run) -> dict[str, Any]:
             labels = run(federation.without_labels(), jax.random.key(seed))
-            return [host.table_scores(table)["ari"] for table in host.tables(federation, labels)]
+            scores = [host.table_scores(table)["ari"] for table in host.tables(federation, labels)]
+            return {**dict(zip(_ARI, scores, strict=True)), **made_by}
 
-        found = []
-        for seed, ari in zip(seeds, each(one, seeds, mesh), strict=True):
-            found.append(ari)
-            on_run({"method": name, "seed": seed, "ari_0": ari[0], "ari_1": ari[1]})
-            progress.done(name)
-        mean, std, theirs = (
-            np.mean(found, axis=0),
-            pd.DataFrame(found).std(),
-            paper.loc[name].tolist(),
-        )
+        rows.make({"method": name}, one, seeds, mesh, functools.partial(progress.done, name))
+        runs = pd.read_csv(path, float_precision="round_trip").query("method == @name")
+        found = runs[runs["seed"].isin(seeds)][list(_ARI)]
+        mean, std, theirs = found.mean(), found.std(), paper.loc[name].tolist()
         cells = "".join(f"{spread(m, s):>16s}" for m, s in zip(mean, std, strict=True))
         progress.write(f"{name:28s}{cells}{f'{theirs[0]:.3f}, {theirs[1]:.3f}':>18s}")
         result[name] = {"mean": mean.tolist(), "std": std.tolist(), "paper": theirs}

@@ -6,9 +6,8 @@ For each set and seed (which splits the features of sets of one view, and draws 
 sets) it makes the trial runs of `jaxfedmvc.algorithms.vertcohirf.choice` and scores by ARI:
 k-means of each agent with the true number of clusters, the trial that is chosen without labels, the
 best trial by labels, which is as far as any choice could come, and the consensus of the labels that
-agents sent first, by which the trial is chosen. Every row is appended to
-runs.csv as it is made; give an unfinished job's file as --runs_file and what it holds is not run
-again.
+agents sent first, by which the trial is chosen. Every row is appended to runs.csv as it is made,
+and --resume goes on with what that holds; so does another job that is given it as --runs_file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from experiments.lib import folder
 from experiments.lib.command import JobSettings, checked, without
-from experiments.lib.data import DataSettings, VerticalSettings, load_agents
+from experiments.lib.data import DataSettings, VerticalSettings, fingerprint, load_agents
 from experiments.lib.devices import each
 from experiments.lib.progress import Progress
 from experiments.lib.references import k_means
@@ -37,6 +36,7 @@ from experiments.lib.settings import flag_lines
 from experiments.lib.study import Study, check_table, parse, parse_or_exit, write_summary
 from experiments.lib.text import spread
 from experiments.vertcohirf.choice import of_trials
+from jaxfedmvc import data
 from jaxfedmvc.algorithms.vertcohirf import VertCoHiRFConfig, VertCoHiRFHyperparams, choice
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
@@ -87,6 +87,7 @@ _NOT_RECORDED = {
     "noprogress",
     "output_dir",
     "progress",
+    "resume",
     "runs_file",
 }
 # And those that rows of one table may differ in.
@@ -98,17 +99,18 @@ _FLAGS = {
 }
 
 
-@folder.stoppable(rows="runs_file")
+@folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is missing, and prints the table."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"}, resumes=True)
     settings: UnsupervisedSettings = checked(partial(study.read, UnsupervisedSettings))
     seeds = checked(partial(study.read, JobSettings)).all_seeds
     data_dir = study.read(DataSettings).data_dir
     checked(partial(check_table, "runs_file", settings.runs_file, COLUMNS))
     for name in settings.sets:
         checked(partial(_agents, name, data_dir, seeds[0], settings.max_rows))
-    path = checked(partial(study.open, "vertcohirf-unsupervised"))
+    read_sets = {name: fingerprint(data.load(name, data_dir)) for name in settings.sets}
+    path = checked(partial(study.open, "vertcohirf-unsupervised", read_sets))
     file = Path(settings.runs_file or path / "runs.csv")
     given = without(sys.argv[1:] if arguments is None else arguments, _NOT_RECORDED)
     made_by = folder.made_by(given)

@@ -159,24 +159,18 @@ def test_small_programs_are_kept_too_unless_jax_was_told_otherwise(told, kept):
 
 def test_a_stopped_job_says_whether_there_is_something_to_go_on_with(tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "_held", {})
-    assert folder.stopped(True) == "stopped before the job was begun"
+    assert folder.stopped() == "stopped before the job was begun"
     monkeypatch.setattr(folder, "_held", {tmp_path: None})
     for name in (".lock", "flags.txt", "data.json", "rounds.csv"):
         (tmp_path / name).touch()
     again = f"--resume with the same flags and --output_dir={tmp_path}"
-    assert folder.stopped(True) == f"stopped before anything was saved; {again} begins anew"
+    nothing = "stopped before anything was saved in its folder"
+    assert folder.stopped() == f"{nothing}; {again} begins anew"
     (tmp_path / "checkpoint.npz").touch()
-    assert folder.stopped(True) == f"stopped; {again} goes on from there"
 
-
-def test_a_study_that_is_stopped_says_where_its_rows_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "_held", {tmp_path: None})
-
+    @folder.stoppable
     def study():
         raise KeyboardInterrupt
 
-    said = f"^stopped; what was made by then is in {tmp_path}/"
-    with pytest.raises(SystemExit, match=f"{said}$"):
-        folder.stoppable()(study)()
-    with pytest.raises(SystemExit, match=f"{said}; give its file of rows as --runs_file to go on$"):
-        folder.stoppable(rows="runs_file")(study)()
+    with pytest.raises(SystemExit, match=f"^stopped; {again} goes on from there$"):
+        study()

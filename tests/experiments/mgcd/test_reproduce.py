@@ -54,9 +54,29 @@ def test_a_table_is_run_once_and_read_back(toy, tmp_path):
     file.write_text(before.replace("--split=views", "--split=views --scale=none"))
     code, _, err = launch(*arguments, f"--output_dir={tmp_path / 'three'}")
     assert code == 2 and f"trials_file: {file} holds runs of {NAME} on Mfeat with other" in err
+    file.write_text(before)
     other = tmp_path / "two" / "table.csv"
     code, _, err = launch(*arguments, f"--trials_file={other}", f"--output_dir={tmp_path / 'no'}")
     assert code == 2 and "holds something else" in err and not (tmp_path / "no").exists()
+
+    own = (*arguments[:-2], arguments[-1], f"--output_dir={tmp_path / 'four'}")
+    code, whole, err = launch(*own)
+    assert code == 0, err
+    made = tmp_path / "four" / "runs.csv"
+    rows = pd.read_csv(made)
+    made.write_text(made.read_text()[:-9])  # killed while the last row was written
+    code, resumed, err = launch(*own, "--resume")
+    assert code == 0 and resumed[resumed.index("seeds") :] == whole[whole.index("seeds") :], err
+    pd.testing.assert_frame_equal(*(x.drop(columns="seconds") for x in (pd.read_csv(made), rows)))
+    code, _, err = launch(*own, "--resume", "--seed=1")
+    assert code == 2 and "was begun with other flags: seed (0 then, 1 now)" in err
+
+
+def test_rounds_of_a_run_that_was_cut_off_are_made_again():
+    """Twice in the file they would be two values of one round."""
+    cells = [("a", 0, "0.5"), ("a", 1, ""), ("b", 1, ""), ("b", 1, "0.7"), ("a", 1, "")]
+    rows = pd.DataFrame(cells, columns=["row", "seed", "acc"]).assign(set="Mfeat")
+    assert list(runs._ended(rows)) == [True, False, True, True, False]
 
 
 @pytest.mark.slow

@@ -120,8 +120,8 @@ def test_labels_do_not_matter(data, tmp_path):
 
 @pytest.mark.slow
 def test_the_study_scores_the_choice_beside_local_k_means(data, tmp_path):
-    file = tmp_path / "runs.csv"
-    given = (f"--sets={data / 'right.npz'}", "--seeds=2", f"--runs_file={file}")
+    file = tmp_path / "out" / "runs.csv"
+    given = (f"--sets={data / 'right.npz'}", "--seeds=2")
     common = ("--compilation_cache=", "--noprogress", f"--output_dir={tmp_path / 'out'}")
     code, out, err = binaries.launch(unsupervised.main, *given, *common)
     assert code == 0, err
@@ -130,6 +130,12 @@ def test_the_study_scores_the_choice_beside_local_k_means(data, tmp_path):
     assert (runs["ari"] > 0.9).all() and (runs["tuned_ari"] >= runs["ari"]).all()
     assert (runs["local_mean"] < 0.8).all() and (runs["local_best"] > 0.9).all()
     assert "1.000 +- 0.000" in out and "on 1 of 1 sets" in out
+    file.write_text(file.read_text()[:-9])  # killed while the last row was written
+    code, again, err = binaries.launch(unsupervised.main, *given, *common, "--resume")
+    assert code == 0 and again == out, err
+    kept = pd.read_csv(file)
+    pd.testing.assert_frame_equal(kept.drop(columns="seconds"), runs.drop(columns="seconds"))
+    given += (f"--runs_file={file}",)
     code, _, _ = binaries.launch(unsupervised.main, *given, *common[:2], f"--output_dir={file}x")
     assert code == 0 and len(pd.read_csv(file)) == 2  # nothing was left to run
     given = (*given, *common[:2], f"--output_dir={file}y", "--max_rows=50")

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from sklearn import metrics
 
-from experiments.lib import folder
 from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
 from experiments.vertcohirf import reproduce, tables, trials
 from jaxfedmvc.data.vertical import vertical_partition
@@ -148,13 +147,12 @@ def test_table_1_keeps_every_run(tmp_path):
     assert (rows[rows["method"] == "VertCoHiRF"]["ari_0"] == 1).all()
     assert (rows["command"] == "--paper=vertcohirf --table=1").all()
 
-
-def test_a_stopped_attack_does_not_name_the_file_of_other_trials(tmp_path, monkeypatch):
-    """Its rows are none of --trials_file, which refuses them."""
-    monkeypatch.setattr(folder, "_held", {tmp_path: None})
-    monkeypatch.setattr(reproduce.attack, "run", mock.Mock(side_effect=KeyboardInterrupt))
-    said, _, _ = binaries.launch(reproduce.main, "--figure=1")
-    assert said == f"stopped; what was made by then is in {tmp_path}/"
+    table = (folder / "table1_runs.csv").read_text()
+    lines = table.splitlines(keepends=True)
+    (folder / "table1_runs.csv").write_text("".join(lines[:-3]) + lines[-3][:9])
+    code, again, err = launch("--table=1", "--seeds=2", f"--output_dir={folder}", "--resume")
+    assert code == 0 and again == out, err
+    assert (folder / "table1_runs.csv").read_text() == table
 
 
 def test_published_tables_are_complete():
@@ -183,7 +181,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.mark.ci
 def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
-    file = tmp_path / "trials.csv"
+    file = tmp_path / "one" / "trials.csv"
     arguments = (
         "--table=7",
         "--search_trials=2",
@@ -191,19 +189,26 @@ def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
         "--seeds=1",
         f"--methods={trials.LOCAL},VertCoHiRF(kmeans)",
         "--max_local_clusters=3",
-        f"--trials_file={file}",
     )
     code, out, err = launch(*arguments, f"--output_dir={tmp_path / 'one'}")
     assert code == 0, err
     assert "chowdary-2006, ARI" in out and "0.060 +- 0.000" in out  # the paper's
     before = file.read_text()
     assert len(trials.read_trials(file)) == 4
+    whole = trials.read_trials(file).drop(columns="seconds")
+    file.write_text(before[:-9])  # killed while the last row was written
+    code, again, err = launch(*arguments, f"--output_dir={tmp_path / 'one'}", "--resume")
+    assert code == 0 and again == out, err
+    pd.testing.assert_frame_equal(trials.read_trials(file).drop(columns="seconds"), whole)
+    before = file.read_text()
+    arguments += (f"--trials_file={file}",)
     code, again, _ = launch(*arguments, f"--output_dir={tmp_path / 'two'}")
     assert code == 0 and file.read_text() == before
     assert again.splitlines()[1:6] == out.splitlines()[1:6]
     assert {path.name for path in (tmp_path / "two").iterdir()} == {
         "boxes_toy.png",
         "chosen_trials.csv",
+        "data.json",
         "flags.txt",
         ".lock",
         "summary.json",
@@ -274,7 +279,7 @@ def test_ari_against_the_number_of_agents(toy, tmp_path, monkeypatch):
     [
         ("--table=4", "table: got '4'; allowed are 1 and 5 to 16"),
         ("--figure=2", "figure: got 2"),
-        ("--table=7 --resume", "resume: is no flag here; give the file"),
+        ("--table=7 --resume", "resume: needs --output_dir"),
         ("--table=7 --scale=none", "scale: is no flag here; it had no effect"),
         ("--table=7 --search_trial=3", "did you mean --search_trials?"),
         ("--methods=SVM", "methods: got 'SVM'"),
