@@ -59,7 +59,7 @@ class AdviseSettings:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the methods that apply and those that do not; arguments of the process if None."""
     groups = (AdviseSettings, DataSettings, HorizontalSettings, VerticalSettings)
-    study = parse_or_exit(arguments, __doc__, dict.fromkeys(groups))
+    study = parse_or_exit(arguments, __doc__, dict.fromkeys(groups), leaves_folder=False)
     asked = checked(lambda: study.read(AdviseSettings))
     checked(require_tqdm)
     # A default is not passed on: methods have defaults of their own.

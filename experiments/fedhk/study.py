@@ -418,7 +418,7 @@ def report(path: Path, runs: pd.DataFrame, settings: StudySettings, n_seeds: int
 @folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the parts that the command line asks for; that of this process if it is None."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, resumes=True, over_clients=True)
+    study = parse_or_exit(arguments, __doc__, _FLAGS, over_clients=True)
     settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
     sets = checked(lambda: load_sets(settings, source))
     groups = checked(lambda: plan(settings, source, job, sets))

@@ -106,7 +106,7 @@ Attack = Callable[[Scenario, int], dict[str, float]]
 @folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes; that of this process if it is None."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "3"}, resumes=True)
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "3"})
     settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
     name = source.dataset or HOOKS.defaults(source)["dataset"]
     dataset = checked(lambda: data.load(name, source.data_dir, source.scale))

@@ -178,8 +178,7 @@ def open_folder(command: Parsed, name: str, data: Mapping[str, str] = {}) -> Pat
             " that can be written"
         ) from error
     if any((folder / name).exists() for name in _RESULTS):
-        begun = (folder / "flags.txt").exists() and not (folder / "summary.json").exists()
-        goes_on = begun and "resume" in command.flags
+        goes_on = (folder / "flags.txt").exists() and not (folder / "summary.json").exists()
         ends = ", or --resume to go on with what it holds" if goes_on else ""
         raise ValueError(f"output_dir: {str(folder)!r} holds results already; give another{ends}")
     _hold(folder)

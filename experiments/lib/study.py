@@ -30,7 +30,7 @@ from jaxfedmvc.files import write_text
 
 # A dataclass of flags -> the fields that are flags here; None: all.
 Groups = Mapping[type, Sequence[str] | None]
-_OF_THE_FOLDER = ("output_dir", "compilation_cache", "progress")
+_OF_THE_FOLDER = ("output_dir", "compilation_cache", "resume")
 
 # Flags that earlier versions took from all binaries, whether or not they had a use for them.
 _UNUSED: tuple[str, ...] = ("dataset", "scale", "n_clusters", "checkpoint_every", "split", "agents")
@@ -91,23 +91,24 @@ def parse(
     groups: Groups,
     defaults: Mapping[str, str] = {},
     *,
-    resumes: bool = False,
+    leaves_folder: bool = True,
 ) -> Study:
     """Parses a command line without the program's name.
 
     Args:
       arguments: Such as ["--trials=5"].
-      groups: Dataclasses of the flags; those of the result folder come with them, and --precision
-        and --mesh with those of a job.
+      groups: Dataclasses of the flags; --precision and --mesh come with those of a job.
       defaults: Flag -> text, where the default differs from the dataclass'.
-      resumes: Whether the program can go on with a job that was killed, and so has --resume.
+      leaves_folder: Whether the program leaves a result folder, whose flags it then has: with
+        --resume it must go on with a job that was killed.
 
     Raises:
       ValueError: Says what is wrong, in one line.
     """
     values = flags.FlagValues()
     flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
-    more: dict[type, tuple[str, ...]] = {FolderSettings: (*_OF_THE_FOLDER, *["resume"] * resumes)}
+    of_the_folder = ("progress", *_OF_THE_FOLDER * leaves_folder)
+    more: dict[type, tuple[str, ...]] = {FolderSettings: of_the_folder}
     if names_of_job := groups.get(JobSettings):
         more[JobSettings] = (*names_of_job, "precision", "mesh")
     for group, names in {**groups, **more}.items():
@@ -135,7 +136,7 @@ def parse_or_exit(
     groups: Groups,
     defaults: Mapping[str, str] = {},
     *,
-    resumes: bool = False,
+    leaves_folder: bool = True,
     over_clients: bool = False,
 ) -> Study:
     """Parses as `parse` does, sets --precision and lays out devices.
@@ -147,14 +148,14 @@ def parse_or_exit(
       description: What --help begins with.
       groups: See `parse`.
       defaults: See `parse`.
-      resumes: See `parse`.
+      leaves_folder: See `parse`.
       over_clients: Whether --mesh may lay out the clients of a run, too, and not runs alone.
     """
     logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
     arguments = sys.argv[1:] if arguments is None else arguments
     asks = {"--help", "-help", "-h"}
     rest = [argument for argument in arguments if argument not in asks]
-    study = checked(lambda: parse(rest, groups, defaults, resumes=resumes))
+    study = checked(lambda: parse(rest, groups, defaults, leaves_folder=leaves_folder))
     if asks & set(arguments):
         shown(lambda: print(f"{description or ''}\n\n{study.flags.get_help()}"))
         sys.exit(0)

@@ -84,7 +84,7 @@ _FLAGS = {ReproduceSettings: None, JobSettings: ("seed", "seeds"), DataSettings:
 @folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the table or the figure that the command line asks for."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"}, resumes=True)
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
     asked: ReproduceSettings = checked(partial(study.read, ReproduceSettings))
     seeds = checked(partial(study.read, JobSettings)).all_seeds
     data_dir = study.read(DataSettings).data_dir

@@ -60,7 +60,7 @@ _FLAGS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes; that of this process if it is None."""
     defaults = {"dataset": "digits", "seeds": "5"}
-    study = parse_or_exit(arguments, __doc__, _FLAGS, defaults, resumes=True)
+    study = parse_or_exit(arguments, __doc__, _FLAGS, defaults)
     settings, source, job = checked(lambda: [study.read(group) for group in _FLAGS])
     seeds = job.all_seeds
     if settings.quick:

@@ -91,7 +91,7 @@ SEED: study.Groups = {JobSettings: ("seed",)}
 @folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the study that the command line describes."""
-    run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None, **SEED}, resumes=True))
+    run(study.parse_or_exit(arguments, __doc__, {AttackSettings: None, **SEED}))
 
 
 def run(asked: Study) -> None:

@@ -118,7 +118,7 @@ _FLAGS = {
 @folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Makes the tables or the figure that the command line asks for."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"}, resumes=True)
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
     asked: ReproduceSettings = checked(partial(study.read, ReproduceSettings))
     settings: SearchSettings = checked(partial(study.read, SearchSettings))
     seeds = checked(partial(study.read, JobSettings)).all_seeds

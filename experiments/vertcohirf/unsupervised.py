@@ -102,7 +102,7 @@ _FLAGS = {
 @folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs what is missing, and prints the table."""
-    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"}, resumes=True)
+    study = parse_or_exit(arguments, __doc__, _FLAGS, {"seeds": "5"})
     settings: UnsupervisedSettings = checked(partial(study.read, UnsupervisedSettings))
     seeds = checked(partial(study.read, JobSettings)).all_seeds
     data_dir = study.read(DataSettings).data_dir

@@ -66,6 +66,7 @@ def test_what_applies_is_listed_with_the_bytes_of_a_run():
         (("--dataset={own}",), "the column 'who' of view 0 has cells such as 'p0'.*id=who"),
         (("--dataset={own}", "--id=who"), "n_clusters: none is given, and there are no labels"),
         (("--dataset=digits", "--n_clusters=auto"), "n_clusters: is auto; .* give a number"),
+        (("--dataset=digits", "--output_dir=x"), "output_dir: is no flag here"),
     ],
 )
 def test_what_is_wrong_with_the_data_is_said_once(tmp_path, arguments, said):

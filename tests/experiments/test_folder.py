@@ -61,16 +61,6 @@ def test_a_row_that_a_kill_left_half_written_goes_before_the_next(tmp_path):
         folder.append_rows(path, [{"a": 5, "c": 6}])
 
 
-@pytest.mark.parametrize("flags", [{}, {"resume": False}])
-def test_resume_is_named_where_it_is_a_flag(tmp_path, flags):
-    options = FolderSettings(output_dir=str(tmp_path))
-    command = SimpleNamespace(folder=options, flags=flags, flag_lines=lambda: ["--seeds=2"])
-    (tmp_path / "flags.txt").write_text("--seeds=2\n")
-    ends = ", or --resume to go on with what it holds" if flags else ""
-    with pytest.raises(ValueError, match=f"holds results already; give another{ends}$"):
-        folder.open_folder(command, "job")
-
-
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_that_another_process_writes_into_is_refused(tmp_path, resume):
     options = FolderSettings(output_dir=str(tmp_path / "out"), resume=resume)
