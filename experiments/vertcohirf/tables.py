@@ -191,7 +191,8 @@ def table_1(
             return {**dict(zip(_ARI, scores, strict=True)), **made_by}
 
         rows.make({"method": name}, one, seeds, mesh, functools.partial(progress.done, name))
-        runs = pd.read_csv(path, float_precision="round_trip").query("method == @name")
+        # As they were written: pandas before 3.1 rounds.
+        runs = pd.read_csv(path, converters=dict.fromkeys(_ARI, float)).query("method == @name")
         found = runs[runs["seed"].isin(seeds)][list(_ARI)]
         mean, std, theirs = found.mean(), found.std(), paper.loc[name].tolist()
         cells = "".join(f"{spread(m, s):>16s}" for m, s in zip(mean, std, strict=True))
