@@ -18,6 +18,7 @@ import pandas as pd
 from jax.sharding import Mesh
 
 from experiments.lib.data import Problem
+from experiments.lib.folder import read_appended
 from experiments.lib.progress import Progress
 from experiments.lib.study import Rows
 from experiments.lib.text import counted, spread
@@ -192,7 +193,8 @@ def table_1(
 
         rows.make({"method": name}, one, seeds, mesh, functools.partial(progress.done, name))
         # As they were written: pandas before 3.1 rounds.
-        runs = pd.read_csv(path, converters=dict.fromkeys(_ARI, float)).query("method == @name")
+        made = read_appended(path, (), converters=dict.fromkeys(_ARI, float))
+        runs = made.query("method == @name")
         found = runs[runs["seed"].isin(seeds)][list(_ARI)]
         mean, std, theirs = found.mean(), found.std(), paper.loc[name].tolist()
         cells = "".join(f"{spread(m, s):>16s}" for m, s in zip(mean, std, strict=True))
