@@ -110,14 +110,16 @@ class CPSPANHyperparams:
     prototype_weight: Array | float = 1e-3
 
 
-def cpspan(config: CPSPANConfig, hyper: CPSPANHyperparams | None = None) -> FederatedAlgorithm:
+def cpspan(
+    config: CPSPANConfig, hyperparams: CPSPANHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns CPSPAN on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: nobody holds a view that some
         clients lack together with one that they have, or there are fewer samples than clusters.
     """
-    hyper = hyper or CPSPANHyperparams()
+    hyper = hyperparams or CPSPANHyperparams()
     checks.numbers(
         hyper,
         {
