@@ -419,6 +419,14 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_number_of_clusters_that_a_method_does_not_take_is_said(files, tmp_path):
+    more = ["--n_clusters=2", "--noprogress", f"--output_dir={tmp_path / 'out'}"]
+    code, out, _ = launch("--algorithm=label_consensus", f"--dataset={files['toy']}", *more)
+    assert code == 0
+    assert "label_consensus finds the number of shared clusters itself; 2 is that of the" in out
+    assert "--shared_clusters sets its own" in out
+
+
 def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "has_nan", lambda states: True)
     more = ["--algorithm=local_kmeans", "--seeds=2", f"--output_dir={tmp_path / 'out'}"]
