@@ -153,7 +153,7 @@ def e_fkmvc(
         return jnp.where(client.mask, nearest(hyper, samples, found, weights), -1)
 
     def done(server: ServerState) -> Array:
-        return jnp.all(server.models.change <= hyper.tolerance)
+        return jnp.all(server.models.change <= hyper.tol)
 
     make = statistics_round if config.aggregation == "statistics" else average_round
     each = make(config, hyper, codec)

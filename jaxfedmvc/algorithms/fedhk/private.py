@@ -139,7 +139,7 @@ def e_fkmvc_with_noise(
 
     Args:
       config: Static settings.
-      hyperparams: Numbers that may be traced; the defaults if None. `tolerance` has no effect.
+      hyperparams: Numbers that may be traced; the defaults if None. `tol` has no effect.
       privacy: The noise, and what is public.
 
     Raises:
