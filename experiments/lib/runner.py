@@ -352,6 +352,12 @@ class _Runner:
         write(self.job.federation.describe())
         if command.job.rounds and not self.steps.algorithm.round:
             write(f"rounds: {command.name} exchanges nothing in them; --rounds repeats its result")
+        if command.data.n_clusters is not None and command.method.finds_n_clusters:
+            write(
+                f"n_clusters: {command.name} finds the number of shared clusters itself;"
+                f" {command.data.n_clusters} is that of the references"
+                + ("; --shared_clusters sets its own" if "shared_clusters" in command.flags else "")
+            )
         expect = partial(self._expect, seed, made, state is not None)
         self._show_again(rows)
         self.steps.compile(self.progress.compiling, until_ready=False, on_walked=expect)

@@ -99,7 +99,7 @@ class CoresetState(NamedTuple):
 
 
 def coreset_kmeans(
-    config: CoresetKMeansConfig, hyper: CoresetKMeansHyperparams | None = None
+    config: CoresetKMeansConfig, hyperparams: CoresetKMeansHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns weighted k-means at the server on raw rows drawn by sensitivity. This is no privacy.
 
@@ -110,7 +110,7 @@ def coreset_kmeans(
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`,
         or an agent has fewer samples than clusters or than `n_coreset`.
     """
-    hyper = hyper or CoresetKMeansHyperparams()
+    hyper = hyperparams or CoresetKMeansHyperparams()
     checks.numbers(
         hyper,
         {
@@ -246,7 +246,7 @@ def _assign(server: CoresetState, state: tuple, client: Cohort) -> Array:
     if client.view_ids not in server.centroids:
         raise checks.wrong("view_ids", client.view_ids, f"one of {sorted(server.centroids)}")
     x = jnp.concatenate(client.views, axis=-1)
-    labels = predict(x, server.centroids[client.view_ids], server.n_centroids)
+    labels = predict(x, server.centroids[client.view_ids], limit=server.n_centroids)
     return jnp.where(client.mask, labels, -1)
 
 

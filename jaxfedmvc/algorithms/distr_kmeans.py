@@ -85,7 +85,7 @@ class Grid(NamedTuple):
 
 
 def distr_kmeans(
-    config: DistrKMeansConfig, hyper: DistrKMeansHyperparams | None = None
+    config: DistrKMeansConfig, hyperparams: DistrKMeansHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns k-means of each agent, then weighted k-means of the grid of their clusters.
 
@@ -97,7 +97,7 @@ def distr_kmeans(
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`,
         or an agent has fewer samples than clusters.
     """
-    hyper = hyper or DistrKMeansHyperparams()
+    hyper = hyperparams or DistrKMeansHyperparams()
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
 
     def init(key: Array, federation: Federation) -> tuple[Array, tuple[tuple, ...]]:

@@ -140,7 +140,9 @@ class ClientState(NamedTuple):
     labels: Array
 
 
-def fedmvl(config: FedMVLConfig, hyper: FedMVLHyperparams | None = None) -> FederatedAlgorithm:
+def fedmvl(
+    config: FedMVLConfig, hyperparams: FedMVLHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns FedMVL for a vertical federation; agents may lack rows.
 
     It is done when the objective stands, and otherwise runs for the rounds asked for. What an agent
@@ -151,7 +153,7 @@ def fedmvl(config: FedMVLConfig, hyper: FedMVLHyperparams | None = None) -> Fede
         agent has fewer samples than clusters, or its samples are one and the same once they are
         `standardised`, or no samples link the views.
     """
-    hyper = hyper or FedMVLHyperparams()
+    hyper = hyperparams or FedMVLHyperparams()
     _check_hyperparams(hyper)
     return FederatedAlgorithm(
         init=_build_init(config),

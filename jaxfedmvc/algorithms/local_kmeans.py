@@ -52,7 +52,7 @@ class LocalKMeansHyperparams:
 
 
 def local_kmeans(
-    config: LocalKMeansConfig, hyper: LocalKMeansHyperparams | None = None
+    config: LocalKMeansConfig, hyperparams: LocalKMeansHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns k-means on the concatenated views of each client; its state is the client's key.
 
@@ -60,7 +60,7 @@ def local_kmeans(
       ValueError: A hyper-parameter is out of range. From `init`: a client has fewer samples than
         clusters.
     """
-    hyper = hyper or LocalKMeansHyperparams()
+    hyper = hyperparams or LocalKMeansHyperparams()
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
 
     def init(key: Array, federation: Federation) -> tuple[tuple, tuple[Array, ...]]:

@@ -97,7 +97,15 @@ def kmeans(
     number("tol", tol, NOT_NEGATIVE)
     if centroids is not None:
         centroids = _check_centroids(centroids, (n_clusters, x.shape[1]))
-        return lloyd(x, centroids, where, max_iter, tol, weights=weights, limit=limit)
+        return lloyd(
+            x,
+            centroids,
+            where=where,
+            max_iter=max_iter,
+            tol=tol,
+            weights=weights,
+            limit=limit,
+        )
     if key is None:
         raise ValueError("key must be given unless centroids are")
     weights, limit = _check_weights(weights, where), _check_limit(limit, n_clusters)
@@ -129,10 +137,10 @@ def _best(
 def lloyd(
     x: ArrayLike,
     centroids: ArrayLike,
+    *,
     where: ArrayLike | None = None,
     max_iter: int = 300,
     tol: float = 1e-4,
-    *,
     weights: ArrayLike | None = None,
     limit: ArrayLike | None = None,
 ) -> KMeansResult:
@@ -215,8 +223,8 @@ def kmeans_plusplus(
     key: Array,
     x: ArrayLike,
     n_clusters: int,
-    where: ArrayLike | None = None,
     *,
+    where: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     limit: ArrayLike | None = None,
 ) -> Array:
@@ -284,7 +292,7 @@ def _plusplus(
 
 
 @in_32_bits
-def predict(x: ArrayLike, centroids: ArrayLike, limit: ArrayLike | None = None) -> Array:
+def predict(x: ArrayLike, centroids: ArrayLike, *, limit: ArrayLike | None = None) -> Array:
     """Finds the nearest centroid of each row, the first of several equally near.
 
     Args:

@@ -38,7 +38,7 @@ def sc_srgf(
     n_graphs: int = 20,
     graphs_limit: ArrayLike | None = None,
     ratio: ArrayLike = 0.5,
-    n_neighbors: int = 5,
+    n_neighbours: int = 5,
     n_steps: int = 20,
     alpha: ArrayLike = 1.0,
     n_init: int = 10,
@@ -58,7 +58,7 @@ def sc_srgf(
         graphs_limit: Number of graphs in use, scalar int in [2, m], may be traced; m if None. Time
             and memory are those of m graphs.
         ratio: Share of the features in each subspace, in [0, 1], may be traced.
-        n_neighbors: Number of neighbours K of a row, itself included, static.
+        n_neighbours: Number of neighbours K of a row, itself included, static.
         n_steps: Number of diffusion steps, static.
         alpha: Weight that each step adds to the self-loops, >= 0, may be traced.
         n_init: Number of k-means++ starts, static.
@@ -80,7 +80,7 @@ def sc_srgf(
         features,
         where=where,
         graphs_limit=graphs_limit,
-        n_neighbors=n_neighbors,
+        n_neighbours=n_neighbours,
         n_steps=n_steps,
         alpha=alpha,
     )
@@ -118,7 +118,7 @@ def fused_graph(
     *,
     where: ArrayLike | None = None,
     graphs_limit: ArrayLike | None = None,
-    n_neighbors: int = 5,
+    n_neighbours: int = 5,
     n_steps: int = 20,
     alpha: ArrayLike = 1.0,
 ) -> Array:
@@ -135,7 +135,7 @@ def fused_graph(
         where: Rows that are vertices, bool [n]; all of them if None.
         graphs_limit: Number of subspaces in use, the first ones, scalar int in [2, m], may be
             traced; m if None.
-        n_neighbors: Number of neighbours K of a row, itself included, static.
+        n_neighbours: Number of neighbours K of a row, itself included, static.
         n_steps: Number of steps, static.
         alpha: Weight that each step adds to the self-loops, >= 0, may be traced.
 
@@ -152,7 +152,7 @@ def fused_graph(
     if features.ndim != 2 or features.shape[1] != p or len(features) < 2:
         raise ValueError(f"features must have shape [m, {p}] with m >= 2, got {features.shape}")
     n_graphs = len(features)
-    checks.whole("n_neighbors", n_neighbors, 1)
+    checks.whole("n_neighbours", n_neighbours, 1)
     checks.whole("n_steps", n_steps, 0)
     checks.number("alpha", alpha, checks.NOT_NEGATIVE)
     if graphs_limit is None:
@@ -162,7 +162,7 @@ def fused_graph(
         f"an integer, 2 to {n_graphs}",
     )
     checks.number("graphs_limit", graphs_limit, rule)
-    return _fused(x, features, where, graphs_limit, alpha, n_neighbors, n_steps)
+    return _fused(x, features, where, graphs_limit, alpha, n_neighbours, n_steps)
 
 
 @partial(jax.jit, static_argnums=(5, 6), inline=True)
@@ -172,7 +172,7 @@ def _fused(
     where: Array,
     graphs_limit: ArrayLike,
     alpha: ArrayLike,
-    n_neighbors: int,
+    n_neighbours: int,
     n_steps: int,
 ) -> Array:
     n, n_graphs = len(x), len(features)
@@ -181,11 +181,11 @@ def _fused(
     block = max(1, _BLOCK // (n * n))
 
     graphs = lax.map(
-        lambda distances: neighbour_graph(distances, where, n_neighbors),
+        lambda distances: neighbour_graph(distances, where, n_neighbours),
         subspace_distances(x, features),
         batch_size=block,
     )
-    edges = lax.map(lambda graph: strongest_edges(graph, n_neighbors), graphs, batch_size=block)
+    edges = lax.map(lambda graph: strongest_edges(graph, n_neighbours), graphs, batch_size=block)
 
     def add_up(graphs: Array) -> Array:
         # As a product: on CPU a sum over the leading axis takes 50 times as long.
@@ -222,7 +222,7 @@ def subspace_distances(x: Array, features: Array) -> Array:
     return jnp.sqrt(jnp.moveaxis(squares, 2, 0))
 
 
-def neighbour_graph(distances: Array, where: Array, n_neighbors: int) -> Array:
+def neighbour_graph(distances: Array, where: Array, n_neighbours: int) -> Array:
     """Makes the symmetric K-nearest-neighbour graph with exponential weights.
 
     A row's K neighbours are the nearest selected rows, itself among them at distance 0. Edges weigh
@@ -233,7 +233,7 @@ def neighbour_graph(distances: Array, where: Array, n_neighbors: int) -> Array:
     Args:
         distances: Distances, not squared, float32 [n, n].
         where: Selected rows, bool [n].
-        n_neighbors: Number of neighbours K, static.
+        n_neighbours: Number of neighbours K, static.
 
     Returns:
         Edge weights, float32 [n, n]; zero outside `where`.
@@ -243,7 +243,7 @@ def neighbour_graph(distances: Array, where: Array, n_neighbors: int) -> Array:
     pairs = jnp.maximum(jnp.square(where.sum()), 1)
     sigma = jnp.where(selected, distances, 0.0).sum(axis=1).sum() / pairs
     closeness, neighbours = lax.top_k(
-        jnp.where(selected, -distances, -jnp.inf), min(n_neighbors, n)
+        jnp.where(selected, -distances, -jnp.inf), min(n_neighbours, n)
     )
     # Equal rows have sigma = 0 and distances of 0. Unselected rows are at infinity: weight 0.
     weights = jnp.exp(closeness / _or_one(2 * sigma))
@@ -252,18 +252,18 @@ def neighbour_graph(distances: Array, where: Array, n_neighbors: int) -> Array:
     return (graph + graph.T) / 2
 
 
-def strongest_edges(graph: Array, n_neighbors: int) -> tuple[Array, Array]:
+def strongest_edges(graph: Array, n_neighbours: int) -> tuple[Array, Array]:
     """Makes the sparse transition matrix S of a graph: its K largest entries a row, of sum 1.
 
     Args:
         graph: Edge weights, float32 [n, n].
-        n_neighbors: Number of entries K, static; n if larger.
+        n_neighbours: Number of entries K, static; n if larger.
 
     Returns:
         Columns of the entries, int32 [n, min(K, n)], and their values, float32 of the same shape:
         zero in empty rows.
     """
-    weights, neighbours = lax.top_k(graph, min(n_neighbors, len(graph)))
+    weights, neighbours = lax.top_k(graph, min(n_neighbours, len(graph)))
     return neighbours, weights / _or_one(weights.sum(axis=1, keepdims=True))
 
 

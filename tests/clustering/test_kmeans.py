@@ -164,7 +164,7 @@ def test_tight_clusters_far_from_the_origin():
 def test_first_centre_is_uniform_over_selected_rows():
     x = np.arange(12, dtype=np.float32)[:, None]
     where = np.arange(12) % 3 != 1
-    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 1, where)))
+    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 1, where=where)))
     drawn = draw(jax.random.split(jax.random.key(0), 4000)).astype(int).ravel()
     counts = np.bincount(drawn, minlength=12)
     assert counts[~where].sum() == 0
@@ -186,7 +186,7 @@ def test_next_centre_follows_squared_distance():
 def test_plusplus_repeats_selected_rows_when_it_runs_out():
     # Row 0 is what an argmax over nothing would return, and is not selected.
     x, where = 3 + np.arange(8, dtype=np.float32)[:, None], np.arange(8) >= 6
-    centroids = kmeans_plusplus(jax.random.key(0), x, 5, where)
+    centroids = kmeans_plusplus(jax.random.key(0), x, 5, where=where)
     assert set(np.ravel(centroids).tolist()) == {9.0, 10.0}
 
 
@@ -263,7 +263,9 @@ def test_rows_of_weight_zero_move_nothing():
 def test_rows_that_weigh_nothing_are_drawn_alike():
     """Not the first row, which may be padding and is zero there."""
     x, where = jnp.array([[5.0], [1.0], [2.0]]), jnp.array([False, True, True])
-    draw = jax.vmap(lambda key: kmeans_plusplus(key, x, 2, where, weights=jnp.array([1.0, 0, 0])))
+    draw = jax.vmap(
+        lambda key: kmeans_plusplus(key, x, 2, where=where, weights=jnp.array([1.0, 0, 0]))
+    )
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 400)))
     assert set(np.unique(drawn)) == {1.0, 2.0}
     assert 150 < (drawn[:, 0, 0] == 1).sum() < 250
@@ -314,7 +316,7 @@ def test_limit_is_the_number_of_clusters():
 def test_predict_leaves_out_centroids_that_are_not_in_use():
     x, centroids = jnp.array([[0.0], [4.9], [9.0]]), jnp.array([[1.0], [10.0], [5.0]])
     for n, expected in ((1, [0, 0, 0]), (2, [0, 0, 1]), (3, [0, 2, 1])):
-        np.testing.assert_array_equal(jax.jit(predict)(x, centroids, n), expected)
+        np.testing.assert_array_equal(jax.jit(predict)(x, centroids, limit=n), expected)
 
 
 def test_limit_holds_for_given_centroids():
@@ -346,7 +348,7 @@ def test_padding_changes_no_draw_from_many_rows(n):
     plain = jit_plusplus(jax.random.key(0), x, 8)
     padded = np.concatenate([x, np.full((2600 - n, 2), np.nan, np.float32)])
     where = np.arange(len(padded)) < n
-    np.testing.assert_array_equal(jit_plusplus(jax.random.key(0), padded, 8, where), plain)
+    np.testing.assert_array_equal(jit_plusplus(jax.random.key(0), padded, 8, where=where), plain)
 
 
 @pytest.mark.parametrize(
@@ -426,4 +428,4 @@ def test_centroids_that_are_not_in_use_do_not_blur_those_that_are():
     x = np.float32(1e4 + np.repeat(corners, 20, axis=0) + noise)
     centroids = np.zeros((8, 2), np.float32)
     centroids[:2] = 1e4 + corners
-    np.testing.assert_array_equal(predict(x, centroids, 2), np.repeat([0, 1], 20))
+    np.testing.assert_array_equal(predict(x, centroids, limit=2), np.repeat([0, 1], 20))

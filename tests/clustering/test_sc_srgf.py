@@ -50,10 +50,10 @@ def subspaces(m=4, seed=0):
     return features
 
 
-def reference(x, features, n_neighbors=K, n_steps=6, alpha=1.0):
+def reference(x, features, n_neighbours=K, n_steps=6, alpha=1.0):
     """The fused graph with dense products, in float64."""
     n, m = len(x), len(features)
-    rows, k = np.arange(n)[:, None], min(n_neighbors, n)
+    rows, k = np.arange(n)[:, None], min(n_neighbours, n)
 
     def symmetric(a):
         return (a + a.T) / 2
@@ -232,10 +232,10 @@ def test_equal_and_too_few_rows_have_labels(n_selected):
         ({"ratio": 1.5}, "ratio"),
         ({"ratio": "half"}, "ratio"),
         ({"ratio": np.array([0.5, 0.5])}, "ratio"),
-        ({"n_neighbors": 2.5}, "n_neighbors"),
+        ({"n_neighbours": 2.5}, "n_neighbours"),
         ({"n_steps": 2.5}, "n_steps"),
         ({"alpha": np.inf}, "alpha"),
-        ({"n_neighbors": 0}, "n_neighbors"),
+        ({"n_neighbours": 0}, "n_neighbours"),
         ({"n_steps": -1}, "n_steps"),
         ({"alpha": -1.0}, "alpha"),
         ({"x": jnp.ones(4)}, "x"),

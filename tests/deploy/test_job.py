@@ -382,9 +382,24 @@ def test_nodes_that_make_no_federation_are_named(cards, vertical, text):
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "real-nodes.md").read_text()
 
 
+def test_the_files_of_the_first_try_fit_each_other(tmp_path):
+    part = PAGE[PAGE.index("## A first try") : PAGE.index("## What each party needs")]
+    node, job = re.findall(r"```toml\n(.*?)```", part, flags=re.DOTALL)
+    columns = [name.strip('"') for name in re.findall(r'"\w+"', node.split("[views]")[1])][:5]
+    rows = np.random.default_rng(0).random((8, 5))
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "node.toml").write_text(node)
+    (tmp_path / "job.toml").write_text(job)
+    holding = load(tmp_path / "node.toml")
+    assert [view.shape for view in holding.views.values()] == [(8, 3), (8, 2)]
+    asked = Job.from_toml(tmp_path / "job.toml")
+    holding.policy.check(asked, asked.clients, len(rows))
+
+
 def test_the_files_that_the_documentation_shows_are_read(tmp_path):
     blocks = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
-    node = next(text for text in blocks if "[agrees]" in text)
+    node = next(text for text in blocks if "[agrees.settings]" in text)
     (job,) = (text for text in blocks if "clients = 3" in text and text != node)
     others = {"patient": np.arange(6), "diagnosis": np.arange(6)}
     np.savez(tmp_path / "hospital0.npz", blood=VIEWS[0], imaging=VIEWS[1], **others)

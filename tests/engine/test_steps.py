@@ -34,7 +34,7 @@ FMCSC = FMCSCConfig(
 )
 METHODS = {
     "fmcsc": (functools.partial(fmcsc, FMCSC), FMCSCHyperparams(learning_rate=0.01)),
-    "e_fkmvc": (functools.partial(e_fkmvc, FedHKConfig(K)), FedHKHyperparams(tolerance=0.0)),
+    "e_fkmvc": (functools.partial(e_fkmvc, FedHKConfig(K)), FedHKHyperparams(tol=0.0)),
     # Leaders, weights, keys and states; in a tenth of the compilation.
     "toy": (lambda hyper: toys.TOY, None),
 }

@@ -54,7 +54,7 @@ def arguments(digits):
     cache = f"--compilation_cache={digits.parent / 'cache'}"
     return (
         "--algorithm=e_fkmvc",
-        "--tolerance=0",
+        "--tol=0",
         *HORIZONTAL,
         *TINY,
         f"--dataset={digits}",
@@ -211,11 +211,11 @@ def break_after(monkeypatch, *numbers):
 # Command lines; those of compacting jobs save arrays that have shrunk meanwhile.
 JOBS = {
     "fmcsc": ("--algorithm=fmcsc", *HORIZONTAL, *NETWORKS),
-    "drawn anew": ("--algorithm=e_fkmvc", *HORIZONTAL, "--tolerance=0", "--resample_participants"),
+    "drawn anew": ("--algorithm=e_fkmvc", *HORIZONTAL, "--tol=0", "--resample_participants"),
     "secure": (
         "--algorithm=e_fkmvc",
         *HORIZONTAL,
-        "--tolerance=0",
+        "--tol=0",
         "--secure_aggregation",
         "--in_clear=setup[2]",
     ),

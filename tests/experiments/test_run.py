@@ -68,7 +68,7 @@ def job(files, tmp_path_factory):
         *TINY,
         f"--dataset={files['toy']}",
         "--rounds=2",
-        "--tolerance=0",
+        "--tol=0",
         "--seeds=2",
         "--seed=3",
         f"--output_dir={folder}",
@@ -265,7 +265,7 @@ BAD = {
     ),
     "flagfile of no text": (["--flagfile={toy}"], "codec"),
     "unknown flag": (["--no_such_flag=1"], "no_such_flag: is no flag of e_fkmvc"),
-    "misspelt flag": (["--tolerence=1"], "did you mean --tolerance"),
+    "misspelt flag": (["--fuzifier=1"], "did you mean --fuzzifier"),
     "absent flagfile": (["--flagfile={folder}/absent.flags"], "absent.flags"),
     "no flag at all": (["digits"], "unexpected arguments .*'digits'"),
     "unknown method": (["--algorithm=nothing"], "algorithm: got 'nothing'; allowed are .*fmcsc"),
@@ -417,6 +417,14 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
     code, out, err = launch(*TINY, f"--dataset={files['toy']}", f"--output_dir={folder}")
     assert_one_line(code, out, err, f"output_dir: cannot write to '{folder}'")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_number_of_clusters_that_a_method_does_not_take_is_said(files, tmp_path):
+    more = ["--n_clusters=2", "--noprogress", f"--output_dir={tmp_path / 'out'}"]
+    code, out, _ = launch("--algorithm=label_consensus", f"--dataset={files['toy']}", *more)
+    assert code == 0
+    assert "label_consensus finds the number of shared clusters itself; 2 is that of the" in out
+    assert "--shared_clusters sets its own" in out
 
 
 def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):

@@ -444,7 +444,7 @@ def accuracy(algorithm):
 
 @pytest.mark.slow
 def test_an_attacked_run_recovers_under_the_median_and_not_under_the_mean():
-    method = e_fkmvc(CONFIG, FedHKHyperparams(tolerance=0.0))
+    method = e_fkmvc(CONFIG, FedHKHyperparams(tol=0.0))
     hostile = attacked(method, scaled(100.0, (0,)), HOSTILE)
     assert accuracy(guarded(hostile, median())) > 0.9
     assert accuracy(hostile) < 0.8

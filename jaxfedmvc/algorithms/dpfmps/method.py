@@ -45,7 +45,7 @@ from jaxfedmvc.algorithms.vertcohirf.consensus import MOST_SUMMED
 from jaxfedmvc.federation import Federation
 
 
-def dpfmps(config: DPFMPSConfig, hyper: NoHyperparams | None = None) -> FederatedAlgorithm:
+def dpfmps(config: DPFMPSConfig, hyperparams: NoHyperparams | None = None) -> FederatedAlgorithm:
     """Returns differentially private vertical k-means; run it for 0 rounds.
 
     What a run spends is `budget.spent(budget, size)`, which the server's info of the second
@@ -72,9 +72,11 @@ def dpfmps(config: DPFMPSConfig, hyper: NoHyperparams | None = None) -> Federate
     )
 
 
-def dpfmps_p2est(config: P2EstConfig, hyper: NoHyperparams | None = None) -> FederatedAlgorithm:
+def dpfmps_p2est(
+    config: P2EstConfig, hyperparams: NoHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns DPFMPS-P2Est: `dpfmps` with the grid fitted to the marginals of pairs of agents."""
-    return dpfmps(config, hyper)
+    return dpfmps(config, hyperparams)
 
 
 def _init(

@@ -79,18 +79,20 @@ class ServerState(NamedTuple):
     same: Array | None = None
 
 
-def feddmvc(config: FedDMVCConfig, hyper: FedDMVCHyperparams | None = None) -> FederatedAlgorithm:
+def feddmvc(
+    config: FedDMVCConfig, hyperparams: FedDMVCHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns FedDMVC for a vertical federation; agents may lack rows.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`, a
         single agent, or fewer samples than clusters at an agent or at all of them together.
     """
-    hyper = hyper or FedDMVCHyperparams()
+    hyper = hyperparams or FedDMVCHyperparams()
     return _federated("FedDMVC", config, hyper, None)
 
 
-def fcuif(config: FCUIFConfig, hyper: FCUIFHyperparams | None = None) -> FederatedAlgorithm:
+def fcuif(config: FCUIFConfig, hyperparams: FCUIFHyperparams | None = None) -> FederatedAlgorithm:
     """Returns FCUIF for a vertical federation; agents may lack rows, in the same order.
 
     With `config.align` a row may be another sample at each agent, by its `sample_ids`. That two ids
@@ -99,7 +101,7 @@ def fcuif(config: FCUIFConfig, hyper: FCUIFHyperparams | None = None) -> Federat
     Raises:
       ValueError: As `feddmvc`; with `align`, a row that is not one sample is not held by all.
     """
-    hyper = hyper or FCUIFHyperparams()
+    hyper = hyperparams or FCUIFHyperparams()
     aligner = network_aligner(config, hyper) if config.align else None
     return _federated("FCUIF", config, hyper, network_imputer(config, hyper), aligner)
 

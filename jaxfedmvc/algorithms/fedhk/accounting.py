@@ -53,14 +53,14 @@ def releases(start_steps: int, rounds: int) -> int:
 
 
 def privacy_settings(
-    config: PrivateConfig, hyper: PrivateHyperparams | None = None
+    config: PrivateConfig, hyperparams: PrivateHyperparams | None = None
 ) -> PrivacySettings:
     """Returns the noise of a run, calibrated to its budget unless a multiplier is set.
 
     Raises:
       ImportError: dp-accounting is needed and not installed.
     """
-    hyper = hyper or PrivateHyperparams()
+    hyper = hyperparams or PrivateHyperparams()
     z = hyper.noise_multiplier
     if z is None:
         n_releases = releases(config.start_steps, config.rounds)
@@ -72,26 +72,28 @@ def privacy_settings(
     return PrivacySettings(z, origin, radius, hyper.clip, shared_by, config.start_steps)
 
 
-def spent(config: PrivateConfig, hyper: PrivateHyperparams | None = None) -> tuple[float, float]:
+def spent(
+    config: PrivateConfig, hyperparams: PrivateHyperparams | None = None
+) -> tuple[float, float]:
     """Computes (epsilon, delta) of a run; epsilon is infinite without noise.
 
     Raises:
       ImportError: dp-accounting is not installed.
     """
-    z = float(np.asarray(privacy_settings(config, hyper).noise_multiplier))
+    z = float(np.asarray(privacy_settings(config, hyperparams).noise_multiplier))
     n_releases = releases(config.start_steps, config.rounds)
     epsilon = gaussian_epsilon(z, n_releases, config.dp_delta) if z > 0 else math.inf
     return epsilon, config.dp_delta
 
 
 def privacy_statement(
-    config: FedHKConfig, hyper: Any = None, *, secure: bool = False
+    config: FedHKConfig, hyperparams: Any = None, *, secure: bool = False
 ) -> dict[str, Any]:
     """Says what protects the clients of a run of FedHK and what does not, for its summary.
 
     Args:
       config: Of any of FedHK's methods.
-      hyper: Its hyper-parameters.
+      hyperparams: Its hyper-parameters.
       secure: Whether the run is one under secure aggregation.
 
     Returns:
@@ -102,7 +104,7 @@ def privacy_statement(
       ImportError: dp-accounting is needed and not installed.
     """
     if isinstance(config, PrivateConfig):
-        epsilon, delta = spent(config, hyper)
+        epsilon, delta = spent(config, hyperparams)
         n_releases = releases(config.start_steps, config.rounds)
         seen = "all messages"
         if config.noise == "central":
@@ -146,7 +148,7 @@ _SIMULATED = (
 
 
 def check_fraction_bits(
-    config: PrivateConfig, hyper: PrivateHyperparams | None, fraction_bits: int
+    config: PrivateConfig, hyperparams: PrivateHyperparams | None, fraction_bits: int
 ) -> None:
     """Checks that secure aggregation's fixed-point numbers do not round central noise away.
 
@@ -154,7 +156,7 @@ def check_fraction_bits(
       ValueError: A unit of the numbers is more than a hundredth of one client's noise.
       ImportError: dp-accounting is needed and not installed.
     """
-    settings = privacy_settings(config, hyper)
+    settings = privacy_settings(config, hyperparams)
     # Every release's Delta is 1 at least. What is rounded is one client's share of the noise.
     share = float(np.asarray(settings.noise_multiplier)) / math.sqrt(settings.shared_by)
     if share > 0 and 2.0**-fraction_bits > 0.01 * share:

@@ -104,7 +104,7 @@ def _has_own(config: FedHKConfig, codec: Codec) -> bool:
 
 def e_fkmvc(
     config: FedHKConfig,
-    hyper: FedHKHyperparams | None = None,
+    hyperparams: FedHKHyperparams | None = None,
     codec: Codec | None = None,
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC as a federation; with a codec, FedHK with compressed centres.
@@ -115,7 +115,7 @@ def e_fkmvc(
 
     Args:
       config: Static settings.
-      hyper: Numbers that may be traced; the defaults if None.
+      hyperparams: Numbers that may be traced; the defaults if None.
       codec: How centres are represented and sent; whole if None.
 
     Returns:
@@ -126,7 +126,7 @@ def e_fkmvc(
         all views and samples enough to start from, there are fewer samples than clusters, or a
         client has fewer than `min_cluster_size` samples.
     """
-    hyper = hyper or FedHKHyperparams()
+    hyper = hyperparams or FedHKHyperparams()
     if hyper.limit is not None and codec is not None:
         raise checks.wrong("limit", hyper.limit, "None with compressed centres")
     codec = codec or whole()
@@ -153,7 +153,7 @@ def e_fkmvc(
         return jnp.where(client.mask, nearest(hyper, samples, found, weights), -1)
 
     def done(server: ServerState) -> Array:
-        return jnp.all(server.models.change <= hyper.tolerance)
+        return jnp.all(server.models.change <= hyper.tol)
 
     make = statistics_round if config.aggregation == "statistics" else average_round
     each = make(config, hyper, codec)

@@ -52,14 +52,14 @@ from jaxfedmvc.tensor.tucker import weighted_target
 
 
 def fedhk_parafac2(
-    config: Parafac2Config, hyper: FedHKHyperparams | None = None
+    config: Parafac2Config, hyperparams: FedHKHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC with centres, or samples, in PARAFAC2 form.
 
     Raises:
       ValueError: As `e_fkmvc`. From `init` also: a rank that the slices cannot have.
     """
-    hyper = hyper or FedHKHyperparams()
+    hyper = hyperparams or FedHKHyperparams()
     if config.placement == "clients":
         return _of_clients(config, hyper)
     if config.placement == "views":

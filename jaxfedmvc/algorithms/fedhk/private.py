@@ -113,7 +113,7 @@ def _unit(*dims: int) -> float:
 
 
 def private_e_fkmvc(
-    config: PrivateConfig, hyper: PrivateHyperparams | None = None
+    config: PrivateConfig, hyperparams: PrivateHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC whose runs of `rounds` rounds spend the budget of the settings; see above.
 
@@ -124,12 +124,12 @@ def private_e_fkmvc(
       ValueError: A concrete hyper-parameter is out of range. From `init`: as `e_fkmvc_with_noise`.
       ImportError: Noise must be calibrated and dp-accounting is not installed.
     """
-    hyper = hyper or PrivateHyperparams()
+    hyper = hyperparams or PrivateHyperparams()
     return e_fkmvc_with_noise(config, hyper, privacy_settings(config, hyper))
 
 
 def e_fkmvc_with_noise(
-    config: FedHKConfig, hyper: FedHKHyperparams | None, privacy: PrivacySettings
+    config: FedHKConfig, hyperparams: FedHKHyperparams | None, privacy: PrivacySettings
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC with noise of explicit settings; see above.
 
@@ -139,14 +139,14 @@ def e_fkmvc_with_noise(
 
     Args:
       config: Static settings.
-      hyper: Numbers that may be traced; the defaults if None. `tolerance` has no effect.
+      hyperparams: Numbers that may be traced; the defaults if None. `tol` has no effect.
       privacy: The noise, and what is public.
 
     Raises:
       ValueError: Settings that cannot be accounted, or a concrete number out of range. From `init`:
         a federation that does not fit them, or of fewer samples than clusters.
     """
-    hyper = hyper or FedHKHyperparams()
+    hyper = hyperparams or FedHKHyperparams()
     if hyper.limit is not None:
         raise checks.wrong("limit", hyper.limit, "None with noise")
     check_accountable(config)

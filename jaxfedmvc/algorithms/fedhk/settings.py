@@ -95,7 +95,7 @@ class FedHKHyperparams:
       alpha: Exponent of the view weights, above 1; inf: views of equal weight. The weights favour
         compact views, that is those of few features, whether they are informative or not.
       beta: Scale of the bandwidth coefficient, positive.
-      tolerance: Rounds end when log J changes by no more than this.
+      tol: Rounds end when log J changes by no more than this.
       tau: Pull of proximal steps towards the global centres, relative to the client's mean weight.
       mix: Share of the global centres in personal ones by (102), from 0 to 1.
       view_mix: Share of the global view weights in personal ones, from 0 to 1.
@@ -113,7 +113,7 @@ class FedHKHyperparams:
     fuzzifier: Array | float = 1.05
     alpha: Array | float = math.inf
     beta: Array | float = 1.0
-    tolerance: Array | float = 1e-6
+    tol: Array | float = 1e-6
     tau: Array | float = 10.0
     mix: Array | float = 0.7
     view_mix: Array | float = 1.0
@@ -143,7 +143,7 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
                 " below, so that its minimum lies at one single view",
             ),
             "beta": (lambda b: (b > 0) & (b < np.inf), "positive"),
-            "tolerance": (lambda t: t >= 0, "0 or more"),
+            "tol": (lambda t: t >= 0, "0 or more"),
             "tau": (lambda t: t >= 0, "0 or more, infinity included"),
             "mix": checks.SHARE,
             "view_mix": checks.SHARE,
@@ -312,7 +312,7 @@ class PrivateConfig(FedHKConfig):
 
 @struct.dataclass
 class PrivateHyperparams(FedHKHyperparams):
-    """Numbers of private E-FKMVC that may be traced; `tolerance` has no effect.
+    """Numbers of private E-FKMVC that may be traced; `tol` has no effect.
 
     Attributes:
       clip: Largest norm of samples after the first release, in released standard deviations of

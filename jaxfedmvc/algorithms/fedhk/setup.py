@@ -286,7 +286,7 @@ def _choice(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
             return state, (), {}
         labels = jnp.stack(
             [
-                predict(x - state.scales[v].origin[None], sent[v], hyper.limit)
+                predict(x - state.scales[v].origin[None], sent[v], limit=hyper.limit)
                 for v, x in client.by_view().items()
             ]
         )

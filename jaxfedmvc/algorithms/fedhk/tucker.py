@@ -38,7 +38,9 @@ _SWEEPS = 10
 _RIDGE = 1e-4
 
 
-def fedhk_tucker(config: TuckerConfig, hyper: FedHKHyperparams | None = None) -> FederatedAlgorithm:
+def fedhk_tucker(
+    config: TuckerConfig, hyperparams: FedHKHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns E-FKMVC with centres in Tucker form.
 
     With `aggregation="statistics"` clients send N^h B^h, [c, R2] for each view instead of [c, d_h]:
@@ -51,7 +53,7 @@ def fedhk_tucker(config: TuckerConfig, hyper: FedHKHyperparams | None = None) ->
     Raises:
       ValueError: As `e_fkmvc`. From `init` also: ranks that the tensor cannot have.
     """
-    return e_fkmvc(config, hyper, tucker_codec(config))
+    return e_fkmvc(config, hyperparams, tucker_codec(config))
 
 
 def tucker_codec(config: TuckerConfig) -> Codec:

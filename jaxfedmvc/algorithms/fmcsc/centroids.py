@@ -74,7 +74,7 @@ def assign_rows(
       Labels [rows]; -1 for padding.
     """
     if config.centroids == "federated":
-        return jnp.where(mask, predict(h, centroids, limit), -1)
+        return jnp.where(mask, predict(h, centroids, limit=limit), -1)
     return kmeans(None, h, config.n_clusters, where=mask, centroids=centroids, limit=limit).labels
 
 
@@ -160,7 +160,7 @@ def _cluster_centroids(
         return server._replace(centroids=found.centroids), {}
     # Seeds and no more: k-means of the clients' centroids would bring many of them to one place.
     keys = jax.random.split(key, config.centroid_starts)
-    seeds = jax.vmap(lambda key: kmeans_plusplus(key, centroids, k, sizes > 0, **known))(keys)
+    seeds = jax.vmap(lambda key: kmeans_plusplus(key, centroids, k, where=sizes > 0, **known))(keys)
     return server._replace(starts=seeds), {}
 
 
@@ -183,7 +183,7 @@ def _tally(
     """
 
     def one_start(centroids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        labels = predict(state.h, centroids, limit)
+        labels = predict(state.h, centroids, limit=limit)
         nearest = jax.nn.one_hot(labels, config.n_clusters) * client.mask[:, None]
         squares = jnp.sum(jnp.square(state.h - centroids[labels]), axis=1)
         total = jnp.sum(jnp.where(client.mask, squares, 0.0))

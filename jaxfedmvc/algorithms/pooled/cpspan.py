@@ -99,30 +99,32 @@ class CPSPANHyperparams:
 
     Attributes:
       learning_rate: Adam's step size in pre-training.
-      align_learning_rate: That of a fresh Adam in alignment.
+      align_rate: That of a fresh Adam in alignment.
       instance_weight: Weight of the alignment of samples.
       prototype_weight: Weight of the prototype term, where there is one.
     """
 
     learning_rate: Array | float = 5e-4
-    align_learning_rate: Array | float = 1e-4
+    align_rate: Array | float = 1e-4
     instance_weight: Array | float = 1e-3
     prototype_weight: Array | float = 1e-3
 
 
-def cpspan(config: CPSPANConfig, hyper: CPSPANHyperparams | None = None) -> FederatedAlgorithm:
+def cpspan(
+    config: CPSPANConfig, hyperparams: CPSPANHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns CPSPAN on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: nobody holds a view that some
         clients lack together with one that they have, or there are fewer samples than clusters.
     """
-    hyper = hyper or CPSPANHyperparams()
+    hyper = hyperparams or CPSPANHyperparams()
     checks.numbers(
         hyper,
         {
             "learning_rate": checks.POSITIVE,
-            "align_learning_rate": checks.POSITIVE,
+            "align_rate": checks.POSITIVE,
             "instance_weight": checks.NOT_NEGATIVE,
             "prototype_weight": checks.NOT_NEGATIVE,
         },
@@ -184,7 +186,7 @@ def fit(
         real,
         epochs=config.align_epochs,
         batch_size=config.batch_size,
-        learning_rate=hyper.align_learning_rate,
+        learning_rate=hyper.align_rate,
     )
     z = fill(encode(networks, x), observed)
     embedding = jnp.concatenate(list(z), axis=1) * real[:, None]

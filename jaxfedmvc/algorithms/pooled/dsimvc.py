@@ -125,14 +125,16 @@ class DSIMVCHyperparams:
     weight_rate: Array | float = 4e-4
 
 
-def dsimvc(config: DSIMVCConfig, hyper: DSIMVCHyperparams | None = None) -> FederatedAlgorithm:
+def dsimvc(
+    config: DSIMVCConfig, hyperparams: DSIMVCHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns DSIMVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, no client
         has all views, or there are fewer samples than clusters.
     """
-    hyper = hyper or DSIMVCHyperparams()
+    hyper = hyperparams or DSIMVCHyperparams()
     rates = ("learning_rate", "trial_rate", "weight_rate")
     checks.numbers(hyper, dict.fromkeys(rates, checks.POSITIVE))
     return pooled(fit, config, hyper, needs_views("dsimvc", 2, "contrasts views"), _check_complete)

@@ -107,14 +107,16 @@ class GCFAggHyperparams:
     dropout: Array | float = 0.1
 
 
-def gcfagg(config: GCFAggConfig, hyper: GCFAggHyperparams | None = None) -> FederatedAlgorithm:
+def gcfagg(
+    config: GCFAggConfig, hyperparams: GCFAggHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns GCFAgg on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a client lacks a view, or there
         are fewer samples than clusters.
     """
-    hyper = hyper or GCFAggHyperparams()
+    hyper = hyperparams or GCFAggHyperparams()
     share = (lambda x: (x >= 0) & (x < 1), "0 or more and below 1")
     checks.numbers(
         hyper, {"learning_rate": checks.POSITIVE, "tau": checks.POSITIVE, "dropout": share}

@@ -91,14 +91,16 @@ class HCPIMSCHyperparams:
     tol: Array | float = 1e-4
 
 
-def hcp_imsc(config: HCPIMSCConfig, hyper: HCPIMSCHyperparams | None = None) -> FederatedAlgorithm:
+def hcp_imsc(
+    config: HCPIMSCConfig, hyperparams: HCPIMSCHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns HCP-IMSC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there are too many samples, or
         fewer than clusters, a view of one feature, or views that no samples link.
     """
-    hyper = hyper or HCPIMSCHyperparams()
+    hyper = hyperparams or HCPIMSCHyperparams()
     tenth = (
         lambda x: (x >= 0.1) & np.isfinite(x),
         "a finite number, 0.1 or more (less would need float64)",

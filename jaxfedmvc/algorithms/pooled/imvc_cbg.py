@@ -85,7 +85,9 @@ class IMVCCBGHyperparams:
     tol: Array | float = 1e-3
 
 
-def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> FederatedAlgorithm:
+def imvc_cbg(
+    config: IMVCCBGConfig, hyperparams: IMVCCBGHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns IMVC-CBG on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
@@ -93,7 +95,7 @@ def imvc_cbg(config: IMVCCBGConfig, hyper: IMVCCBGHyperparams | None = None) -> 
         there are clusters, or is constant, or there are fewer samples, or no samples link the
         views.
     """
-    hyper = hyper or IMVCCBGHyperparams()
+    hyper = hyperparams or IMVCCBGHyperparams()
     checks.numbers(hyper, {"lam": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
     wide = needs_features("imvc_cbg", config.n_clusters, _WHY)
     linked, varied = needs_linked_views("imvc_cbg"), needs_varied_views("imvc_cbg")

@@ -125,14 +125,14 @@ def _most_rows(n_views: int) -> int:
     return int((_MOST_BYTES / (_BYTES * n_views)) ** 0.5)
 
 
-def jpltd(config: JPLTDConfig, hyper: JPLTDHyperparams | None = None) -> FederatedAlgorithm:
+def jpltd(config: JPLTDConfig, hyperparams: JPLTDHyperparams | None = None) -> FederatedAlgorithm:
     """Returns JPLTD on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there are too many samples, or
         fewer than clusters, a view of one feature, or views that no samples link.
     """
-    hyper = hyper or JPLTDHyperparams()
+    hyper = hyperparams or JPLTDHyperparams()
     growing = (lambda x: (x >= 1) & np.isfinite(x), "a finite number, 1 or more")
     checks.numbers(
         hyper,

@@ -71,14 +71,14 @@ class LMVSCHyperparams:
     tol: Array | float = 1e-6
 
 
-def lmvsc(config: LMVSCConfig, hyper: LMVSCHyperparams | None = None) -> FederatedAlgorithm:
+def lmvsc(config: LMVSCConfig, hyperparams: LMVSCHyperparams | None = None) -> FederatedAlgorithm:
     """Returns LMVSC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a client does not hold all views,
         or there are fewer samples than clusters.
     """
-    hyper = hyper or LMVSCHyperparams()
+    hyper = hyperparams or LMVSCHyperparams()
     checks.numbers(hyper, {"alpha": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
     return pooled(fit, config, hyper, needs_complete_rows("lmvsc"))
 

@@ -111,7 +111,9 @@ class Graph(NamedTuple):
     degrees: Array
 
 
-def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> FederatedAlgorithm:
+def lsimvc(
+    config: LSIMVCConfig, hyperparams: LSIMVCHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns LSIMVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
@@ -119,7 +121,7 @@ def lsimvc(config: LSIMVCConfig, hyper: LSIMVCHyperparams | None = None) -> Fede
         there are clusters, or is constant, or there are fewer samples, or no samples link the
         views.
     """
-    hyper = hyper or LSIMVCHyperparams()
+    hyper = hyperparams or LSIMVCHyperparams()
     above = (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1")
     checks.numbers(
         hyper,

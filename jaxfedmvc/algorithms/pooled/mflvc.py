@@ -111,14 +111,14 @@ class MFLVCHyperparams:
     tau_label: Array | float = 1.0
 
 
-def mflvc(config: MFLVCConfig, hyper: MFLVCHyperparams | None = None) -> FederatedAlgorithm:
+def mflvc(config: MFLVCConfig, hyperparams: MFLVCHyperparams | None = None) -> FederatedAlgorithm:
     """Returns MFLVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, a client
         lacks a view, or there are fewer samples than clusters.
     """
-    hyper = hyper or MFLVCHyperparams()
+    hyper = hyperparams or MFLVCHyperparams()
     checks.numbers(
         hyper, dict.fromkeys(("learning_rate", "tau_feature", "tau_label"), checks.POSITIVE)
     )

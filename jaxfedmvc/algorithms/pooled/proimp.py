@@ -108,14 +108,16 @@ class ProImpHyperparams:
     sharpness: Array | float = 0.02
 
 
-def proimp(config: ProImpConfig, hyper: ProImpHyperparams | None = None) -> FederatedAlgorithm:
+def proimp(
+    config: ProImpConfig, hyperparams: ProImpHyperparams | None = None
+) -> FederatedAlgorithm:
     """Returns ProImp on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, or two
         that no client holds both, or there are fewer samples than clusters.
     """
-    hyper = hyper or ProImpHyperparams()
+    hyper = hyperparams or ProImpHyperparams()
     share = (lambda x: (x >= 0) & (x < 1), "a number from 0, below 1")
     cosine = (lambda x: abs(x) <= 1, "a number from -1 to 1")
     rules = dict.fromkeys(("learning_rate", "tau", "tau_prototypes"), checks.POSITIVE)

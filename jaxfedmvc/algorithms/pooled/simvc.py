@@ -134,26 +134,26 @@ class CoMVCHyperparams(SiMVCHyperparams):
     tau: Array | float = 0.1
 
 
-def simvc(config: SiMVCConfig, hyper: SiMVCHyperparams | None = None) -> FederatedAlgorithm:
+def simvc(config: SiMVCConfig, hyperparams: SiMVCHyperparams | None = None) -> FederatedAlgorithm:
     """Returns SiMVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a client does not hold all views,
         or there are fewer samples than clusters.
     """
-    hyper = hyper or SiMVCHyperparams()
+    hyper = hyperparams or SiMVCHyperparams()
     checks.numbers(hyper, {"learning_rate": checks.POSITIVE, "rel_sigma": checks.POSITIVE})
     return pooled(fit, config, hyper, needs_complete_rows("simvc"))
 
 
-def comvc(config: CoMVCConfig, hyper: CoMVCHyperparams | None = None) -> FederatedAlgorithm:
+def comvc(config: CoMVCConfig, hyperparams: CoMVCHyperparams | None = None) -> FederatedAlgorithm:
     """Returns CoMVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, a client
         does not hold all views, or there are fewer samples than clusters.
     """
-    hyper = hyper or CoMVCHyperparams()
+    hyper = hyperparams or CoMVCHyperparams()
     positive = dict.fromkeys(("learning_rate", "rel_sigma", "tau"), checks.POSITIVE)
     checks.numbers(hyper, {**positive, "delta": checks.NOT_NEGATIVE})
 

@@ -741,7 +741,7 @@ def test_recovers_groups_that_lie_apart(kind):
 def test_ends_by_the_tolerance_and_the_objective_never_rises():
     views, _ = make_views(8, spread=2.0)
     # The first change is infinite, the second is not: a large tolerance makes two rounds.
-    assert run(views, tolerance=1e9)[1].n_rounds == 2
+    assert run(views, tol=1e9)[1].n_rounds == 2
     for alpha in (np.inf, 5.0):
         _, result = run(views, alpha=alpha, fuzzifier=1.2)
         n = int(result.n_rounds)
@@ -843,7 +843,7 @@ def test_secure_sums_give_the_same_clusters():
         ({"tau": -0.1}, r"tau: got -0.1; allowed is 0 or more"),
         ({"tau": np.nan}, "tau: got nan"),
         ({"beta": 0.0}, "beta: got 0.0; allowed is positive"),
-        ({"tolerance": -1.0}, "tolerance: got -1.0"),
+        ({"tol": -1.0}, "tol: got -1.0"),
         ({"mix": 1.5}, "mix: got 1.5; allowed is from 0 to 1"),
         ({"view_mix": -0.5}, "view_mix: got -0.5; allowed is from 0 to 1"),
         ({"step_size": 0.0}, "step_size: got 0.0; allowed is positive"),

@@ -48,7 +48,7 @@ def library():
 
     @jax.jit
     def run(alpha):
-        hyper = FedHKHyperparams(fuzzifier=FUZZIFIER, alpha=alpha, tolerance=0.0)
+        hyper = FedHKHyperparams(fuzzifier=FUZZIFIER, alpha=alpha, tol=0.0)
         algorithm = e_fkmvc(FedHKConfig(CLUSTERS), hyper)
         state = engine.start(algorithm, federation, key)
         state, _ = engine.setup(algorithm, federation, key, state)

@@ -35,7 +35,7 @@ SEEN = jnp.array(OBSERVED)
 CONFIG = CPSPANConfig(
     3, hidden=(16,), latent_dim=3, pretrain_epochs=60, align_epochs=10, batch_size=16
 )
-HYPER = CPSPANHyperparams(learning_rate=0.01, align_learning_rate=0.005, instance_weight=0.1)
+HYPER = CPSPANHyperparams(learning_rate=0.01, align_rate=0.005, instance_weight=0.1)
 
 
 @functools.cache

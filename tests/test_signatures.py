@@ -1,0 +1,34 @@
+"""The same thing has the same name and the same place in all methods and clusterers."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from jaxfedmvc import METHODS, clustering
+
+EMPTY = inspect.Parameter.empty
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_made_of_a_config_and_hyperparams_by_these_names(name):
+    parameters = inspect.signature(METHODS[name].make).parameters
+    assert list(parameters)[:2] == ["config", "hyperparams"]
+    assert parameters["hyperparams"].default is None
+    assert all(p.default is not EMPTY for p in list(parameters.values())[2:])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_have_one_spelling(name):
+    kinds = (METHODS[name].config, METHODS[name].hyperparams)
+    settings = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    assert not settings & {"tolerance", "n_neighbors", "max_iters", "lr", "temperature"}
+    # "learning_rate" is that of the whole training, "<stage>_rate" that of one stage.
+    assert {s for s in settings if s.endswith("learning_rate")} <= {"learning_rate"}
+
+
+@pytest.mark.parametrize("name", sorted(set(clustering.__all__) - {"KMeansResult"}))
+def test_what_a_clusterer_may_be_told_beside_its_data_goes_by_name(name):
+    parameters = inspect.signature(getattr(clustering, name)).parameters.values()
+    optional = [p for p in parameters if p.default is not EMPTY]
+    assert {p.kind for p in optional} == {inspect.Parameter.KEYWORD_ONLY}
