@@ -66,7 +66,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
     def __init__(
         self,
         method: str = "fmcsc",
-        n_clusters: int = 8,
+        n_clusters: int | None = None,
         *,
         rounds: int | None = None,
         random_state: Any = None,
@@ -76,8 +76,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
 
         Args:
           method: A name of `METHODS`.
-          n_clusters: K. Eight is scikit-learn's default for KMeans, and says nothing of the data.
-            `vertcohirf` and `label_consensus` find K themselves; the former's agents make so many.
+          n_clusters: K. None: found by `label_consensus`; else eight, scikit-learn's default for
+            KMeans, which says nothing of the data. `vertcohirf` always finds K itself, of agents
+            that make so many clusters.
           rounds: Most rounds; as is usual for the method if None.
           random_state: None, a seed or a `RandomState`. The same seed finds the same clusters.
           **settings: Of the method's config and hyper-parameters, by name.
@@ -132,7 +133,8 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         """
         if not isinstance(self.method, str) or self.method not in METHODS:
             raise checks.wrong("method", self.method, ", ".join(METHODS))
-        checks.at_least(self, 1, "n_clusters")
+        if self.n_clusters is not None:
+            checks.whole("n_clusters", self.n_clusters, 1)
         checks.at_least(self, 0, "rounds")
         method = METHODS[self.method]
         # In their own type: what float32 would round away is refused.
@@ -140,10 +142,13 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         columns = _columns(clients)
         federation = _federation(given, is_federated, method.topology == "vertical")
         rounds = method.rounds if self.rounds is None else self.rounds
+        k, settings = self.n_clusters, self.settings
+        if k is not None and self.method == "label_consensus":  # whose own name for K it is
+            settings = {"shared_clusters": k} | settings
         of_the_run = dict(
-            zip(OF_THE_RUN, (self.n_clusters, federation.n_clients, rounds), strict=True)
+            zip(OF_THE_RUN, (8 if k is None else k, federation.n_clients, rounds), strict=True)
         )
-        config, hyper = configured(method, self.settings, of_the_run)
+        config, hyper = configured(method, settings, of_the_run)
         for field in dataclasses.fields(hyper):
             if np.ndim(value := getattr(hyper, field.name)):
                 raise checks.wrong(field.name, value, "one number; a fit is made for each of many")

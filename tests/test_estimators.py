@@ -206,6 +206,15 @@ def test_views_of_one_place_are_clustered_by_methods_of_every_kind(method, setti
     assert found.labels_.shape == (60,) and adjusted_rand_score(TRUTH, found.labels_) > 0.9
 
 
+def test_the_number_of_clusters_is_found_only_where_none_is_given():
+    def clusters(**options):
+        found = FederatedClusterer("label_consensus", random_state=0, **options).fit(VIEWS)
+        return found.labels_.max() + 1
+
+    assert clusters() == 3 and clusters(n_clusters=2) == 2
+    assert clusters(n_clusters=2, shared_clusters=4) == 4
+
+
 @pytest.mark.ci
 def test_bytes_of_rounds_that_shrink_are_each_rounds_own():
     rng = np.random.default_rng(4)
@@ -268,7 +277,7 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         (CLIENTS, {"n_clusters": 3.0}, "n_clusters: got 3.0; allowed is a whole number, 1 or more"),
         ([], {}, r"clients: got \[\]; allowed is dictionaries of arrays"),
         (CLIENTS[0], {}, "clients: got 'a dictionary'; allowed is a list of dictionaries"),
-        (CLIENTS, {"n_clusters": None}, "n_clusters: got None; allowed is a whole number, 1 or"),
+        (CLIENTS, {"n_clusters": 0}, "n_clusters: got 0; allowed is 1 or more"),
         (CLIENTS, {"fuzzifier": "1.1"}, r"fuzzifier: got '1\.1'; allowed is more than 1"),
         (
             CLIENTS,

@@ -18,13 +18,13 @@ from jaxfedmvc import Federation, data, engine
 from jaxfedmvc.algorithms import FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.coreset_kmeans import CoresetKMeansConfig, coreset_kmeans
 from jaxfedmvc.algorithms.distr_kmeans import DistrKMeansConfig, distr_kmeans
-from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, P2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, DPFMPSP2EstConfig, dpfmps, dpfmps_p2est
 from jaxfedmvc.algorithms.fedhk import (
     FedHKConfig,
     FedHKHyperparams,
-    Parafac2Config,
+    FedHKParafac2Config,
+    FedHKTuckerConfig,
     PrivacySettings,
-    TuckerConfig,
     e_fkmvc,
     e_fkmvc_with_noise,
     fedhk_parafac2,
@@ -74,7 +74,7 @@ RUNS = {
         lambda: label_consensus(LabelConsensusConfig((2, 3, 4), n_init=3)),
     ),
     "dpfmps": ("vertical", 0, lambda: dpfmps(DPFMPSConfig(K, epsilon=4.0))),
-    "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(P2EstConfig(K, epsilon=4.0))),
+    "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(DPFMPSP2EstConfig(K, epsilon=4.0))),
     "e_fkmvc": ("partial", 3, lambda: e_fkmvc(FedHKConfig(K, n_restarts=2))),
     "e_fkmvc_personal": (
         "partial",
@@ -84,11 +84,11 @@ RUNS = {
             FedHKHyperparams(tau=3.0),
         ),
     ),
-    "fedhk_parafac2": ("partial", 3, lambda: fedhk_parafac2(Parafac2Config(K, n_restarts=1))),
+    "fedhk_parafac2": ("partial", 3, lambda: fedhk_parafac2(FedHKParafac2Config(K, n_restarts=1))),
     "fedhk_tucker": (
         "partial",
         3,
-        lambda: fedhk_tucker(TuckerConfig(K, ranks=(2, 3, 2), n_restarts=1)),
+        lambda: fedhk_tucker(FedHKTuckerConfig(K, ranks=(2, 3, 2), n_restarts=1)),
     ),
     "private_e_fkmvc": (
         "full",

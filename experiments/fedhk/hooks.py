@@ -11,7 +11,7 @@ import numpy as np
 from experiments.lib.data import DataSettings
 from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.text import left_out
-from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits, privacy_statement
+from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits, privacy_statement
 
 _PERSONAL = ("proximal", "mix", "gradient")
 # Flag -> the static setting that it is of use with, and its values.
@@ -50,7 +50,7 @@ def _check(job: Any) -> None:
                 "hkc: got minmax with masked sums; least and greatest values are no sums, allowed"
                 " are bandwidth, absmean"
             )
-        if isinstance(job.config, PrivateConfig):
+        if isinstance(job.config, PrivateFedHKConfig):
             check_fraction_bits(job.config, job.hyperparams, job.command.job.masked_bits)
 
 

@@ -18,8 +18,8 @@ from jaxfedmvc import checks, data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fedhk import (
     FedHKConfig,
-    PrivateConfig,
-    PrivateHyperparams,
+    PrivateFedHKConfig,
+    PrivateFedHKHyperparams,
     e_fkmvc,
     private_e_fkmvc,
 )
@@ -246,10 +246,10 @@ def _private_e_fkmvc(
     settings: RobustnessSettings, n_clusters: int, federations: dict[str, dict[int, Federation]]
 ) -> Subject:
     """The form that starts from sums, so that all of it is guarded; without noise."""
-    config = PrivateConfig(
+    config = PrivateFedHKConfig(
         n_clusters, rounds=20, start_steps=10, n_clients=settings.hostile_clients, noise="local"
     )
-    algorithm = private_e_fkmvc(config, PrivateHyperparams(noise_multiplier=0.0))
+    algorithm = private_e_fkmvc(config, PrivateFedHKHyperparams(noise_multiplier=0.0))
     start = tuple(f"setup[{i}]" for i in range(len(algorithm.setup)))
     # Weights are in units of about a third of a sample.
     ratios = dict.fromkeys((*start, "round[0]"), Ratio(0, 1, least=1.5))

@@ -12,7 +12,7 @@ from jaxfedmvc.algorithms.distr_kmeans import (
     DistrKMeansHyperparams,
     distr_kmeans,
 )
-from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, P2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, DPFMPSP2EstConfig, dpfmps, dpfmps_p2est
 from jaxfedmvc.algorithms.fcuif import (
     FCUIFConfig,
     FCUIFHyperparams,
@@ -24,10 +24,10 @@ from jaxfedmvc.algorithms.fcuif import (
 from jaxfedmvc.algorithms.fedhk import (
     FedHKConfig,
     FedHKHyperparams,
-    Parafac2Config,
-    PrivateConfig,
-    PrivateHyperparams,
-    TuckerConfig,
+    FedHKParafac2Config,
+    FedHKTuckerConfig,
+    PrivateFedHKConfig,
+    PrivateFedHKHyperparams,
     e_fkmvc,
     fedhk_parafac2,
     fedhk_tucker,
@@ -92,16 +92,18 @@ METHODS: dict[str, Method] = {
         distr_kmeans, DistrKMeansConfig, DistrKMeansHyperparams, "vertical", "ding2016", 0
     ),
     "dpfmps": _Sketched(dpfmps, DPFMPSConfig, NoHyperparams, "vertical", "li2023", 0),
-    "dpfmps_p2est": _Sketched(dpfmps_p2est, P2EstConfig, NoHyperparams, "vertical", "li2023", 0),
+    "dpfmps_p2est": _Sketched(
+        dpfmps_p2est, DPFMPSP2EstConfig, NoHyperparams, "vertical", "li2023", 0
+    ),
     "dsimvc": Method(dsimvc, DSIMVCConfig, DSIMVCHyperparams, "pooled", "tang2022", 0),
     "e_fkmvc": Method(e_fkmvc, FedHKConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50),
     "fcuif": Method(fcuif, FCUIFConfig, FCUIFHyperparams, "vertical", "ren2024", 1),
     "feddmvc": Method(feddmvc, FedDMVCConfig, FedDMVCHyperparams, "vertical", "chen2023", 1),
     "fedhk_parafac2": Method(
-        fedhk_parafac2, Parafac2Config, FedHKHyperparams, "horizontal", "sinaga2025", 50
+        fedhk_parafac2, FedHKParafac2Config, FedHKHyperparams, "horizontal", "sinaga2025", 50
     ),
     "fedhk_tucker": Method(
-        fedhk_tucker, TuckerConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50
+        fedhk_tucker, FedHKTuckerConfig, FedHKHyperparams, "horizontal", "sinaga2025", 50
     ),
     "fedmvl": Method(fedmvl, FedMVLConfig, FedMVLHyperparams, "vertical", "huang2022efficient", 35),
     "fmcsc": Method(fmcsc, FMCSCConfig, FMCSCHyperparams, "horizontal", "chen2024", 5),
@@ -126,8 +128,8 @@ METHODS: dict[str, Method] = {
     "mgcd": Method(mgcd, MGCDConfig, MGCDHyperparams, "vertical", "sun2025", 5),
     "private_e_fkmvc": Method(
         private_e_fkmvc,
-        PrivateConfig,
-        PrivateHyperparams,
+        PrivateFedHKConfig,
+        PrivateFedHKHyperparams,
         "horizontal",
         "sinaga2025",
         5,
@@ -152,6 +154,7 @@ __all__ = [
     "CoresetKMeansConfig",
     "CoresetKMeansHyperparams",
     "DPFMPSConfig",
+    "DPFMPSP2EstConfig",
     "DSIMVCConfig",
     "DSIMVCHyperparams",
     "DistrKMeansConfig",
@@ -164,6 +167,8 @@ __all__ = [
     "FedDMVCHyperparams",
     "FedHKConfig",
     "FedHKHyperparams",
+    "FedHKParafac2Config",
+    "FedHKTuckerConfig",
     "FedMVLConfig",
     "FedMVLHyperparams",
     "GCFAggConfig",
@@ -187,15 +192,12 @@ __all__ = [
     "MGCDHyperparams",
     "Method",
     "NoHyperparams",
-    "P2EstConfig",
-    "Parafac2Config",
-    "PrivateConfig",
-    "PrivateHyperparams",
+    "PrivateFedHKConfig",
+    "PrivateFedHKHyperparams",
     "ProImpConfig",
     "ProImpHyperparams",
     "SiMVCConfig",
     "SiMVCHyperparams",
-    "TuckerConfig",
     "VertCoHiRFConfig",
     "VertCoHiRFHyperparams",
     "comvc",

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.algorithms.fedhk import PrivateConfig, check_fraction_bits
+from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits
 from jaxfedmvc.algorithms.fedhk.accounting import spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
@@ -110,7 +110,7 @@ class Job:
                 " of them"
             )
         config, hyper = self._configured(self.clients)
-        if isinstance(config, PrivateConfig):
+        if isinstance(config, PrivateFedHKConfig):
             _check_noise(self, config, hyper)
         self.make(self.clients)  # so that wrong settings are found at once
 
@@ -151,7 +151,7 @@ class Job:
         method = METHODS[self.method]
         if name in ("rounds", "n_clients"):
             return self.n_rounds if name == "rounds" else self.clients
-        if name == "dp_epsilon" and issubclass(method.config, PrivateConfig):
+        if name == "dp_epsilon" and issubclass(method.config, PrivateFedHKConfig):
             return spent(*self._configured(self.clients))[0]
         fields = (*dataclasses.fields(method.config), *dataclasses.fields(method.hyperparams))
         for field in fields:
@@ -247,7 +247,7 @@ def _check_numbers(job: Job) -> None:
             raise checks.wrong(name, value, "a number above 0")
 
 
-def _check_noise(job: Job, config: PrivateConfig, hyper: Any) -> None:
+def _check_noise(job: Job, config: PrivateFedHKConfig, hyper: Any) -> None:
     """Checks that the noise of a private method protects what the server reads."""
     if _MOST_EPSILON < config.dp_epsilon < math.inf:
         allowed = f"{_MOST_EPSILON:g} or less, or inf for no noise"

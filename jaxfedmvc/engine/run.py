@@ -309,7 +309,8 @@ def run(
 ) -> RunResult:
     """Runs a whole federation, from initialisation to every sample's cluster.
 
-    Pure; jit it, vmap it over `key` or over hyper-parameters that `algorithm` was built with.
+    Pure; jit it, vmap it over `key` or over hyper-parameters that `algorithm` was built with. What
+    is traced cannot be checked: a hyper-parameter out of range gives labels, and no error.
     Outside of `jit` every call compiles its loops anew.
 
     Args:

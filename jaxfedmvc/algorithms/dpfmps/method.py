@@ -39,7 +39,12 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.dpfmps import agent, server
 from jaxfedmvc.algorithms.dpfmps.budget import split
 from jaxfedmvc.algorithms.dpfmps.lsh_tree import tree_noise
-from jaxfedmvc.algorithms.dpfmps.settings import MAX_CELLS, SIZE_SHARE, DPFMPSConfig, P2EstConfig
+from jaxfedmvc.algorithms.dpfmps.settings import (
+    MAX_CELLS,
+    SIZE_SHARE,
+    DPFMPSConfig,
+    DPFMPSP2EstConfig,
+)
 from jaxfedmvc.algorithms.registry import NoHyperparams
 from jaxfedmvc.algorithms.vertcohirf.consensus import MOST_SUMMED
 from jaxfedmvc.federation import Federation
@@ -73,7 +78,7 @@ def dpfmps(config: DPFMPSConfig, hyperparams: NoHyperparams | None = None) -> Fe
 
 
 def dpfmps_p2est(
-    config: P2EstConfig, hyperparams: NoHyperparams | None = None
+    config: DPFMPSP2EstConfig, hyperparams: NoHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns DPFMPS-P2Est: `dpfmps` with the grid fitted to the marginals of pairs of agents."""
     return dpfmps(config, hyperparams)

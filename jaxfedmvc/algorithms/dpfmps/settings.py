@@ -53,7 +53,7 @@ class DPFMPSConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class P2EstConfig(DPFMPSConfig):
+class DPFMPSP2EstConfig(DPFMPSConfig):
     """Static settings of DPFMPS-P2Est: those of DPFMPS with the other estimator by default."""
 
     estimator: Estimator = "p2est"

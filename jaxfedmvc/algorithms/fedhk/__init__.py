@@ -14,10 +14,10 @@ from jaxfedmvc.algorithms.fedhk.private import e_fkmvc_with_noise, private_e_fkm
 from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKConfig,
     FedHKHyperparams,
-    Parafac2Config,
-    PrivateConfig,
-    PrivateHyperparams,
-    TuckerConfig,
+    FedHKParafac2Config,
+    FedHKTuckerConfig,
+    PrivateFedHKConfig,
+    PrivateFedHKHyperparams,
 )
 from jaxfedmvc.algorithms.fedhk.setup import SUMMARIES
 from jaxfedmvc.algorithms.fedhk.tucker import fedhk_tucker
@@ -26,11 +26,11 @@ __all__ = [
     "SUMMARIES",
     "FedHKConfig",
     "FedHKHyperparams",
-    "Parafac2Config",
+    "FedHKParafac2Config",
+    "FedHKTuckerConfig",
     "PrivacySettings",
-    "PrivateConfig",
-    "PrivateHyperparams",
-    "TuckerConfig",
+    "PrivateFedHKConfig",
+    "PrivateFedHKHyperparams",
     "centres",
     "check_fraction_bits",
     "e_fkmvc",

@@ -15,7 +15,11 @@ from flax import struct
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
-from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, PrivateConfig, PrivateHyperparams
+from jaxfedmvc.algorithms.fedhk.settings import (
+    FedHKConfig,
+    PrivateFedHKConfig,
+    PrivateFedHKHyperparams,
+)
 from jaxfedmvc.privacy import gaussian_epsilon, gaussian_noise_multiplier
 
 
@@ -53,14 +57,14 @@ def releases(start_steps: int, rounds: int) -> int:
 
 
 def privacy_settings(
-    config: PrivateConfig, hyperparams: PrivateHyperparams | None = None
+    config: PrivateFedHKConfig, hyperparams: PrivateFedHKHyperparams | None = None
 ) -> PrivacySettings:
     """Returns the noise of a run, calibrated to its budget unless a multiplier is set.
 
     Raises:
       ImportError: dp-accounting is needed and not installed.
     """
-    hyper = hyperparams or PrivateHyperparams()
+    hyper = hyperparams or PrivateFedHKHyperparams()
     z = hyper.noise_multiplier
     if z is None:
         n_releases = releases(config.start_steps, config.rounds)
@@ -73,7 +77,7 @@ def privacy_settings(
 
 
 def spent(
-    config: PrivateConfig, hyperparams: PrivateHyperparams | None = None
+    config: PrivateFedHKConfig, hyperparams: PrivateFedHKHyperparams | None = None
 ) -> tuple[float, float]:
     """Computes (epsilon, delta) of a run; epsilon is infinite without noise.
 
@@ -103,7 +107,7 @@ def privacy_statement(
     Raises:
       ImportError: dp-accounting is needed and not installed.
     """
-    if isinstance(config, PrivateConfig):
+    if isinstance(config, PrivateFedHKConfig):
         epsilon, delta = spent(config, hyperparams)
         n_releases = releases(config.start_steps, config.rounds)
         seen = "all messages"
@@ -148,7 +152,7 @@ _SIMULATED = (
 
 
 def check_fraction_bits(
-    config: PrivateConfig, hyperparams: PrivateHyperparams | None, fraction_bits: int
+    config: PrivateFedHKConfig, hyperparams: PrivateFedHKHyperparams | None, fraction_bits: int
 ) -> None:
     """Checks that secure aggregation's fixed-point numbers do not round central noise away.
 

@@ -44,7 +44,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
 )
 from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
 from jaxfedmvc.algorithms.fedhk.samples import of_samples
-from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import parafac2 as pf
@@ -52,7 +52,7 @@ from jaxfedmvc.tensor.tucker import weighted_target
 
 
 def fedhk_parafac2(
-    config: Parafac2Config, hyperparams: FedHKHyperparams | None = None
+    config: FedHKParafac2Config, hyperparams: FedHKHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC with centres, or samples, in PARAFAC2 form.
 
@@ -67,7 +67,7 @@ def fedhk_parafac2(
     return of_samples(config, hyper)
 
 
-def _rank(config: Parafac2Config, largest: int, why: str) -> int:
+def _rank(config: FedHKParafac2Config, largest: int, why: str) -> int:
     """Returns R, the largest one unless it is set.
 
     Raises:
@@ -120,7 +120,7 @@ class Shared(NamedTuple):
     squares: Array
 
 
-def clients_codec(config: Parafac2Config) -> Codec:
+def clients_codec(config: FedHKParafac2Config) -> Codec:
     """Returns the codec of clients' centres P_l H diag(s_l) Q^T: fit `Shared`, basis `Own`."""
 
     def start(rows: dict[int, Array], counts: Array, centres: Centres) -> tuple[Own, Shared]:
@@ -166,7 +166,7 @@ def clients_codec(config: Parafac2Config) -> Codec:
     )
 
 
-def _of_clients(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgorithm:
+def _of_clients(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> FederatedAlgorithm:
     codec = clients_codec(config)
     base = e_fkmvc(config, hyper, codec)
     place, *earlier = base.setup[::-1]
@@ -189,7 +189,7 @@ def _places(phase: Phase) -> Phase:
     )
 
 
-def _costs(config: Parafac2Config, hyper: FedHKHyperparams, codec: Codec) -> Phase:
+def _costs(config: FedHKParafac2Config, hyper: FedHKHyperparams, codec: Codec) -> Phase:
     """Returns the first exchange: (29) with the client's own centres, and the view weights (31)."""
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[tuple, Array]:
@@ -232,7 +232,7 @@ def _costs(config: Parafac2Config, hyper: FedHKHyperparams, codec: Codec) -> Pha
     return Phase(broadcast, client, server, reduce="sum")
 
 
-def _common_h(config: Parafac2Config, hyper: FedHKHyperparams) -> Phase:
+def _common_h(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Phase:
     """Returns the second exchange: P_l and s_l on the client, H from the clients' terms.
 
     Columns are scaled by the square root of delta, so that the bound weighs all views as J does.
@@ -327,7 +327,7 @@ def _column_scales(q: Centres, deltas: Array) -> Array:
 # Slices are views.
 
 
-def views_codec(config: Parafac2Config) -> Codec:
+def views_codec(config: FedHKParafac2Config) -> Codec:
     """Returns the codec of centres (P_h H diag(s_h) Q^T)^T of every view, P_h fixed beforehand.
 
     The fit is (H, Q [c, R], S [s, R]), the basis P_h [d_h, R] of each view, from the clients'

@@ -70,8 +70,8 @@ from jaxfedmvc.algorithms.fedhk.rounds import broadcast, progress
 from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKConfig,
     FedHKHyperparams,
-    PrivateConfig,
-    PrivateHyperparams,
+    PrivateFedHKConfig,
+    PrivateFedHKHyperparams,
     check_accountable,
 )
 from jaxfedmvc.federation import Cohort, Federation, check_views
@@ -113,7 +113,7 @@ def _unit(*dims: int) -> float:
 
 
 def private_e_fkmvc(
-    config: PrivateConfig, hyperparams: PrivateHyperparams | None = None
+    config: PrivateFedHKConfig, hyperparams: PrivateFedHKHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC whose runs of `rounds` rounds spend the budget of the settings; see above.
 
@@ -124,7 +124,7 @@ def private_e_fkmvc(
       ValueError: A concrete hyper-parameter is out of range. From `init`: as `e_fkmvc_with_noise`.
       ImportError: Noise must be calibrated and dp-accounting is not installed.
     """
-    hyper = hyperparams or PrivateHyperparams()
+    hyper = hyperparams or PrivateFedHKHyperparams()
     return e_fkmvc_with_noise(config, hyper, privacy_settings(config, hyper))
 
 

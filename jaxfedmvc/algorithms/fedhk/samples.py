@@ -28,7 +28,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
     whole,
     widths,
 )
-from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
 from jaxfedmvc.federation import Cohort, Federation, check_views
 from jaxfedmvc.tensor import parafac2 as pf
@@ -77,7 +77,7 @@ class Client:
     scores: ClientState
 
 
-def of_samples(config: Parafac2Config, hyper: FedHKHyperparams) -> FederatedAlgorithm:
+def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> FederatedAlgorithm:
     """Returns E-FKMVC on PARAFAC2 scores of the samples; see `fedhk_parafac2` for arguments.
 
     `init` raises ValueError also where a client lacks a view, or has fewer samples than R; `assign`

@@ -158,7 +158,7 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class TuckerConfig(FedHKConfig):
+class FedHKTuckerConfig(FedHKConfig):
     """Static settings of FedHK-Tucker: those of E-FKMVC, and of the Tucker form.
 
     Attributes:
@@ -194,7 +194,7 @@ class TuckerConfig(FedHKConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parafac2Config(FedHKConfig):
+class FedHKParafac2Config(FedHKConfig):
     """Static settings of FedHK-PARAFAC2: those of E-FKMVC, and of the PARAFAC2 form.
 
     Attributes:
@@ -256,7 +256,7 @@ def _check_bandwidth(config: FedHKConfig) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class PrivateConfig(FedHKConfig):
+class PrivateFedHKConfig(FedHKConfig):
     """Static settings of private E-FKMVC: those of E-FKMVC, the budget, and what is public.
 
     `origin` and `radius` must not be measured on the data: features in [0, 1] have 0.5 and 0.5.
@@ -311,7 +311,7 @@ class PrivateConfig(FedHKConfig):
 
 
 @struct.dataclass
-class PrivateHyperparams(FedHKHyperparams):
+class PrivateFedHKHyperparams(FedHKHyperparams):
     """Numbers of private E-FKMVC that may be traced; `tol` has no effect.
 
     Attributes:

@@ -28,7 +28,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
     positive,
     unused,
 )
-from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, TuckerConfig
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKTuckerConfig
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import tucker as tk
 
@@ -39,7 +39,7 @@ _RIDGE = 1e-4
 
 
 def fedhk_tucker(
-    config: TuckerConfig, hyperparams: FedHKHyperparams | None = None
+    config: FedHKTuckerConfig, hyperparams: FedHKHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC with centres in Tucker form.
 
@@ -56,7 +56,7 @@ def fedhk_tucker(
     return e_fkmvc(config, hyperparams, tucker_codec(config))
 
 
-def tucker_codec(config: TuckerConfig) -> Codec:
+def tucker_codec(config: FedHKTuckerConfig) -> Codec:
     """Returns the codec of centres in Tucker form; see `fedhk_tucker`."""
     if config.aggregation == "statistics":
         return _of_statistics(config)
@@ -85,7 +85,7 @@ def feature_basis(rows: dict[int, Array], counts: Array, rank: int) -> Array:
     return vectors * tk.largest_entry_signs(vectors)
 
 
-def _of_statistics(config: TuckerConfig) -> Codec:
+def _of_statistics(config: FedHKTuckerConfig) -> Codec:
     """Returns the codec of compressed sums.
 
     The fit is C in the coordinates of the basis, Z = G x_1 A x_3 W [c, R2, s], as a Tucker form. A
@@ -166,7 +166,7 @@ def _of_statistics(config: TuckerConfig) -> Codec:
     )
 
 
-def _of_cores(config: TuckerConfig) -> Codec:
+def _of_cores(config: FedHKTuckerConfig) -> Codec:
     """Returns the codec of cores alone, for factors A, B, W that are fixed before the rounds.
 
     Averages of cores are then cores of averages. All starts share the factors: with R1 < c those of
@@ -210,7 +210,7 @@ def _of_cores(config: TuckerConfig) -> Codec:
     )
 
 
-def _of_factors(config: TuckerConfig) -> Codec:
+def _of_factors(config: FedHKTuckerConfig) -> Codec:
     """Returns the codec of core and factors, (104)-(111), of every client's own decomposition.
 
     The client rotates its factors towards those that it was sent; their averages are made
@@ -248,7 +248,7 @@ def _of_factors(config: TuckerConfig) -> Codec:
     )
 
 
-def _ranks(config: TuckerConfig, widths: dict[int, int]) -> tuple[int, ...]:
+def _ranks(config: FedHKTuckerConfig, widths: dict[int, int]) -> tuple[int, ...]:
     """Returns R1, R2, R3, checked against the sizes of the tensor."""
     sizes = config.n_clusters, max(widths.values()), len(widths)
     ranks = config.ranks

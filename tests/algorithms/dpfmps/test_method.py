@@ -11,7 +11,7 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, P2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, DPFMPSP2EstConfig, dpfmps, dpfmps_p2est
 from jaxfedmvc.algorithms.dpfmps.agent import scaled
 from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA
 from jaxfedmvc.algorithms.dpfmps.server import grid_centres
@@ -115,7 +115,7 @@ def test_the_size_carries_laplace_noise():
 @pytest.mark.slow
 def test_whole_run_of_the_variant_by_pairs():
     """Three agents whose cohorts are not in the order of their numbers."""
-    algorithm = dpfmps_p2est(P2EstConfig(K, epsilon=math.inf, n_sketches=M, n_init=4))
+    algorithm = dpfmps_p2est(DPFMPSP2EstConfig(K, epsilon=math.inf, n_sketches=M, n_init=4))
     run = jax.jit(
         lambda federation, key: engine.run(algorithm, federation, key, 0), compiler_options=FAST
     )

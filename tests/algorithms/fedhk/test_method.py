@@ -16,7 +16,7 @@ from jaxfedmvc.algorithms.fedhk import (
     SUMMARIES,
     FedHKConfig,
     FedHKHyperparams,
-    Parafac2Config,
+    FedHKParafac2Config,
     e_fkmvc,
 )
 from jaxfedmvc.algorithms.fedhk import centres as centres_of
@@ -495,7 +495,7 @@ def test_a_least_cluster_size_needs_sums_of_weights_of_one_at_most(change):
     with pytest.raises(ValueError, match=r"min_cluster_size: got .*; allowed is"):
         FedHKConfig(C, **change)
     with pytest.raises(ValueError, match="min_cluster_size: got 2; allowed is None with PARAFAC2"):
-        Parafac2Config(C, min_cluster_size=2)
+        FedHKParafac2Config(C, min_cluster_size=2)
 
 
 # --- Averages of centres --------------------------------------------------------------------------

@@ -13,14 +13,14 @@ from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import whole
 from jaxfedmvc.algorithms.fedhk.parafac2 import clients_codec, fedhk_parafac2, views_codec
-from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, Parafac2Config
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 
 C, WIDTHS, RESTARTS, ROUNDS = 3, (5, 4, 3), 2, 12
 R, D, S = 2, sum(WIDTHS), len(WIDTHS)
-CONFIG = Parafac2Config(C, n_restarts=RESTARTS)
-SAMPLEWISE = Parafac2Config(C, hkc="absmean", n_restarts=RESTARTS)
+CONFIG = FedHKParafac2Config(C, n_restarts=RESTARTS)
+SAMPLEWISE = FedHKParafac2Config(C, hkc="absmean", n_restarts=RESTARTS)
 ALPHAS = jnp.array([jnp.inf, 5.0] * 3)
 # log J is of the order of 1 to 3, in float32.
 ROUNDING = 3e-6
@@ -345,7 +345,7 @@ def test_compressed_sums_are_the_sums_in_the_basis():
 
 def exchanged(n_clusters, placement):
     """Shapes of the leaves that a client is sent and sends, for every exchange of a round."""
-    algorithm, _ = method(placement, R, Parafac2Config(n_clusters, n_restarts=RESTARTS))
+    algorithm, _ = method(placement, R, FedHKParafac2Config(n_clusters, n_restarts=RESTARTS))
     fed, key, seen = federation(0, partial=False), jax.random.key(0), []
 
     def watched(phase):
@@ -412,12 +412,12 @@ def test_bytes_of_the_setup_and_of_a_client_without_a_view():
 
 def test_refuses_what_makes_no_sense():
     with pytest.raises(ValueError, match=r"aggregation: got 'average'; .* PARAFAC2 is fitted to s"):
-        Parafac2Config(C, aggregation="average")
+        FedHKParafac2Config(C, aggregation="average")
     with pytest.raises(ValueError, match="placement: got 'rows'; allowed is 'clients' or 'views'"):
-        Parafac2Config(C, placement="rows")
+        FedHKParafac2Config(C, placement="rows")
     for coefficients in ("minmax", "absmean"):
         with pytest.raises(ValueError, match=f"hkc: got '{coefficients}'; .* with compressed sums"):
-            Parafac2Config(C, hkc=coefficients, placement="views")
+            FedHKParafac2Config(C, hkc=coefficients, placement="views")
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_refuses_what_makes_no_sense():
     ],
 )
 def test_refuses_ranks_that_the_slices_cannot_have(placement, clusters, rank, largest):
-    algorithm = fedhk_parafac2(Parafac2Config(clusters, rank=rank, placement=placement))
+    algorithm = fedhk_parafac2(FedHKParafac2Config(clusters, rank=rank, placement=placement))
     with pytest.raises(ValueError, match=f"rank: got {rank}; allowed is 1 to {largest}, the num"):
         algorithm.init(jax.random.key(0), federation(0))
 
@@ -442,7 +442,9 @@ def test_default_ranks_are_the_largest():
     for clusters, of_clients, of_views in ((3, 3, 3), (4, 4, 3), (13, 12, 3)):
         shapes = []
         for placement in ("clients", "views"):
-            algorithm = fedhk_parafac2(Parafac2Config(clusters, placement=placement, n_restarts=1))
+            algorithm = fedhk_parafac2(
+                FedHKParafac2Config(clusters, placement=placement, n_restarts=1)
+            )
             shapes.append(jax.eval_shape(algorithm.init, jax.random.key(0), fed)[0])
         assert shapes[0].models.fit.h.shape == (1, of_clients, of_clients)
         assert shapes[1].models.fit[0].shape == (1, of_views, of_views)

@@ -37,8 +37,8 @@ from jaxfedmvc.algorithms.fedhk.private import (
 from jaxfedmvc.algorithms.fedhk.settings import (
     FedHKConfig,
     FedHKHyperparams,
-    PrivateConfig,
-    PrivateHyperparams,
+    PrivateFedHKConfig,
+    PrivateFedHKHyperparams,
 )
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.secure import secure_aggregation
@@ -379,24 +379,24 @@ def test_centres_from_a_release_by_hand():
 
 
 def private(**others):
-    return PrivateConfig(C, **{"rounds": ROUNDS, "n_clients": M, **others})
+    return PrivateFedHKConfig(C, **{"rounds": ROUNDS, "n_clients": M, **others})
 
 
 def test_spent_is_below_the_closed_bound_and_inverts_the_multiplier():
     delta, z, n = 1e-5, 4.0, releases(2, ROUNDS)
-    epsilon, same = spent(private(), PrivateHyperparams(noise_multiplier=z))
+    epsilon, same = spent(private(), PrivateFedHKHyperparams(noise_multiplier=z))
     rho = n / (2 * z**2)
     closed = rho + 2 * math.sqrt(rho * math.log(1 / delta))
     assert same == delta
     assert 0.7 * closed < epsilon < closed
     assert zcdp_noise_multiplier(closed, delta, n) == pytest.approx(z)
     assert gaussian_noise_multiplier(epsilon, delta, n) == pytest.approx(z, rel=1e-3)
-    assert spent(private(), PrivateHyperparams(noise_multiplier=0.0))[0] == math.inf
+    assert spent(private(), PrivateFedHKHyperparams(noise_multiplier=0.0))[0] == math.inf
 
 
 def test_noise_is_calibrated_to_the_budget():
     config = private(dp_epsilon=2.0, start_steps=3, origin=(0.0, 0.5), radius=(2.0,))
-    found = privacy_settings(config, PrivateHyperparams(clip=1.5))
+    found = privacy_settings(config, PrivateFedHKHyperparams(clip=1.5))
     z = gaussian_noise_multiplier(2.0, 1e-5, 1 + 3 + ROUNDS)
     assert found == PrivacySettings(z, (0.0, 0.5), 2.0, 1.5, shared_by=M, start_steps=3)
     assert spent(config)[0] == pytest.approx(2.0, rel=1e-3) and spent(config)[0] <= 2.0
@@ -407,7 +407,7 @@ def test_noise_is_calibrated_to_the_budget():
 
 @pytest.mark.slow
 def test_a_private_run_is_one_with_the_calibrated_noise():
-    config, hyper = private(), PrivateHyperparams(fuzzifier=1.2, alpha=5.0)
+    config, hyper = private(), PrivateFedHKHyperparams(fuzzifier=1.2, alpha=5.0)
     method = private_e_fkmvc(config, hyper)
     explicit = e_fkmvc_with_noise(CONFIG, HYPER, privacy_settings(config))
     labels, same = (
@@ -421,7 +421,7 @@ def test_a_private_run_is_one_with_the_calibrated_noise():
 def test_the_multiplier_and_the_clip_may_be_traced():
     @jax.jit
     def run(z, clip):
-        hyper = PrivateHyperparams(fuzzifier=1.2, alpha=5.0, noise_multiplier=z, clip=clip)
+        hyper = PrivateFedHKHyperparams(fuzzifier=1.2, alpha=5.0, noise_multiplier=z, clip=clip)
         return engine.run(private_e_fkmvc(private(), hyper), FEDERATION, KEY, ROUNDS).labels[0]
 
     np.testing.assert_array_equal(run(0.1, 1.0), program()(KEY, 0.1, 1.0)[0])
@@ -442,12 +442,12 @@ def test_a_statement_says_what_is_covered_and_what_is_not():
 
 
 def test_fixed_point_numbers_must_not_round_the_noise_away():
-    config, hyper = private(), PrivateHyperparams(noise_multiplier=0.1)
+    config, hyper = private(), PrivateFedHKHyperparams(noise_multiplier=0.1)
     # A hundredth of 0.1 / sqrt(3) is 2^-10.8.
     check_fraction_bits(config, hyper, 11)
     with pytest.raises(ValueError, match="fraction_bits: got 10; allowed is 11 or more"):
         check_fraction_bits(config, hyper, 10)
-    check_fraction_bits(config, PrivateHyperparams(noise_multiplier=0.0), 0)
+    check_fraction_bits(config, PrivateFedHKHyperparams(noise_multiplier=0.0), 0)
 
 
 # --- Runs -----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fedhk.method import best, centres, e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import whole
-from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, TuckerConfig
+from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKTuckerConfig
 from jaxfedmvc.algorithms.fedhk.tucker import (
     feature_basis,
     fedhk_tucker,
@@ -24,8 +24,8 @@ from jaxfedmvc.tensor import tucker as tk
 
 C, WIDTHS, RESTARTS, ROUNDS = 3, (5, 4, 3), 2, 12
 FULL, FEATURES, ALL = (3, 5, 3), (3, 3, 3), (2, 3, 2)
-CONFIG = TuckerConfig(C, n_restarts=RESTARTS)
-AVERAGE = TuckerConfig(C, aggregation="average", n_restarts=RESTARTS)
+CONFIG = FedHKTuckerConfig(C, n_restarts=RESTARTS)
+AVERAGE = FedHKTuckerConfig(C, aggregation="average", n_restarts=RESTARTS)
 ALPHAS = jnp.array([jnp.inf, 5.0] * 3)
 # log J is of the order of 1 to 3, in float32.
 ROUNDING = 3e-6
@@ -440,7 +440,7 @@ def test_the_basis_is_sent_once():
 
 
 def test_default_ranks_compress_features_alone_and_always_fit():
-    algorithm = fedhk_tucker(TuckerConfig(2, n_restarts=1))
+    algorithm = fedhk_tucker(FedHKTuckerConfig(2, n_restarts=1))
     server, _ = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), federation(0)))
     core, factors = server.models.fit
     assert core.shape == (1, 2, 4, 3) and factors == ((), ())
@@ -464,15 +464,15 @@ def test_refuses_ranks_that_the_tensor_cannot_have(ranks, config):
 
 def test_refuses_settings_that_make_no_sense():
     with pytest.raises(ValueError, match=r"alignment: got 'procrustes'; .* aggregation 'stat"):
-        TuckerConfig(C, alignment="procrustes")
+        FedHKTuckerConfig(C, alignment="procrustes")
     with pytest.raises(ValueError, match="alignment: got 'other'; allowed is 'shared_basis'"):
-        TuckerConfig(C, alignment="other")
+        FedHKTuckerConfig(C, alignment="other")
     with pytest.raises(ValueError, match=r"ranks: got \(3, 2\); allowed is three"):
-        TuckerConfig(C, ranks=(3, 2))
+        FedHKTuckerConfig(C, ranks=(3, 2))
     for coefficients in ("minmax", "absmean"):
         with pytest.raises(ValueError, match=f"hkc: got '{coefficients}'; .* with compressed sums"):
-            TuckerConfig(C, hkc=coefficients)
-        fedhk_tucker(TuckerConfig(C, hkc=coefficients, aggregation="average"))
+            FedHKTuckerConfig(C, hkc=coefficients)
+        fedhk_tucker(FedHKTuckerConfig(C, hkc=coefficients, aggregation="average"))
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fedhk import (
     FedHKConfig,
     FedHKHyperparams,
-    Parafac2Config,
-    TuckerConfig,
+    FedHKParafac2Config,
+    FedHKTuckerConfig,
     e_fkmvc,
     fedhk_parafac2,
     fedhk_tucker,
@@ -140,7 +140,7 @@ def test_a_client_that_holds_nothing_else_is_still_assigned_by_it():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: fedhk_tucker(TuckerConfig(C, n_restarts=2)),
+        lambda: fedhk_tucker(FedHKTuckerConfig(C, n_restarts=2)),
         pytest.param(
             lambda: e_fkmvc(FedHKConfig(C, aggregation="average", n_restarts=2)),
             marks=pytest.mark.slow,
@@ -158,10 +158,10 @@ def test_a_client_that_holds_nothing_else_is_still_assigned_by_it():
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            lambda: fedhk_parafac2(Parafac2Config(C, n_restarts=2)), marks=pytest.mark.slow
+            lambda: fedhk_parafac2(FedHKParafac2Config(C, n_restarts=2)), marks=pytest.mark.slow
         ),
         pytest.param(
-            lambda: fedhk_parafac2(Parafac2Config(C, placement="views", n_restarts=2)),
+            lambda: fedhk_parafac2(FedHKParafac2Config(C, placement="views", n_restarts=2)),
             marks=pytest.mark.slow,
         ),
     ],
@@ -257,8 +257,8 @@ def test_what_cannot_leave_views_out_says_so():
     with pytest.raises(ValueError, match=r"choose_views: got True; .* with min_cluster_size"):
         FedHKConfig(C, choose_views=True, min_cluster_size=2)
     with pytest.raises(ValueError, match=r"choose_views: got True; .* placement='samples'"):
-        Parafac2Config(C, placement="samples", choose_views=True)
-    assert not Parafac2Config(C, placement="samples").chooses_views
+        FedHKParafac2Config(C, placement="samples", choose_views=True)
+    assert not FedHKParafac2Config(C, placement="samples").chooses_views
     assert not FedHKConfig(C, min_cluster_size=2).chooses_views
     for least in (-0.1, 1.1):
         with pytest.raises(ValueError, match=r"least_agreement: got .*; allowed is from 0 to 1"):
