@@ -143,7 +143,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         federation = _federation(given, is_federated, method.topology == "vertical")
         rounds = method.rounds if self.rounds is None else self.rounds
         k, settings = self.n_clusters, self.settings
-        if k is not None and self.method == "label_consensus":  # whose own name for K it is
+        if k is not None and "shared_clusters" in parameters(self.method):  # found unless told
             settings = {"shared_clusters": k} | settings
         of_the_run = dict(
             zip(OF_THE_RUN, (8 if k is None else k, federation.n_clients, rounds), strict=True)

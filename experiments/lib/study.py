@@ -196,7 +196,7 @@ def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:
 
 
 class Rows:
-    """Rows of a study in a .csv, which grows as they are made; what a killed job left is kept."""
+    """Rows of a study in a .csv: each is appended as it is made, and what is there is kept."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         """Reads the rows that are there.
