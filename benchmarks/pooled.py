@@ -1,7 +1,9 @@
 """Comparison methods beside the form that authors give them: `python -m benchmarks.pooled`.
 
-A deep method, MFLVC, against an eager PyTorch loop over batches (`benchmarks.references.mflvc`; it
-takes `.venv/bin/pip install -e '.[bench]'`). Two of anchor graphs: IMVC-CBG against NumPy
+Deep methods against eager PyTorch loops over batches (`benchmarks.references`; they take
+`.venv/bin/pip install -e '.[bench]'`): MFLVC on two wide views, where nearly all is products of
+matrices, and CoMVC on six of handwritten digits' widths, in batches of 100 rows, where much is
+small steps between them. Two of anchor graphs: IMVC-CBG against NumPy
 (`benchmarks.references.anchor`), in float64, which is MATLAB's type, and in float32; LMVSC against
 SciPy, which solves a quadratic program for each sample as its authors do. Views are random; the
 number of passes of IMVC-CBG is fixed, since it is all that depends on them. All variants take turns
@@ -27,14 +29,18 @@ from absl import app, flags, logging
 
 from benchmarks.machine import machine_peaks, peak_of, take_turns
 from benchmarks.references.anchor import imvc_cbg_labels, lmvsc_labels
-from jaxfedmvc.algorithms.pooled import imvc_cbg, lmvsc, mflvc
+from jaxfedmvc.algorithms.pooled import imvc_cbg, lmvsc, mflvc, simvc
 
 FLAGS = flags.FLAGS
-PARTS = ("deep", "anchor", "lmvsc", "memory")
+PARTS = ("deep", "contrast", "anchor", "lmvsc", "memory")
 flags.DEFINE_list("parts", list(PARTS), f"Which of {', '.join(PARTS)}.")
 flags.DEFINE_integer("deep_rows", 2048, "Samples of MFLVC, a multiple of 256.")
 flags.DEFINE_integer("deep_width", 784, "Features of each of its two views.")
 flags.DEFINE_integer("effort", 20, "MFLVC's epochs and k-means starts, divided by this.")
+flags.DEFINE_integer("contrast_rows", 2000, "Samples of CoMVC.")
+MFEAT = ["216", "76", "64", "6", "240", "47"]
+flags.DEFINE_list("contrast_widths", MFEAT, "Features of its views; those of Mfeat.")
+flags.DEFINE_integer("contrast_epochs", 4, "CoMVC's epochs, of one start; its default is 100.")
 flags.DEFINE_integer("anchor_rows", 10_000, "Samples of IMVC-CBG and LMVSC.")
 flags.DEFINE_list("anchor_widths", ["512", "256", "128"], "Features of their views.")
 flags.DEFINE_integer("anchors_per_cluster", 2, "Anchors of a view, for each of ten clusters.")
@@ -62,7 +68,7 @@ def random_views(rows: int, widths: list[int]) -> tuple[np.ndarray, ...]:
     return tuple(rng.random((rows, width), np.float32) for width in widths)
 
 
-# --- The deep method ------------------------------------------------------------------------------
+# --- Deep methods ---------------------------------------------------------------------------------
 
 
 def deep_config() -> mflvc.MFLVCConfig:
@@ -101,6 +107,23 @@ def deep_calls() -> tuple[Calls, dict[str, float]]:
     except ImportError:
         print("torch is not installed: that peer is left out")
     return calls, {"MFLVC, ours": took}
+
+
+def contrast_calls() -> tuple[Calls, dict[str, float]]:
+    """Returns a run of our CoMVC and of the loop, and what ours took to compile."""
+    config = simvc.CoMVCConfig(CLUSTERS, epochs=FLAGS.contrast_epochs, n_runs=1)
+    hyper = simvc.CoMVCHyperparams()
+    views = random_views(FLAGS.contrast_rows, [int(width) for width in FLAGS.contrast_widths])
+    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((FLAGS.contrast_rows, len(views)), bool)
+    program, took = compiled(lambda *data: simvc.fit_comvc(*data, config, hyper), x, observed)
+    calls: Calls = {"CoMVC, ours": lambda: program(jax.random.key(0), x, observed)}
+    try:
+        from benchmarks.references.comvc import comvc_run
+
+        calls["CoMVC, torch"] = comvc_run(config, hyper, views)
+    except ImportError:
+        print("torch is not installed: that peer is left out")
+    return calls, {"CoMVC, ours": took}
 
 
 # --- The anchor graph -----------------------------------------------------------------------------
@@ -190,7 +213,12 @@ def main(_: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     print(f"{jax.devices()[0].device_kind} ({jax.default_backend()}), jax {jax.__version__}")
-    makers = {"deep": deep_calls, "anchor": anchor_calls, "lmvsc": lmvsc_calls}
+    makers = {
+        "deep": deep_calls,
+        "contrast": contrast_calls,
+        "anchor": anchor_calls,
+        "lmvsc": lmvsc_calls,
+    }
     variants: Calls = {"matmul": machine_peaks()["matmul"]}
     compiling: dict[str, float] = {}
     for part in (part for part in FLAGS.parts if part in makers):

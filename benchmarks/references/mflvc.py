@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from benchmarks.references.anchor import k_means
 from jaxfedmvc.algorithms.pooled.mflvc import MFLVCConfig, MFLVCHyperparams
 from jaxfedmvc.algorithms.pooled.networks import Networks
+from jaxfedmvc.nn import apart
 
 Views = Sequence[torch.Tensor]
 
@@ -59,8 +60,9 @@ class Net(nn.Module):
 
 def load(net: Net, networks: Networks) -> Net:
     """Gives a network the parameters of the library's."""
-    pairs = [*zip(net.encoders, networks.encoders, strict=True)]
-    pairs += zip(net.decoders, networks.decoders, strict=True)
+    encoders, decoders = apart(networks.encoders), apart(networks.decoders)
+    pairs = [(encoder, encoders[v]) for v, encoder in enumerate(net.encoders)]
+    pairs += [(decoder, decoders[v]) for v, decoder in enumerate(net.decoders)]
     pairs += [(nn.Sequential(getattr(net, name)), networks.heads[name]) for name in networks.heads]
     with torch.no_grad():
         for module, params in pairs:

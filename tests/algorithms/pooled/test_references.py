@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.references.anchor import anchor_graph, imvc_cbg_labels, simplex
 from jaxfedmvc import nn
-from jaxfedmvc.algorithms.pooled import imvc_cbg, mflvc
+from jaxfedmvc.algorithms.pooled import imvc_cbg, mflvc, simvc
 from jaxfedmvc.algorithms.pooled.networks import encode, init_networks, reconstruction_loss
 from jaxfedmvc.metrics import accuracy
 from tests.algorithms.fmcsc.tiny import jit  # compiles fast, runs slowly
@@ -111,4 +111,68 @@ def test_a_torch_run_returns_labels():
         HYPER,
         X,
     )()
+    assert labels.shape == (ROWS,) and labels.max() < 3
+
+
+# --- CoMVC ----------------------------------------------------------------------------------------
+
+CO_CONFIG = simvc.CoMVCConfig(
+    3, hidden=(8,), latent_dim=6, head_hidden=5, batch_size=ROWS, epochs=2, check_every=2
+)
+
+
+def test_torch_makes_the_librarys_steps_of_clustering_views():
+    """Three steps, from the same parameters, without what draws numbers."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.references import comvc as peer
+
+    hyper = simvc.CoMVCHyperparams(learning_rate=0.01, delta=0.0)
+    start = simvc.start(KEY, DIMS, CO_CONFIG)
+
+    def loss(params, x, mask):
+        found = simvc.forward(params, x, mask, CO_CONFIG)
+        return jnp.sum(simvc.clustering_terms(found, mask, hyper.rel_sigma))
+
+    @jit
+    def steps(params):
+        state = optax.adam(0.01).init(params)
+        options = {"epochs": 3, "batch_size": ROWS, "learning_rate": 0.01}
+        params, _, losses = nn.fit_on(KEY, params, state, loss, X, MASK, **options)
+        return params, losses
+
+    trained, losses = steps(start)
+    net, views = peer.load(peer.Net(CO_CONFIG, DIMS), start), [torch.from_numpy(x) for x in X]
+    adam, found = torch.optim.Adam(net.parameters(), lr=0.01), []
+    for _ in range(3):
+        adam.zero_grad()
+        value = peer.loss_of(net, views, CO_CONFIG, hyper)
+        value.backward()
+        adam.step()
+        found.append(value.item())
+    np.testing.assert_allclose(found, losses, rtol=1e-4)
+    # Not the parameters: BN takes out a bias before it, so that Adam follows the rounding of zero.
+    expected = simvc.forward(trained, X, MASK, CO_CONFIG)
+    made = net(views)
+    np.testing.assert_allclose(made.assignments.detach(), expected.assignments, atol=1e-3)
+    np.testing.assert_allclose(torch.stack(made.codes).detach(), expected.codes, atol=1e-3)
+
+
+def test_torch_contrasts_as_the_library():
+    """Of two rows, in two clusters, whose views agree: whatever is drawn is alike."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.references import comvc as peer
+
+    codes = np.random.default_rng(2).random((2, 6), np.float32)
+    assignments = np.array([[0.9, 0.1], [0.2, 0.8]], np.float32)
+    ours = simvc.contrast(KEY, jnp.stack([codes] * 2), assignments, jnp.ones(2, bool), 4, 0.5)
+    tensors = [torch.from_numpy(codes)] * 2
+    found = peer.Found(tensors, torch.zeros(2, 5), torch.from_numpy(assignments))
+    assert peer.contrast(found, 4, 0.5).item() == pytest.approx(float(ours), rel=1e-5)
+
+
+def test_a_torch_run_of_comvc_returns_labels():
+    pytest.importorskip("torch")
+    from benchmarks.references.comvc import comvc_run
+
+    labels = comvc_run(CO_CONFIG, simvc.CoMVCHyperparams(), X)()
     assert labels.shape == (ROWS,) and labels.max() < 3
