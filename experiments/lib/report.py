@@ -283,11 +283,13 @@ class Report:
     def _write_page(self, last: SeedResult, facts: Row, flat: np.ndarray | None) -> None:
         seeds = self.command.job.all_seeds
         up, down = (_megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
-        finds_number = self.command.method.finds_n_clusters
+        flags = self.command.flags
+        shared = "shared_clusters" in flags and flags["shared_clusters"].value
+        found = self.command.method.finds_n_clusters and "found by the method"
         tables = {f"Scores: {title}": scores for title, scores in self._tables().items()}
         told = {
             "clients": self.federation.n_clients,
-            "clusters": "found by the method" if finds_number else facts["n_clusters"],
+            "clusters": shared or found or facts["n_clusters"],
             "rounds": f"{facts['rounds_made']} of at most {self.command.rounds}",
             "seeds": f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0],
             "MB of all these rounds, up and down": f"{up} and {down}",

@@ -425,6 +425,14 @@ def test_a_number_of_clusters_that_a_method_does_not_take_is_said(files, tmp_pat
     assert code == 0
     assert "label_consensus finds the number of shared clusters itself; 2 is that of the" in out
     assert "--shared_clusters sets its own" in out
+    assert "found by the method" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_the_page_says_a_number_of_shared_clusters_that_was_given(files, tmp_path):
+    more = ["--shared_clusters=3", "--noprogress", f"--output_dir={tmp_path / 'out'}"]
+    code, _, _ = launch("--algorithm=label_consensus", f"--dataset={files['toy']}", *more)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert code == 0 and "found by the method" not in page
 
 
 def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):
