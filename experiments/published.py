@@ -26,7 +26,7 @@ import pandas as pd
 from experiments.fmcsc import rows as fmcsc_rows
 from experiments.fmcsc import tables as fmcsc
 from experiments.leakage.uploads import forms_of_graphs
-from experiments.lib import peers
+from experiments.lib import peers, peers_grid
 from experiments.lib.folder import settings_of_row
 from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd
@@ -406,8 +406,10 @@ def fedhk_methods() -> list[str]:
 
 
 def compared(path: Path, paper: pd.DataFrame, titles: dict[str, str]) -> list[str]:
-    """Returns the lines of comparison methods."""
-    table = peers.compare(peers.read_peers(path), paper)
+    """Returns the lines of comparison methods, with the best of their grids if a file has it."""
+    table, grid = peers.compare(peers.read_peers(path), paper), peers_grid.beside(path)
+    if grid.exists():
+        table = peers_grid.with_best(table, peers_grid.best_of_grid(peers.read_peers(grid)))
     return [line for line in peers.markdown(table, titles).splitlines()[2:] if line]
 
 
@@ -651,8 +653,10 @@ ROWS = (
     Rows(FMCSC / "variants.csv", ("set", "row")),
     Rows(FMCSC / "peers.csv", ("set", "x", "method")),
     Rows(FMCSC / "peers_short.csv", ("set", "x", "method")),
+    Rows(FMCSC / "peers_grid.csv", ("set", "x", "method", "command")),
     Rows(MGCD / "peers.csv", ("set", "x", "method")),
     Rows(MGCD / "peers_short.csv", ("set", "x", "method")),
+    Rows(MGCD / "peers_grid.csv", ("set", "x", "method", "command")),
     Rows(FEDHK / "methods_runs.csv", ("set", "clients", "method")),
     *(
         Rows(MGCD / f"{name}_runs.csv", ("set", "row"))

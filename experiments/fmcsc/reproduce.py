@@ -25,7 +25,7 @@ from sklearn.metrics.cluster import contingency_matrix
 
 from experiments.fmcsc import figures, tables
 from experiments.fmcsc.rows import POOLED, SETS, ReproduceSettings, Request, Row, peers, rows
-from experiments.lib import folder, one_by_one, plots, runner
+from experiments.lib import folder, one_by_one, peers_grid, plots, runner
 from experiments.lib import peers as peers_lib
 from experiments.lib.batches import Group, execute
 from experiments.lib.command import Command, FolderSettings, checked, fail, parse_or_exit
@@ -198,8 +198,16 @@ def show_peers(job: Job, path: Path) -> None:
     with Progress(job.command.folder.progress) as progress:
         file = Path(job.asked.peers_file or path / "peers.csv")
         runs = checked(partial(peers_lib.run_peers, job.peers, job.seeds, file, progress))
+        best = None
+        if job.asked.peers_grid:
+            grid = peers_grid.beside(file)
+            best = peers_grid.best_of_grid(
+                checked(partial(peers_grid.run_grids, job.peers, job.seeds, grid, progress))
+            )
     paper = tables.published("table1.csv", ["ratio_multi_single", "method"])
     table = peers_lib.compare(runs, paper)
+    if best is not None:
+        table = peers_grid.with_best(table, best)
     print("\n" + peers_lib.shown(table, SETS).to_string(index=False))
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers_lib.markdown(table, SETS))

@@ -179,7 +179,7 @@ def run_peers(
     progress.expect(left)
     for one, missing in todo:
         if missing:
-            _run_cell(one, missing, path, progress)
+            run_cell(one, missing, path, progress, {}, " ".join(one[:3]))
             jax.clear_caches()  # programs of many methods would exhaust the memory maps
     found = read_peers(path)
     mine = pd.MultiIndex.from_frame(found[_CELL]).isin([(c.set, c.x, c.method) for c in cells])
@@ -194,24 +194,47 @@ def _check_settings(one: Cell, known: pd.DataFrame, path: Path) -> None:
     )
 
 
-def _run_cell(one: Cell, seeds: Sequence[int], path: Path, progress: Progress) -> None:
-    kind, steps = f"{one.set} {one.x} {one.method}", None
+def run_cell(
+    one: Cell,
+    seeds: Sequence[int],
+    path: Path,
+    progress: Progress,
+    compiled: dict[Any, Any],
+    kind: str,
+    setting: str = "",
+) -> bool:
+    """Runs a cell, appending a row for each seed; returns whether it was not refused.
+
+    Args:
+      one: What is run.
+      seeds: Of the runs.
+      path: What is appended to.
+      progress: Where runs are counted.
+      compiled: Programs of the same partition by their static settings; is added to.
+      kind: As what `progress` expects them.
+      setting: What is said of them beside.
+    """
+    row: dict[str, Any] = {"status": _OK}
     for seed in seeds:
         command = parse([*one.command.arguments, f"--seed={seed}", "--seeds=1"])
-        row: dict[str, Any] = dict.fromkeys(COLUMNS, "") | {"set": one.set, "x": one.x}
+        row = dict.fromkeys(COLUMNS, "") | {"set": one.set, "x": one.x}
         row |= {"method": one.method, "seed": seed} | folder.made_by(command.arguments)
         try:
             job = runner.prepare(command)
-            if steps is None:  # all seeds' partitions have the same shapes
-                steps = runner.steps_of(job)
-                steps.compile(progress.compiling)
+            if job.config not in compiled:  # all seeds' partitions have the same shapes
+                compiled[job.config] = runner.steps_of(job)
+                compiled[job.config].compile(progress.compiling)
+            steps = compiled[job.config].with_numbers(job.hyperparams)
             row |= {"status": _OK} | _one_run(job, steps, seed)
-            progress.write(f"{kind}, seed {seed}: ACC {row['acc']:.3f}, {row['seconds']:.1f} s")
+            progress.write(
+                f"{kind}{setting}, seed {seed}: ACC {row['acc']:.3f}, {row['seconds']:.1f} s"
+            )
         except ValueError as error:
             row["status"] = f"refused: {error}"
             progress.write(f"{kind}: {row['status']}")
         folder.append_rows(path, [row])
         progress.done(kind)
+    return row["status"] == _OK
 
 
 def _one_run(job: runner.Job, steps: Any, seed: int) -> dict[str, Any]:
@@ -307,6 +330,11 @@ def shown(table: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
         columns[name] = [
             spread(*pair) for pair in table[[metric, f"{metric}_std"]].itertuples(index=False)
         ]
+        if metric == "acc" and "acc_tuned" in table:
+            best = table[["acc_tuned", "acc_tuned_std", "tuned_of"]].itertuples(index=False)
+            columns["ACC, best of a grid by labels"] = [
+                f"{spread(mean, std)} of {n:.0f}" if n else "" for mean, std, n in best
+            ]
         columns[f"{name}, published"] = [number(v, ".3f") for v in table[f"{metric}_published"]]
     columns["MB"] = [number(v, ".1f") for v in table["megabytes"]]
     columns["seconds"] = [number(v, ".1f") for v in table["seconds"]]
@@ -338,6 +366,9 @@ def draw(path: Path, table: pd.DataFrame, titles: Mapping[str, str], title: str)
         for _, line in mine.sort_values("acc").iterrows():
             spread = 0.0 if np.isnan(line["acc_std"]) else line["acc_std"]
             pair = {"here": (line["acc"], spread)}
+            if line.get("tuned_of", 0):
+                std = 0.0 if np.isnan(line["acc_tuned_std"]) else line["acc_tuned_std"]
+                pair["here, best of a grid by labels"] = (line["acc_tuned"], std)
             if not np.isnan(line["acc_published"]):
                 pair["published"] = (line["acc_published"], 0.0)
             panel[line["method"]] = pair

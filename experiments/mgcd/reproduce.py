@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from experiments.lib import folder, peers, runner
+from experiments.lib import folder, peers, peers_grid, runner
 from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings, fingerprint
 from experiments.lib.progress import Progress
@@ -44,6 +44,8 @@ class ReproduceSettings:
       trials_file: Runs to begin with; new ones are appended to it.
       peers_file: The same for runs of the comparison methods.
       peers_training: Share of their default epochs that deep comparison methods train for.
+      peers_grid: Also make the runs of the grids that some comparison methods' authors choose from
+        by labels, for a column of its own.
     """
 
     paper: Literal["mgcd"] = "mgcd"
@@ -55,6 +57,7 @@ class ReproduceSettings:
     trials_file: str | None = None
     peers_file: str | None = None
     peers_training: float = 1.0
+    peers_grid: bool = False
 
     def check(self) -> None:
         """Checks what is asked for.
@@ -135,6 +138,11 @@ def show_peers(
     runs = checked(partial(peers.run_peers, cells, seeds, file, progress))
     titles = {name: title for title, name in SETS.items()}
     table = peers.compare(runs, tables.published_peers())
+    if asked.peers_grid:
+        grid = checked(
+            partial(peers_grid.run_grids, cells, seeds, peers_grid.beside(file), progress)
+        )
+        table = peers_grid.with_best(table, peers_grid.best_of_grid(grid))
     print(f"\n{peers.shown(table, titles).to_string(index=False)}")
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers.markdown(table, titles))

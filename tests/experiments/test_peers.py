@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.lib import peers
+from experiments.lib import peers, peers_grid
 from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
 from experiments.lib.progress import Progress
 from experiments.mgcd import tables as mgcd_tables
@@ -66,7 +66,7 @@ def test_where_all_methods_refuse_there_is_no_picture(ran, tmp_path):
 def test_what_is_there_is_not_run_again(ran, monkeypatch):
     path, cells, runs = ran
     before = path.read_text()
-    monkeypatch.setattr(peers, "_run_cell", None)
+    monkeypatch.setattr(peers, "run_cell", None)
     with Progress(False) as progress:
         again = peers.run_peers(cells, [0, 1], path, progress)
     assert path.read_text() == before and again.equals(runs)
@@ -137,3 +137,75 @@ def test_a_sample_of_several_agents_is_scored_once(toy):
 def test_every_comparison_method_of_the_papers_is_known():
     assert set(peers.TITLES) <= set(METHODS)
     assert {"MFLVC", "LMVSC"} <= set(mgcd_tables.published_peers().index.get_level_values("method"))
+
+
+# --- Grids ----------------------------------------------------------------------------------------
+
+
+def test_settings_of_a_grid_are_all_combinations_and_zero_is_the_default():
+    assert len(peers_grid.settings("imvc_cbg")) == 16
+    found = peers_grid.settings("lmvsc")
+    assert len(found) == 9 and found[:2] == [["--alpha=0.01"], ["--alpha=0.01", "--n_anchors=50"]]
+
+
+def test_every_grid_holds_what_its_method_takes():
+    for method in peers_grid.GRIDS:
+        for flags in peers_grid.settings(method):
+            peers.cell("digits", "1:0", method, 4, settings=flags)
+
+
+def test_a_grid_is_run_once_by_few_programs(toy, tmp_path, monkeypatch):
+    grid = {"lambda": (0.001, 1.0), "anchors_per_cluster": (1, 2)}
+    monkeypatch.setattr(peers_grid, "GRIDS", {"imvc_cbg": grid})
+    cells = [peers.cell(toy, "1:1", method, 4) for method in ("imvc_cbg", "lsimvc")]
+    compiled, original = [], peers.run_cell
+
+    def run_cell(one, seeds, path, progress, programs, *said):
+        found = original(one, seeds, path, progress, programs, *said)
+        compiled.append(len(programs))
+        return found
+
+    monkeypatch.setattr(peers, "run_cell", run_cell)
+    path = tmp_path / "peers_grid.csv"
+    with Progress(False) as progress:
+        runs = peers_grid.run_grids(cells, [0, 1], path, progress)
+        assert len(runs) == 8 and set(runs["method"]) == {"imvc_cbg"}
+        assert compiled == [1, 2, 2, 2]  # lambda is a number, anchors are a shape
+        before = path.read_text()
+        again = peers_grid.run_grids(cells, [0, 1], path, progress)
+    assert len(compiled) == 4 and path.read_text() == before and again.equals(runs)
+    best = peers_grid.best_of_grid(runs)
+    assert (
+        list(best["tuned_of"]) == [4]
+        and best["acc_tuned"][0]
+        == runs.groupby("command")["acc"]
+        .mean()
+        .groupby(lambda text: text.split("--seed")[0])
+        .mean()
+        .max()
+    )
+
+
+def test_the_best_of_a_grid_is_of_means_over_seeds():
+    """By hand: .8 and .8 beat .9 and .6; a setting with one seed of two does not count."""
+    accs = {"--lambda=1": (0.9, 0.6), "--lambda=10": (0.8, 0.8), "--lambda=0.1": (0.99,)}
+    rows = [
+        {"set": "s", "x": "1:1", "method": "imvc_cbg", "seed": seed, "status": "ok", "acc": acc}
+        | {"command": f"--algorithm=imvc_cbg {flag} --seed={seed}"}
+        for flag, values in accs.items()
+        for seed, acc in enumerate(values)
+    ]
+    best = peers_grid.best_of_grid(pd.DataFrame(rows)).iloc[0]
+    assert best["tuned"] == "--lambda=10" and best["tuned_of"] == 2
+    assert best["acc_tuned"] == pytest.approx(0.8) and best["acc_tuned_std"] == 0
+
+
+def test_the_best_of_a_grid_stands_beside_the_defaults(ran, tmp_path):
+    table = peers.compare(ran[2], pd.DataFrame())
+    name = "ACC, best of a grid by labels"
+    assert name not in peers.shown(table, {})
+    best = {"set": table["set"][0], "x": "1:1", "method": "IMVC-CBG", "acc_tuned": 0.9}
+    best |= {"acc_tuned_std": 0.01, "tuned_of": 16, "tuned": "--lambda=1"}
+    table = peers_grid.with_best(table, pd.DataFrame([best]))
+    assert list(peers.shown(table, {})[name]) == ["0.900 +- 0.010 of 16", ""]
+    assert peers.draw(tmp_path / "a.png", table, {}, "one") == ["a.png"]
