@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.references.mflvc import fill
 from jaxfedmvc.algorithms.pooled.simvc import CoMVCConfig, CoMVCHyperparams
 
 EPSILON = 1e-9
@@ -65,11 +66,7 @@ def load(net: Net, params: dict[str, Any]) -> Net:
     groups += [(net.head, params["hidden"]), ([net.clusters], params["clusters"])]
     with torch.no_grad():
         for layers, given in groups:
-            linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-            for i, layer in enumerate(linear):
-                dense = given["params"][f"Dense_{i}"]
-                layer.weight.copy_(torch.from_numpy(np.array(dense["kernel"]).T))
-                layer.bias.copy_(torch.from_numpy(np.array(dense["bias"])))
+            fill(layers, given)
         net.norm.weight.copy_(torch.from_numpy(np.array(params["norm"]["scale"])))
         net.norm.bias.copy_(torch.from_numpy(np.array(params["norm"]["bias"])))
         net.fusion.copy_(torch.from_numpy(np.array(params["fusion"])))

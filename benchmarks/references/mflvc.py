@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,15 @@ class Net(nn.Module):
         return F.softmax(self.label(z), dim=1)
 
 
+def fill(layers: Iterable[nn.Module], params: dict[str, Any]) -> None:
+    """Copies the weights of one of the library's networks into the linear layers of these."""
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    for i, layer in enumerate(linear):
+        dense = params["params"][f"Dense_{i}"]
+        layer.weight.copy_(torch.from_numpy(np.array(dense["kernel"]).T))
+        layer.bias.copy_(torch.from_numpy(np.array(dense["bias"])))
+
+
 def load(net: Net, networks: Networks) -> Net:
     """Gives a network the parameters of the library's."""
     encoders, decoders = apart(networks.encoders), apart(networks.decoders)
@@ -66,11 +75,7 @@ def load(net: Net, networks: Networks) -> Net:
     pairs += [(nn.Sequential(getattr(net, name)), networks.heads[name]) for name in networks.heads]
     with torch.no_grad():
         for module, params in pairs:
-            linear = [layer for layer in module if isinstance(layer, nn.Linear)]
-            for i, layer in enumerate(linear):
-                dense = params["params"][f"Dense_{i}"]
-                layer.weight.copy_(torch.from_numpy(np.array(dense["kernel"]).T))
-                layer.bias.copy_(torch.from_numpy(np.array(dense["bias"])))
+            fill(module, params)
     return net
 
 
