@@ -56,6 +56,24 @@ def test_simplex_is_the_nearest_point():
         np.testing.assert_allclose(point, best.x, atol=1e-5)
 
 
+def test_simplex_is_that_of_sorted_rows():
+    """In float64, by the sorting form of Held, Wolfe and Crowder (1974)."""
+    rng = np.random.default_rng(1)
+    for scale in (0.01, 1.0, 100.0):
+        v = (scale * rng.normal(size=(200, 40))).astype(np.float32)
+        ordered = -np.sort(-v.astype(float), axis=1)
+        excess = (ordered.cumsum(axis=1) - 1) / np.arange(1, 41)
+        last = (ordered > excess).sum(axis=1) - 1
+        expected = np.maximum(v - excess[np.arange(200), last][:, None], 0)
+        np.testing.assert_allclose(simplex(jnp.array(v)), expected, atol=1e-5 * max(scale, 0.1))
+
+
+def test_simplex_ends_where_a_row_is_not_a_number():
+    found = np.asarray(simplex(jnp.array([[np.nan, 1.0], [0.2, 0.8]])))
+    assert np.isnan(found[0]).any()
+    np.testing.assert_allclose(found[1], [0.2, 0.8], atol=1e-6)
+
+
 def test_simplex_keeps_points_on_it_and_takes_corners_and_ties():
     points = jnp.array([[0.2, 0.3, 0.5], [9.0, 0.0, 0.0], [4.0, 4.0, -1.0], [0.0, 0.0, 0.0]])
     expected = [[0.2, 0.3, 0.5], [1, 0, 0], [0.5, 0.5, 0], [1 / 3] * 3]
