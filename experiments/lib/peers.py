@@ -217,8 +217,8 @@ def run_cell(
     row: dict[str, Any] = {"status": _OK}
     for seed in seeds:
         command = parse([*one.command.arguments, f"--seed={seed}", "--seeds=1"])
-        row = dict.fromkeys(COLUMNS, "") | {"set": one.set, "x": one.x}
-        row |= {"method": one.method, "seed": seed} | folder.made_by(command.arguments)
+        row = {**dict.fromkeys(COLUMNS, ""), "set": one.set, "x": one.x, "method": one.method}
+        row |= {"seed": seed, **folder.made_by(command.arguments)}
         try:
             job = runner.prepare(command)
             if job.config not in compiled:  # all seeds' partitions have the same shapes
