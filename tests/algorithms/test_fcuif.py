@@ -204,6 +204,18 @@ def test_agents_clusters_get_common_numbers():
     np.testing.assert_array_equal(np.sort(found, -1), np.sort(p, -1))
 
 
+def test_the_numbers_that_an_agent_gives_its_clusters_change_nothing_at_first():
+    upload, held = uploads()
+    find = jit(
+        lambda p: server_lib.aggregate(
+            jax.random.key(0), upload._replace(p=p), held, None, FedDMVCConfig(K, n_init=4), None
+        )
+    )
+    expected, turned = find(upload.p), find(upload.p.at[:, 1].set(upload.p[:, 1][:, [2, 0, 1]]))
+    np.testing.assert_array_equal(turned.labels, expected.labels)
+    np.testing.assert_allclose(turned.embedding, expected.embedding, rtol=1e-5)
+
+
 def test_mean_assignment_and_extension():
     upload, held = uploads()
     p = np.asarray(upload.p)
