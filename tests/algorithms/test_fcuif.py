@@ -1,5 +1,6 @@
 """FedDMVC and FCUIF: their equations against NumPy and scikit-learn, and planted clusters."""
 
+import dataclasses
 import functools
 
 import jax
@@ -455,6 +456,18 @@ def test_rows_that_are_aligned_stay_where_they_are():
     np.testing.assert_array_equal(
         started.server.clusters.places, np.arange(N)[:, None].repeat(2, 1)
     )
+
+
+def test_more_rows_than_pairs_of_them_fit_are_refused_with_align_only():
+    rows = 22361
+    ids = np.arange(rows, dtype=np.int32)[None]
+    x = [np.ones((rows, 1), np.float32)] * 2
+    parts = [Part((a,), ids, np.array([a])) for a in range(2)]
+    federation = Federation.from_arrays(x, np.zeros(rows, int), partition=parts)
+    small = FCUIFConfig(K, **SMALL)
+    with pytest.raises(ValueError, match=r"FCUIF: got 22361 rows, .* allowed is 22360 or fewer"):
+        fcuif(dataclasses.replace(small, align=True)).init(jax.random.key(0), federation)
+    fcuif(small).init(jax.random.key(0), federation)
 
 
 def test_a_shuffled_row_has_to_be_held_by_all():
