@@ -31,7 +31,7 @@ SETS = {
 # The one whose file could not be had, and how to run it.
 ABSENT = {
     "NUSWIDE": "Its extract of 5000 images in five views and five classes is not to be had here;"
-    f" get {RECORDS['nuswide'].source}, and --datasets=nuswide runs it"
+    f" get {RECORDS['nuswide'].source}, and `--datasets=nuswide` runs it"
 }
 RATIOS = ("2:1", "1:1", "1:2")
 # Leave out a component, as table 2 does, and what that is.

@@ -44,8 +44,8 @@ SETS = {
 # Those that could not be had, and how to run them.
 _OF_A_FILE = (
     "; with a file of views and labels (.npz or .mat) `experiments.mgcd --dataset=FILE` and"
-    " `experiments.run --algorithm=NAME --dataset=FILE --ratio=1:0` run it (--split=views in the"
-    " place of --ratio for vertical methods)"
+    " `experiments.run --algorithm=NAME --dataset=FILE --ratio=1:0` run it (`--split=views` in the"
+    " place of `--ratio` for vertical methods)"
 )
 ABSENT = {
     "Animal": "No file of it is to be had here, and of which images and views the paper made it"
