@@ -405,12 +405,17 @@ def fedhk_methods() -> list[str]:
     ]
 
 
-def compared(path: Path, paper: pd.DataFrame, titles: dict[str, str]) -> list[str]:
+def compared(
+    path: Path,
+    paper: pd.DataFrame,
+    titles: dict[str, str],
+    absent: dict[str, str] | None = None,
+) -> list[str]:
     """Returns the lines of comparison methods, with the best of their grids if a file has it."""
     table, grid = peers.compare(peers.read_peers(path), paper), peers_grid.beside(path)
     if grid.exists():
         table = peers_grid.with_best(table, peers_grid.best_of_grid(peers.read_peers(grid)))
-    return [line for line in peers.markdown(table, titles).splitlines()[2:] if line]
+    return [line for line in peers.markdown(table, titles, absent).splitlines()[2:] if line]
 
 
 def vertcohirf_table_1() -> list[str]:
@@ -594,12 +599,16 @@ SHOWN = (
     Shown(
         "methods/comparison.md",
         "comparison methods, FMCSC's table 1",
-        lambda: compared(FMCSC / "peers.csv", published_fmcsc(), fmcsc_rows.SETS),
+        lambda: compared(
+            FMCSC / "peers.csv", published_fmcsc(), fmcsc_rows.SETS, fmcsc_rows.ABSENT
+        ),
     ),
     Shown(
         "methods/comparison.md",
         "comparison methods, MGCD's table 2",
-        lambda: compared(MGCD / "peers.csv", mgcd.published_peers(), mgcd_titles()),
+        lambda: compared(
+            MGCD / "peers.csv", mgcd.published_peers(), mgcd_titles(), mgcd_runs.ABSENT
+        ),
     ),
     Shown(
         "methods/comparison.md",

@@ -24,7 +24,16 @@ from absl import flags
 from sklearn.metrics.cluster import contingency_matrix
 
 from experiments.fmcsc import figures, tables
-from experiments.fmcsc.rows import POOLED, SETS, ReproduceSettings, Request, Row, peers, rows
+from experiments.fmcsc.rows import (
+    ABSENT,
+    POOLED,
+    SETS,
+    ReproduceSettings,
+    Request,
+    Row,
+    peers,
+    rows,
+)
 from experiments.lib import folder, one_by_one, peers_grid, plots, runner
 from experiments.lib import peers as peers_lib
 from experiments.lib.batches import Group, execute
@@ -210,7 +219,8 @@ def show_peers(job: Job, path: Path) -> None:
         table = peers_grid.with_best(table, best)
     print("\n" + peers_lib.shown(table, SETS).to_string(index=False))
     table.to_csv(path / "peers_table.csv", index=False)
-    write_text(path / "peers.md", peers_lib.markdown(table, SETS))
+    whole = set(SETS) - set(job.asked.datasets or ()) == {"nuswide"}
+    write_text(path / "peers.md", peers_lib.markdown(table, SETS, ABSENT if whole else None))
     title = peers_lib.title_of("FMCSC's table 1", len(job.seeds), job.asked.peers_training)
     drawn = peers_lib.draw(path / "peers.png", table, SETS, title)
     print(f"\nwritten: {path}/ ({', '.join(['peers_table.csv', 'peers.md', *drawn])})")

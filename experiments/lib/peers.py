@@ -341,8 +341,16 @@ def shown(table: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def markdown(table: pd.DataFrame, titles: Mapping[str, str]) -> str:
-    """Returns the table of `compare` in Markdown, with a line for each refusal below."""
+def markdown(
+    table: pd.DataFrame, titles: Mapping[str, str], absent: Mapping[str, str] | None = None
+) -> str:
+    """Returns the table of `compare` in Markdown, with a line for each refusal below.
+
+    Args:
+      table: As `compare` returns it.
+      titles: The sets' names.
+      absent: Sets of the paper that nobody could run, and why: a line for each, too.
+    """
     text = shown(table, titles)
     lines = ["| " + " | ".join(text.columns) + " |", "|---" * text.shape[1] + "|"]
     lines += ["| " + " | ".join(cells) + " |" for cells in text.to_numpy()]
@@ -351,6 +359,7 @@ def markdown(table: pd.DataFrame, titles: Mapping[str, str]) -> str:
         f"- {line['method']}, {titles.get(line['set'], line['set'])} {line['x']}: {line['refused']}"
         for _, line in refused.iterrows()
     ]
+    notes += [f"- {name}: no run. {why}" for name, why in (absent or {}).items()]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 

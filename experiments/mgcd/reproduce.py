@@ -22,7 +22,7 @@ from experiments.lib.progress import Progress
 from experiments.lib.study import check_table, parse_or_exit, write_summary
 from experiments.lib.text import counted
 from experiments.mgcd import tables
-from experiments.mgcd.runs import COLUMNS, PEERS, SETS, cells, run_cells
+from experiments.mgcd.runs import ABSENT, COLUMNS, PEERS, SETS, cells, run_cells
 from jaxfedmvc import data
 from jaxfedmvc.files import write_text
 
@@ -145,7 +145,7 @@ def show_peers(
         table = peers_grid.with_best(table, peers_grid.best_of_grid(grid))
     print(f"\n{peers.shown(table, titles).to_string(index=False)}")
     table.to_csv(path / "peers_table.csv", index=False)
-    write_text(path / "peers.md", peers.markdown(table, titles))
+    write_text(path / "peers.md", peers.markdown(table, titles, None if asked.sets else ABSENT))
     title = peers.title_of("MGCD's table 2", len(seeds), asked.peers_training)
     peers.draw(path / "peers.png", table, titles, title)
 

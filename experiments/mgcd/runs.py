@@ -41,6 +41,18 @@ SETS = {
     "NoisyMNIST": "noisymnist10k",
     "MNIST-USPS": "mnist_usps",
 }
+# Those that could not be had, and how to run them.
+_OF_A_FILE = (
+    "; with a file of views and labels (.npz or .mat) `experiments.mgcd --dataset=FILE` and"
+    " `experiments.run --algorithm=NAME --dataset=FILE --ratio=1:0` run it (`--split=views` in the"
+    " place of `--ratio` for vertical methods)"
+)
+ABSENT = {
+    "Animal": "No file of it is to be had here, and of which images and views the paper made it"
+    f" could not be established{_OF_A_FILE}",
+    "Cifar10": "Its images are public, but which views of them the paper made could not be"
+    f" established{_OF_A_FILE}",
+}
 ABLATION_SET = "Aloi"
 ALL_VIEWS = "k-means, all views"
 REFERENCES = (ALL_VIEWS, hooks.BEST_VIEW, hooks.SPECTRAL)

@@ -1,5 +1,6 @@
 """FedDMVC and FCUIF: their equations against NumPy and scikit-learn, and planted clusters."""
 
+import dataclasses
 import functools
 
 import jax
@@ -202,6 +203,18 @@ def test_agents_clusters_get_common_numbers():
     found = np.asarray(jit(server_lib.matched)(p, TRUTH, COMPLETE))
     assert (found[COMPLETE].argmax(-1) == TRUTH[COMPLETE][:, None]).all()
     np.testing.assert_array_equal(np.sort(found, -1), np.sort(p, -1))
+
+
+def test_the_numbers_that_an_agent_gives_its_clusters_change_nothing_at_first():
+    upload, held = uploads()
+    find = jit(
+        lambda p: server_lib.aggregate(
+            jax.random.key(0), upload._replace(p=p), held, None, FedDMVCConfig(K, n_init=4), None
+        )
+    )
+    expected, turned = find(upload.p), find(upload.p.at[:, 1].set(upload.p[:, 1][:, [2, 0, 1]]))
+    np.testing.assert_array_equal(turned.labels, expected.labels)
+    np.testing.assert_allclose(turned.embedding, expected.embedding, rtol=1e-5)
 
 
 def test_mean_assignment_and_extension():
@@ -443,6 +456,18 @@ def test_rows_that_are_aligned_stay_where_they_are():
     np.testing.assert_array_equal(
         started.server.clusters.places, np.arange(N)[:, None].repeat(2, 1)
     )
+
+
+def test_more_rows_than_pairs_of_them_fit_are_refused_with_align_only():
+    rows = 22361
+    ids = np.arange(rows, dtype=np.int32)[None]
+    x = [np.ones((rows, 1), np.float32)] * 2
+    parts = [Part((a,), ids, np.array([a])) for a in range(2)]
+    federation = Federation.from_arrays(x, np.zeros(rows, int), partition=parts)
+    small = FCUIFConfig(K, **SMALL)
+    with pytest.raises(ValueError, match=r"FCUIF: got 22361 rows, .* allowed is 22360 or fewer"):
+        fcuif(dataclasses.replace(small, align=True)).init(jax.random.key(0), federation)
+    fcuif(small).init(jax.random.key(0), federation)
 
 
 def test_a_shuffled_row_has_to_be_held_by_all():

@@ -4,9 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments import published
+from experiments.fmcsc import rows as fmcsc_rows
 from experiments.lib import peers, peers_grid
 from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
 from experiments.lib.progress import Progress
+from experiments.mgcd import runs as mgcd_runs
 from experiments.mgcd import tables as mgcd_tables
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.data import hybrid_partition
@@ -111,6 +114,8 @@ def test_means_and_sample_deviations_stand_beside_the_papers(ran):
     assert "| Toy | 1:1 | IMVC-CBG | 2 | 0.600 +- 0.141 | 0.900 |" in text
     assert "| Toy | too many | IMVC-CBG | 0 | - |" in text
     assert "- IMVC-CBG, Toy too many: imvc_cbg: view 1 has 3 features" in text
+    assert "no run" not in text
+    assert peers.markdown(table, {}, {"Lost": "Get it"}).endswith("\n- Lost: no run. Get it\n")
 
 
 def test_a_sample_of_several_agents_is_scored_once(toy):
@@ -137,6 +142,15 @@ def test_a_sample_of_several_agents_is_scored_once(toy):
 def test_every_comparison_method_of_the_papers_is_known():
     assert set(peers.TITLES) <= set(METHODS)
     assert {"MFLVC", "LMVSC"} <= set(mgcd_tables.published_peers().index.get_level_values("method"))
+
+
+def test_every_set_of_the_papers_tables_has_rows_or_a_line_that_says_why_not():
+    fmcsc = published.FMCSC, published.published_fmcsc(), fmcsc_rows.SETS, fmcsc_rows.ABSENT
+    mgcd = published.MGCD, mgcd_tables.published_peers(), published.mgcd_titles(), mgcd_runs.ABSENT
+    for measured, paper, titles, absent in (fmcsc, mgcd):
+        ran = set(peers.read_peers(measured / "peers.csv")["set"])
+        lacking = set(paper.index.get_level_values(0)) - ran
+        assert {titles.get(name, name) for name in lacking} == set(absent)
 
 
 # --- Grids ----------------------------------------------------------------------------------------

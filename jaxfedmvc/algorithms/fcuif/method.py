@@ -63,6 +63,8 @@ from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.nn import last
 
 Kind = tuple[int, ...]
+# By the compiler's account alignment takes 17 to 21 bytes for each pair of rows and other agent.
+_BYTES, _MOST_BYTES = 20, 10e9
 
 
 class ServerState(NamedTuple):
@@ -99,7 +101,8 @@ def fcuif(config: FCUIFConfig, hyperparams: FCUIFHyperparams | None = None) -> F
     are the same is all that the server knows of them. Real nodes refuse such data.
 
     Raises:
-      ValueError: As `feddmvc`; with `align`, a row that is not one sample is not held by all.
+      ValueError: As `feddmvc`; with `align`, a row that is not one sample is not held by all, or
+        there are more rows than matrices of all pairs of them fit into 10 GB.
     """
     hyper = hyperparams or FCUIFHyperparams()
     aligner = network_aligner(config, hyper) if config.align else None
@@ -141,6 +144,8 @@ def _federated(
 def _build_init(name: str, config: FedDMVCConfig, align: bool) -> Callable[..., Any]:
     def init(key: Array, federation: Federation) -> tuple[ServerState, tuple[ClientState, ...]]:
         federation.check_vertical(complete=False, aligned=not align)
+        if align:
+            _check_size(name, federation)
         same = _same_samples(federation)
         _check(name, federation, same, config.n_clusters)
         cohorts, c, d = federation.cohorts, config.n_clusters, config.latent_dim
@@ -172,6 +177,16 @@ def _build_init(name: str, config: FedDMVCConfig, align: bool) -> Callable[..., 
         return ServerState(held, clusters, jnp.asarray(same) if align else None), tuple(states)
 
     return init
+
+
+def _check_size(name: str, federation: Federation) -> None:
+    n, others = federation.cohorts[0].mask.shape[1], max(len(federation.cohorts) - 1, 1)
+    most = int((_MOST_BYTES / (_BYTES * others)) ** 0.5)
+    if n > most:
+        raise ValueError(
+            f"{name}: got {n} rows, padding included; with align allowed is {most} or fewer with"
+            f" {others + 1} agents (it holds several matrices of that size for each agent)"
+        )
 
 
 def _same_samples(federation: Federation) -> Array:

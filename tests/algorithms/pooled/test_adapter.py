@@ -44,6 +44,23 @@ def test_labels_and_representations_come_back_to_their_rows():
     np.testing.assert_array_equal(np.asarray(found)[..., 0], VIEWS[0][rows, 0])
 
 
+def test_rows_come_in_random_order_and_not_in_that_of_files():
+    def places(key, views, observed, config, hyper):
+        found = fit(key, views, observed, config, hyper)
+        return found._replace(embedding=jnp.arange(len(observed), dtype=jnp.float32)[:, None])
+
+    federation, rows = dealt()
+    algorithm, orders = pooled(places, Config(), None), []
+    for key in jax.random.split(KEY, 2):
+        run = engine.run(algorithm, federation, key, 0)
+        found = np.asarray(engine.embed(algorithm, federation, run.state)[0])[..., 0]
+        np.testing.assert_array_equal(np.sort(found, axis=None), np.arange(N))
+        orders.append(found)
+        # Neither do rows of one client stay together, nor are they in its order.
+        assert (np.ptp(found, axis=1) >= rows.shape[1]).all() and (np.diff(found) < 0).any()
+    assert (orders[0] != orders[1]).any()
+
+
 def test_who_takes_no_part_gets_no_labels_and_no_other_clients_representation():
     federation, rows = dealt()
     algorithm = pooled(fit, Config(), None)

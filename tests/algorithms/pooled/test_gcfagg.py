@@ -130,6 +130,10 @@ def test_all_rows_gather_in_random_batches():
     found = np.asarray(program(KEY, drawn, VIEWS, REAL, 1))
     alone = np.concatenate([np_aggregate(drawn.heads, rows[[i]])[0] for i in range(38)])
     np.testing.assert_allclose(found[:38], alone, atol=2e-5)
+    # Of several, the key decides who gathers from whom.
+    found = [np.asarray(program(jax.random.key(i), drawn, VIEWS, REAL, 8)) for i in (0, 0, 1)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (np.abs(found[0] - found[2])[:38].max(axis=1) > 1e-4).any()
 
 
 def test_structure_contrast_scales_negatives():

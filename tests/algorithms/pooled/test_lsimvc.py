@@ -103,6 +103,11 @@ def test_steps_take_the_best_values():
     codes = [view_codes(units(v), bases[v], graphs()[v], common, hyper) for v in range(2)]
     assert not np.asarray(codes[0])[~OBSERVED[:, 0]].any()
     assert (np.asarray(codes[0]) == 0).sum() > (~OBSERVED[:, 0]).sum() * K  # the l1 norm bites
+    # Where a value is not zero the objective is smooth, and stands still.
+    np.testing.assert_allclose(jax.grad(value)(common, tuple(CODES)), 0, atol=1e-4)
+    slopes = jax.grad(value, argnums=1)(common, tuple(codes))
+    for slope, p in zip(slopes, codes, strict=True):
+        np.testing.assert_allclose(np.where(p == 0, 0, slope), 0, atol=1e-4)
     for _ in range(10):
         moved = common + 0.01 * RNG.normal(size=common.shape)
         assert value(moved, CODES) > value(common, CODES)
