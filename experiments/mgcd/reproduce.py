@@ -38,7 +38,8 @@ class ReproduceSettings:
       paper: Whose tables.
       table: Table: 2, 3 or 4.
       figure: Figure: 3 (maps), 4 (graphs by round) or 5 (convergence, weights).
-      methods: Rows that are run, with ; for commas; empty: all.
+      methods: Rows that are run, with ; for commas; none: all; empty: of table 2 the comparison
+        methods only.
       sets: Sets of table 2; empty: all.
       peers: Of table 2: the paper's comparison methods, as --algorithm names them; none: all.
       trials_file: Runs to begin with; new ones are appended to it.
@@ -51,7 +52,7 @@ class ReproduceSettings:
     paper: Literal["mgcd"] = "mgcd"
     table: tuple[int, ...] = ()
     figure: int | None = None
-    methods: tuple[str, ...] = ()
+    methods: tuple[str, ...] | None = None
     sets: tuple[str, ...] = ()
     peers: tuple[str, ...] | None = None
     trials_file: str | None = None
@@ -76,6 +77,8 @@ class ReproduceSettings:
         if not set(self.peers or ()) <= set(PEERS) or (self.peers and self.table != (2,)):
             got = ",".join(self.peers or ())
             raise ValueError(f"peers: got {got!r}; allowed for table 2 are {', '.join(PEERS)}")
+        if self.methods == () and (self.table != (2,) or self.peers == ()):
+            raise ValueError("methods: got none; allowed for table 2 with comparison methods only")
         peers.check_share(self.peers_training)
         check_table("trials_file", self.trials_file, COLUMNS)
         check_table("peers_file", self.peers_file, peers.COLUMNS)
@@ -94,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checked(asked.check)
     table, figure = next(iter(asked.table), None), asked.figure
     wanted = checked(partial(cells, table, figure, asked.sets, asked.methods, data_dir))
-    for rows in wanted.values():
-        checked(partial(runner.prepare, next(iter(rows.values()))))
+    for first in (command for rows in wanted.values() for command in list(rows.values())[:1]):
+        checked(partial(runner.prepare, first))
     label = f"figure{figure}" if figure else f"table{table}"
     read = {name: fingerprint(data.load(SETS[name], data_dir)) for name in wanted}
     path = checked(partial(study.open, f"reproduce-mgcd-{label}", read))
@@ -107,12 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 partial(tables.figure_3, path / "figure3.png", rows, seeds[0], progress)
             )
             summary |= {"seeds": seeds, "acc": found}
-        else:
+        elif asked.methods != ():
             file = Path(asked.trials_file or path / "runs.csv")
             runs = checked(partial(run_cells, wanted, seeds, file, progress, study.mesh))
             summary["rows"] = report(table, figure, runs, len(seeds), path)
-            if table == 2 and asked.peers != ():
-                show_peers(asked, seeds, data_dir, path, progress)
+        if table == 2 and asked.peers != ():
+            show_peers(asked, seeds, data_dir, path, progress)
     write_summary(path, summary)
     print(f"\nwritten: {path}/")
 

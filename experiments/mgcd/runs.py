@@ -144,7 +144,7 @@ def cells(
     table: int | None,
     figure: int | None,
     sets: Sequence[str],
-    names: Sequence[str],
+    names: Sequence[str] | None,
     data_dir: str | None = None,
 ) -> dict[str, dict[str, Command]]:
     """Returns what a table or a figure needs, `{set: {row: command}}`.
@@ -153,7 +153,7 @@ def cells(
       table: 2, 3, 4 or None.
       figure: 3, 4, 5 or None.
       sets: Of table 2, some of `SETS`; all if empty.
-      names: Some of the rows, with ; for commas; all if empty.
+      names: Some of the rows, with ; for commas; None: all.
       data_dir: Where sets lie; None: as usual.
 
     Raises:
@@ -165,15 +165,13 @@ def cells(
         rows = TABLE_2 if table == 2 else ablation(table)
     else:
         rows = {3: MODES, 4: figure_4_rows(), 5: figure_5_rows()}[figure or 0]
-    chosen = [name.replace(";", ",") for name in names]
+    chosen = list(rows) if names is None else [name.replace(";", ",") for name in names]
     if not set(chosen) <= set(rows):
         allowed = [name.replace(",", ";") for name in rows]
-        raise ValueError(f"methods: got {','.join(names)!r}; allowed are {allowed}")
+        raise ValueError(f"methods: got {','.join(names or ())!r}; allowed are {allowed}")
     return {
         dataset: {
-            name: command_of(dataset, row, data_dir)
-            for name, row in rows.items()
-            if not chosen or name in chosen
+            name: command_of(dataset, row, data_dir) for name, row in rows.items() if name in chosen
         }
         for dataset in (sets or (SETS if table == 2 else [ABLATION_SET]))
     }

@@ -72,6 +72,18 @@ def test_a_table_is_run_once_and_read_back(toy, tmp_path):
     assert code == 2 and "was begun with other flags: seed (0 then, 1 now)" in err
 
 
+def test_comparison_methods_are_run_alone(tmp_path, monkeypatch):
+    monkeypatch.setitem(runs.SETS, "Mfeat", str(save_toy(tmp_path)))
+    table = ("--table=2", "--sets=Mfeat", "--methods=", "--seeds=1")
+    code, out, err = launch(*table, "--peers=lmvsc", f"--output_dir={tmp_path / 'one'}")
+    assert code == 0 and "LMVSC" in out, err
+    made = {path.name for path in (tmp_path / "one").iterdir()}
+    assert {"peers.csv", "peers.md", "peers.png", "peers_table.csv"} <= made
+    assert not {"runs.csv", "table.csv"} & made
+    code, _, err = launch(*table, "--peers=", f"--output_dir={tmp_path / 'two'}")
+    assert code == 2 and "methods: got none; allowed for table 2 with" in err
+
+
 def test_rounds_of_a_run_that_was_cut_off_are_made_again():
     """Twice in the file they would be two values of one round."""
     cells = [("a", 0, "0.5"), ("a", 1, ""), ("b", 1, ""), ("b", 1, "0.7"), ("a", 1, "")]
@@ -127,20 +139,20 @@ def test_the_mean_is_over_the_seeds_of_each_row_and_the_paper_comes_first():
 
 def test_what_the_tables_are_made_of():
     for table, figure in ((2, None), (3, None), (4, None), (None, 3), (None, 4), (None, 5)):
-        for rows in runs.cells(table, figure, [], []).values():
+        for rows in runs.cells(table, figure, [], None).values():
             for command in rows.values():  # every one is a valid configuration
                 command.config(3, 2), command.hyperparams()
     assert list(runs.cells(2, None, ["Mfeat"], ["MGCD; literal"])["Mfeat"]) == ["MGCD, literal"]
     with pytest.raises(ValueError, match="methods: got 'nothing'"):
         runs.cells(3, None, [], ["nothing"])
     with pytest.raises(ValueError, match="sets: got 'here'"):
-        runs.cells(2, None, ["here"], [])
-    rows = runs.cells(3, None, [], [])["Aloi"]
+        runs.cells(2, None, ["here"], None)
+    rows = runs.cells(3, None, [], None)["Aloi"]
     literal = rows["literal: without L_cl"]
     config = literal.config(2, 2).resolved()
     assert (config.losses, config.server, config.latent_dim) == (("r", "s", "dd"), "trained", 512)
     assert literal.rounds == 10 and rows["robust: all"].rounds == 5
-    one_encoder = runs.cells(4, None, [], [])["Aloi"]["robust: one encoder, deep"].config(2, 2)
+    one_encoder = runs.cells(4, None, [], None)["Aloi"]["robust: one encoder, deep"].config(2, 2)
     assert (one_encoder.dual, one_encoder.encoder, one_encoder.mode) == (False, "deep", "robust")
 
 
