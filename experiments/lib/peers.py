@@ -375,11 +375,11 @@ def draw(path: Path, table: pd.DataFrame, titles: Mapping[str, str], title: str)
         for _, line in mine.sort_values("acc").iterrows():
             spread = 0.0 if np.isnan(line["acc_std"]) else line["acc_std"]
             pair = {"here": (line["acc"], spread)}
+            if not np.isnan(line["acc_published"]):
+                pair["published"] = (line["acc_published"], 0.0)
             if line.get("tuned_of", 0):
                 std = 0.0 if np.isnan(line["acc_tuned_std"]) else line["acc_tuned_std"]
                 pair["here, best of a grid by labels"] = (line["acc_tuned"], std)
-            if not np.isnan(line["acc_published"]):
-                pair["published"] = (line["acc_published"], 0.0)
             panel[line["method"]] = pair
     if not panels:
         return []

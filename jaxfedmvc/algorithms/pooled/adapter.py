@@ -7,8 +7,8 @@ and pay for what they see in bytes.
         all rows as one set
     finish: the server sends all clients that hold the same views the labels of all of them
 
-A centralised method is a pure function `fit(key, views, observed, config, hyper) -> Fitted` of all
-rows, each with the views of the client that it comes from. It compiles once for shapes and
+A centralised method is a pure function `fit(key, views, observed, config, hyperparams) -> Fitted`
+of all rows, each with the views of the client that it comes from. It compiles once for shapes and
 settings, outside of `jit`, too. The rows come in random order, since several published methods
 batch or start in the order of files that lie sorted by class.
 """

@@ -152,7 +152,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: CPSPANConfig,
-    hyper: CPSPANHyperparams,
+    hyperparams: CPSPANHyperparams,
 ) -> Fitted:
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`."""
     x, real = min_max(views, observed), is_real(observed)
@@ -165,18 +165,18 @@ def fit(
     networks, _, first = fit_autoencoders(
         key_first,
         networks,
-        optax.adam(hyper.learning_rate).init(networks),
+        optax.adam(hyperparams.learning_rate).init(networks),
         rows,
         mask,
         epochs=config.pretrain_epochs,
         batch_size=config.batch_size,
-        learning_rate=hyper.learning_rate,
+        learning_rate=hyperparams.learning_rate,
     )
 
     def loss(networks: Networks, rows: tuple[tuple[Array, ...], Array], mask: Array) -> Array:
         x, seen = rows[0], rows[1] & mask[:, None]
         z = encode(networks, x)
-        return reconstruction_loss(networks, x, z, seen) + alignment(z, seen, config, hyper)
+        return reconstruction_loss(networks, x, z, seen) + alignment(z, seen, config, hyperparams)
 
     networks, then = nn.fit(
         key_then,
@@ -186,7 +186,7 @@ def fit(
         real,
         epochs=config.align_epochs,
         batch_size=config.batch_size,
-        learning_rate=hyper.align_rate,
+        learning_rate=hyperparams.align_rate,
     )
     z = fill(encode(networks, x), observed)
     embedding = jnp.concatenate(list(z), axis=1) * real[:, None]

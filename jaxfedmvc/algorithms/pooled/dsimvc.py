@@ -155,7 +155,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: DSIMVCConfig,
-    hyper: DSIMVCHyperparams,
+    hyperparams: DSIMVCHyperparams,
 ) -> Fitted:
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`."""
     x, real = min_max(views, observed), is_real(observed)
@@ -165,18 +165,18 @@ def fit(
     networks = init(key_init, x, config)
     batches: dict[str, Any] = {
         "batch_size": config.batch_size,
-        "learning_rate": hyper.learning_rate,
+        "learning_rate": hyperparams.learning_rate,
     }
-    start = optax.adam(hyper.learning_rate).init(networks)
+    start = optax.adam(hyperparams.learning_rate).init(networks)
     networks, _, first = fit_autoencoders(
         key_first, networks, start, x, complete, epochs=config.pretrain_epochs, **batches
     )
-    features, found = neighbour_features(key_neighbours, x, complete, config, hyper)
+    features, found = neighbour_features(key_neighbours, x, complete, config, hyperparams)
     filled = fill(x, features, observed, config.n_neighbours)
 
     model = networks._replace(decoders=nn.Alike((), ()))
     rows = complete, real & ~complete
-    model, then = train(key_train, model, filled, rows, config, hyper)
+    model, then = train(key_train, model, filled, rows, config, hyperparams)
     _, q = outputs(model, x)  # [V, N, c]
     held = observed.T[:, :, None]
     mean = jnp.sum(q * held, axis=0) / jnp.maximum(jnp.sum(held, axis=0), 1)

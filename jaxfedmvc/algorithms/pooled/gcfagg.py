@@ -131,7 +131,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: GCFAggConfig,
-    hyper: GCFAggHyperparams,
+    hyperparams: GCFAggHyperparams,
 ) -> Fitted:
     """Clusters N rows that have all views; see `pooled.adapter.Fit`."""
     x, real = blank(views, observed), is_real(observed)
@@ -139,9 +139,9 @@ def fit(
     networks = init(key_init, x, config)
     batches: dict[str, Any] = {
         "batch_size": config.batch_size,
-        "learning_rate": hyper.learning_rate,
+        "learning_rate": hyperparams.learning_rate,
     }
-    state = optax.adam(hyper.learning_rate).init(networks)  # one for both phases
+    state = optax.adam(hyperparams.learning_rate).init(networks)  # one for both phases
     networks, state, first = fit_autoencoders(
         key_first, networks, state, x, real, epochs=config.pretrain_epochs, **batches
     )
@@ -150,9 +150,11 @@ def fit(
         z = encode(networks, x)
         h = l2_normalize(apply(networks.heads["view"], z))
         width = config.latent_dim * len(x)
-        kept = drop(key, hyper.dropout, len(mask), width, config.attention_hidden)
+        kept = drop(key, hyperparams.dropout, len(mask), width, config.attention_hidden)
         gathered, attention = aggregate(networks, z, mask, kept)
-        terms = [structure_contrast(h_view, gathered, attention, mask, hyper.tau) for h_view in h]
+        terms = [
+            structure_contrast(h_view, gathered, attention, mask, hyperparams.tau) for h_view in h
+        ]
         seen = jnp.repeat(mask[:, None], len(x), axis=1)
         return reconstruction_loss(networks, x, z, seen) + sum(terms)
 

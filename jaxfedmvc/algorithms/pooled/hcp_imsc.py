@@ -124,7 +124,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: HCPIMSCConfig,
-    hyper: HCPIMSCHyperparams,
+    hyperparams: HCPIMSCHyperparams,
 ) -> Fitted:
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`."""
     known, c, real = unit_samples(views, observed), config.n_clusters, is_real(observed)
@@ -136,7 +136,11 @@ def fit(
         number, x, weights, common, low_rank, right = state
         z = jnp.stack(
             [
-                graph(x_v, weights[v] * common + hyper.lam2 * low_rank[v], weights[v] + hyper.lam2)
+                graph(
+                    x_v,
+                    weights[v] * common + hyperparams.lam2 * low_rank[v],
+                    weights[v] + hyperparams.lam2,
+                )
                 for v, x_v in enumerate(x)
             ]
         )
@@ -145,7 +149,7 @@ def fit(
         weights = 0.5 / (distances + jnp.finfo(z.dtype).eps)
         laplacian = lax.cond(number == 0, graph_laplacian, hypergraph_laplacian, common, real)
         x = tuple(
-            filled(known_v, real & ~observed[:, v], z[v], hyper.lam1 * laplacian)
+            filled(known_v, real & ~observed[:, v], z[v], hyperparams.lam1 * laplacian)
             for v, known_v in enumerate(known)
         )
         slices = jnp.fft.rfft(z, axis=0)
@@ -160,7 +164,7 @@ def fit(
     square = jnp.zeros((n_views, n, n))
     right = jnp.zeros((n_views // 2 + 1, rank, n), jnp.complex64)
     start = jnp.int32(0), known, jnp.full(n_views, 1 / n_views), square[0], square, right
-    state, trace = alternate(step, start, config.max_iter, hyper.tol, min_iter=3)
+    state, trace = alternate(step, start, config.max_iter, hyperparams.tol, min_iter=3)
     rows = spectral_rows(state[3], real, c)
     labels = kmeans(key_labels, rows, c, where=real, n_init=config.n_init).labels
     return Fitted(labels, rows, trace)

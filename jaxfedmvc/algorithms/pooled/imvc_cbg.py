@@ -110,7 +110,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: IMVCCBGConfig,
-    hyper: IMVCCBGHyperparams,
+    hyperparams: IMVCCBGHyperparams,
 ) -> Fitted:
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`.
 
@@ -141,16 +141,16 @@ def fit(
         projected = [x_v @ polar(x_v.T @ embedded) for x_v in x]  # X W_v, [N, c] each
         mixed = sum(a[v] ** 2 * xw for v, xw in enumerate(projected))
         anchors = polar(mixed.T @ z)
-        weight = seen @ a**2 + hyper.lam
+        weight = seen @ a**2 + hyperparams.lam
         z = simplex(mixed @ anchors / jnp.where(weight > 0, weight, 1.0)[:, None]) * real
         found = errors(projected, z @ anchors.T)
         a = view_weights(found, 2.0, held)
-        value = jnp.sum(a**2 * found) + hyper.lam * jnp.sum(z**2)
+        value = jnp.sum(a**2 * found) + hyperparams.lam * jnp.sum(z**2)
         return (anchors, z, a), value
 
     first = jnp.eye(n, m) * real  # the first rows are the anchors; they come in random order
     start = jnp.zeros((c, m)), first, jnp.full(len(x), 1 / len(x))
-    (_, z, _), trace = alternate(step, start, config.max_iter, hyper.tol)
+    (_, z, _), trace = alternate(step, start, config.max_iter, hyperparams.tol)
     rows = l2_normalize(left_singular_vectors(z, c))
     labels = kmeans(key, rows, c, where=real[:, 0], n_init=config.n_init).labels
     return Fitted(labels, rows, trace)

@@ -161,7 +161,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: JPLTDConfig,
-    hyper: JPLTDHyperparams,
+    hyperparams: JPLTDHyperparams,
 ) -> Fitted:
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`.
 
@@ -181,17 +181,19 @@ def fit(
         e = shrink_rows(residual(t, state.z, there) + state.y / rho, 1 / rho)
         q = jnp.where(there[:, :, None], t - e + state.y / rho, 0.0)
         z = graphs(t, q, state.low + state.sparse - state.f / rho, there)
-        low = shrink_slices(z - state.sparse + state.f / rho, hyper.lam / rho, real)
-        sparse = soft(z - low + state.f / rho, hyper.theta / rho)
+        low = shrink_slices(z - state.sparse + state.f / rho, hyperparams.lam / rho, real)
+        sparse = soft(z - low + state.f / rho, hyperparams.theta / rho)
         off, apart = residual(t, z, there) - e, z - low - sparse
         y, f = state.y + rho * off, state.f + rho * apart
         worst = jnp.maximum(
             jnp.max(jnp.sum(jnp.abs(off), axis=1)), jnp.max(jnp.sum(jnp.abs(apart), axis=2))
         )
-        return State(e, y, z, low, sparse, f, jnp.minimum(rho * hyper.growth, _MOST_RHO)), worst
+        return State(
+            e, y, z, low, sparse, f, jnp.minimum(rho * hyperparams.growth, _MOST_RHO)
+        ), worst
 
     errors, square = jnp.zeros((n_views, n, k)), jnp.zeros((n_views, n, n))
-    start = State(errors, errors, square, square, square, square, jnp.float32(hyper.rho))
+    start = State(errors, errors, square, square, square, square, jnp.float32(hyperparams.rho))
     state, trace = lax.scan(one_pass, start, None, length=config.max_iter)
     affinity = jnp.sum(jnp.abs(state.low), axis=0)
     affinity = (affinity + affinity.T) / (2 * n_views)

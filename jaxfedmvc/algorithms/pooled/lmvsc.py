@@ -91,7 +91,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: LMVSCConfig,
-    hyper: LMVSCHyperparams,
+    hyperparams: LMVSCHyperparams,
 ) -> Fitted:
     """Clusters N complete rows; see `pooled.adapter.Fit`. The trace is the objective in the end."""
     x, c = blank(views, observed), config.n_clusters
@@ -107,9 +107,9 @@ def fit(
             n_init=config.n_init,
             max_iter=100,
         ).centroids
-        s = anchor_weights(x_v, anchors, real, hyper, config.max_steps)
+        s = anchor_weights(x_v, anchors, real, hyperparams, config.max_steps)
         residual = jnp.where(real[:, None], x_v - s @ anchors, 0.0)
-        objective += jnp.sum(residual**2) + hyper.alpha * jnp.sum(s**2)
+        objective += jnp.sum(residual**2) + hyperparams.alpha * jnp.sum(s**2)
         parts.append(s)
     rows = left_singular_vectors(jnp.concatenate(parts, axis=1) / len(x) ** 0.5, c)
     labels = kmeans(key_labels, rows, c, where=real, n_init=config.n_init, max_iter=100).labels

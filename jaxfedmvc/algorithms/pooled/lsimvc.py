@@ -145,7 +145,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: LSIMVCConfig,
-    hyper: LSIMVCHyperparams,
+    hyperparams: LSIMVCHyperparams,
 ) -> Fitted:
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`.
 
@@ -166,21 +166,21 @@ def fit(
         common = common_codes(graphs, codes, weights)
         bases = [polar(x_v.T @ p) for x_v, p in zip(x, codes, strict=True)]
         codes = tuple(
-            view_codes(x_v, basis, graph, common, hyper)
+            view_codes(x_v, basis, graph, common, hyperparams)
             for x_v, basis, graph in zip(x, bases, graphs, strict=True)
         )
         errors = jnp.stack(
             [
-                error(x_v, basis, p, graph, common, hyper)
+                error(x_v, basis, p, graph, common, hyperparams)
                 for x_v, basis, p, graph in zip(x, bases, codes, graphs, strict=True)
             ]
         )
-        a = view_weights(errors, hyper.r, jnp.any(observed, axis=0))
-        return (codes, a**hyper.r, common), jnp.sum(a**hyper.r * errors)
+        a = view_weights(errors, hyperparams.r, jnp.any(observed, axis=0))
+        return (codes, a**hyperparams.r, common), jnp.sum(a**hyperparams.r * errors)
 
     codes = tuple(x_v @ basis for x_v, basis in zip(x, starts, strict=True))
     start = codes, jnp.ones(len(x)), jnp.zeros((len(observed), c))
-    (_, _, common), trace = alternate(step, start, config.max_iter, hyper.tol, min_iter=4)
+    (_, _, common), trace = alternate(step, start, config.max_iter, hyperparams.tol, min_iter=4)
     rows = l2_normalize(common) * real
     labels = kmeans(key_labels, rows, c, where=real[:, 0], n_init=config.n_init).labels
     return Fitted(labels, rows, trace)

@@ -134,7 +134,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: MFLVCConfig,
-    hyper: MFLVCHyperparams,
+    hyperparams: MFLVCHyperparams,
 ) -> Fitted:
     """Clusters N rows that have all views; see `pooled.adapter.Fit`."""
     x, real = blank(views, observed), is_real(observed)
@@ -148,9 +148,9 @@ def fit(
     )
     batches: dict[str, Any] = {
         "batch_size": config.batch_size,
-        "learning_rate": hyper.learning_rate,
+        "learning_rate": hyperparams.learning_rate,
     }
-    state = optax.adam(hyper.learning_rate).init(networks)  # one for all phases
+    state = optax.adam(hyperparams.learning_rate).init(networks)  # one for all phases
     networks, state, first = fit_autoencoders(
         key_first, networks, state, x, real, epochs=config.pretrain_epochs, **batches
     )
@@ -158,7 +158,7 @@ def fit(
     def loss(networks: Networks, x: tuple[Array, ...], mask: Array) -> Array:
         z = encode(networks, x)
         seen = jnp.repeat(mask[:, None], len(x), axis=1)
-        return reconstruction_loss(networks, x, z, seen) + contrasts(networks, z, mask, hyper)
+        return reconstruction_loss(networks, x, z, seen) + contrasts(networks, z, mask, hyperparams)
 
     networks, state, then = nn.fit_on(
         key_then, networks, state, loss, x, real, epochs=config.contrast_epochs, **batches

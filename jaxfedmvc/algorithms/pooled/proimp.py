@@ -148,7 +148,7 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: ProImpConfig,
-    hyper: ProImpHyperparams,
+    hyperparams: ProImpHyperparams,
 ) -> Fitted:
     """Clusters N rows, of which some views are missing; see `pooled.adapter.Fit`."""
     x, real, n_views = standardised(views, observed), is_real(observed), len(views)
@@ -177,12 +177,12 @@ def fit(
         def some_loss(vector: Array, rows: tuple[Any, Array], mask: Array, key: Array) -> Array:
             params, (x, observed) = form(vector), rows
             seen = observed & mask[:, None]
-            factors = dropout_factors(key, len(mask), n_views, config, hyper.dropout)
+            factors = dropout_factors(key, len(mask), n_views, config, hyperparams.dropout)
             found = read(params, encode(params, x, seen, factors), seen)
-            value = row_contrast(params, found, seen, hyper.tau)
-            value += attention_terms(found.attention, seen, hyper.sharpness)
+            value = row_contrast(params, found, seen, hyperparams.tau)
+            value += attention_terms(found.attention, seen, hyperparams.sharpness)
             return value + late * prototype_contrast(
-                params, found.prototypes, match, hyper.margin, hyper.tau_prototypes
+                params, found.prototypes, match, hyperparams.margin, hyperparams.tau_prototypes
             )
 
         vector, opt_state, losses = fit_on(
@@ -194,13 +194,13 @@ def fit(
             paired,
             epochs=1,
             batch_size=config.batch_size,
-            learning_rate=hyper.learning_rate,
+            learning_rate=hyperparams.learning_rate,
             keyed=True,
         )
         return (vector, opt_state, match), losses[0]
 
     unmatched = jnp.zeros((n_views, n_views, config.n_clusters, config.n_clusters))
-    carry = vector, optax.adam(hyper.learning_rate).init(vector), unmatched
+    carry = vector, optax.adam(hyperparams.learning_rate).init(vector), unmatched
     (vector, _, match), trace = lax.scan(epoch, carry, jnp.arange(config.epochs))
     filled = fill(form(vector), read_all(vector), match, observed)
     rows = jnp.where(real[:, None], jnp.concatenate(list(filled), axis=1), 0.0)

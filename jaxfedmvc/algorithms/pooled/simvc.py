@@ -168,10 +168,10 @@ def fit(
     views: tuple[Array, ...],
     observed: Array,
     config: SiMVCConfig,
-    hyper: SiMVCHyperparams,
+    hyperparams: SiMVCHyperparams,
 ) -> Fitted:
     """Clusters N complete rows by SiMVC; see `pooled.adapter.Fit`."""
-    return _fit(key, views, observed, config, hyper, lambda key, params, found, mask: 0.0)
+    return _fit(key, views, observed, config, hyperparams, lambda key, params, found, mask: 0.0)
 
 
 @in_32_bits
@@ -181,7 +181,7 @@ def fit_comvc(
     views: tuple[Array, ...],
     observed: Array,
     config: CoMVCConfig,
-    hyper: CoMVCHyperparams,
+    hyperparams: CoMVCHyperparams,
 ) -> Fitted:
     """Clusters N complete rows by CoMVC; see `pooled.adapter.Fit`."""
     n_negatives = max(int(config.negatives * len(views) * config.batch_size), 1)
@@ -189,10 +189,10 @@ def fit_comvc(
     def term(key: Array, params: PyTree, found: Found, mask: Array) -> Array:
         # The least weight: no view is aligned with one that the sum does without.
         least = jnp.min(jax.nn.softmax(lax.stop_gradient(params["fusion"])))
-        value = contrast(key, found.codes, found.assignments, mask, n_negatives, hyper.tau)
-        return hyper.delta * least * value
+        value = contrast(key, found.codes, found.assignments, mask, n_negatives, hyperparams.tau)
+        return hyperparams.delta * least * value
 
-    return _fit(key, views, observed, config, hyper, term)
+    return _fit(key, views, observed, config, hyperparams, term)
 
 
 # --- Training -------------------------------------------------------------------------------------
