@@ -235,8 +235,15 @@ def needs_linked_views(method: str) -> Callable[[Federation], None]:
     return lambda federation: federation.check_linked(method)
 
 
-def needs_varied_views(method: str) -> Callable[[Federation], None]:
-    """Returns a check that some feature of every view varies; see `federation.has_features`."""
+def needs_varied_views(
+    method: str, why: str = "would be taken for the best of views"
+) -> Callable[[Federation], None]:
+    """Returns a check that some feature of every view varies; see `federation.has_features`.
+
+    Args:
+      method: Its name.
+      why: What a constant view would do.
+    """
 
     def check(federation: Federation) -> None:
         if not has_features(federation):
@@ -247,7 +254,7 @@ def needs_varied_views(method: str) -> Callable[[Federation], None]:
             if not np.ptp(np.concatenate(rows), axis=0).any():
                 raise ValueError(
                     f"{method}: all {width} features of view {v} are constant; it can tell no"
-                    " samples apart and would be taken for the best of views, leave it out"
+                    f" samples apart and {why}, leave it out"
                 )
 
     return check

@@ -39,7 +39,7 @@ from jax import Array, lax
 
 from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_views, pooled
+from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_varied_views, needs_views, pooled
 from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
     PyTree,
@@ -131,13 +131,15 @@ def dsimvc(
     """Returns DSIMVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
-      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, no client
-        has all views, or there are fewer samples than clusters.
+      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, or one is
+        constant, no client has all views, or there are fewer samples than clusters.
     """
     hyper = hyperparams or DSIMVCHyperparams()
     rates = ("learning_rate", "trial_rate", "weight_rate")
     checks.numbers(hyper, dict.fromkeys(rates, checks.POSITIVE))
-    return pooled(fit, config, hyper, needs_views("dsimvc", 2, "contrasts views"), _check_complete)
+    two = needs_views("dsimvc", 2, "contrasts views")
+    varied = needs_varied_views("dsimvc", "would draw all clusters into one")
+    return pooled(fit, config, hyper, two, _check_complete, varied)
 
 
 def _check_complete(federation: Federation) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
+from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, pooled
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
@@ -72,6 +73,22 @@ def test_who_takes_no_part_gets_no_labels_and_no_other_clients_representation():
     found = np.asarray(engine.embed(algorithm, federation, run.state)[0])
     assert not found[absent].any()
     np.testing.assert_array_equal(found[~absent, :, 0], VIEWS[0][rows[~absent], 0])
+
+
+@pytest.mark.parametrize("name", ["dsimvc", "imvc_cbg", "lsimvc"])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_constant_view_is_refused_where_it_would_decide(name, value):
+    """A view with one feature that varies is none."""
+    _, rows = dealt()
+    parts = [Part((0, 1), rows, np.arange(len(rows), dtype=np.int32))]
+    algorithm = METHODS[name].make(METHODS[name].config(planted.K))
+    second = np.full_like(VIEWS[1], value)
+    federation = Federation.from_arrays([VIEWS[0], second], TRUTH, partition=parts)
+    with pytest.raises(ValueError, match=rf"{name}: all \d+ features of view 1 are constant"):
+        algorithm.init(KEY, federation)
+    second[0, 0] += 1
+    federation = Federation.from_arrays([VIEWS[0], second], TRUTH, partition=parts)
+    algorithm.init(KEY, federation)
 
 
 def test_a_sample_that_two_agents_hold_is_refused():
