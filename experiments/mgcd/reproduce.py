@@ -78,7 +78,9 @@ class ReproduceSettings:
             got = ",".join(self.peers or ())
             raise ValueError(f"peers: got {got!r}; allowed for table 2 are {', '.join(PEERS)}")
         if self.methods == () and (self.table != (2,) or self.peers == ()):
-            raise ValueError("methods: got none; allowed for table 2 with comparison methods only")
+            raise ValueError(
+                "methods: got none; allowed is that for table 2 beside comparison methods (peers)"
+            )
         peers.check_share(self.peers_training)
         check_table("trials_file", self.trials_file, COLUMNS)
         check_table("peers_file", self.peers_file, peers.COLUMNS)

@@ -81,7 +81,7 @@ def test_comparison_methods_are_run_alone(tmp_path, monkeypatch):
     assert {"peers.csv", "peers.md", "peers.png", "peers_table.csv"} <= made
     assert not {"runs.csv", "table.csv"} & made
     code, _, err = launch(*table, "--peers=", f"--output_dir={tmp_path / 'two'}")
-    assert code == 2 and "methods: got none; allowed for table 2 with" in err
+    assert code == 2 and "methods: got none; allowed is that for table 2 beside" in err
 
 
 def test_rounds_of_a_run_that_was_cut_off_are_made_again():
