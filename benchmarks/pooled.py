@@ -15,6 +15,7 @@ and never with N^2.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import time
@@ -93,37 +94,41 @@ def deep_flops(config: mflvc.MFLVCConfig, rows: int, widths: list[int]) -> float
     return total
 
 
-def deep_calls() -> tuple[Calls, dict[str, float]]:
-    """Returns a run of ours and of the loop, and what they took to compile."""
-    config, hyper = deep_config(), mflvc.MFLVCHyperparams()
-    views = random_views(FLAGS.deep_rows, [FLAGS.deep_width] * 2)
-    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((FLAGS.deep_rows, 2), bool)
-    program, took = compiled(lambda *data: mflvc.fit(*data, config, hyper), x, observed)
-    calls: Calls = {"MFLVC, ours": lambda: program(jax.random.key(0), x, observed)}
-    try:
-        from benchmarks.references.mflvc import mflvc_run
+def beside_torch(
+    title: str, fit: Callable[..., Any], config: Any, hyper: Any, views: tuple[np.ndarray, ...]
+) -> tuple[Calls, dict[str, float]]:
+    """Returns a run of ours and of the loop, and what ours took to compile.
 
-        calls["MFLVC, torch"] = mflvc_run(config, hyper, views)
+    Args:
+      title: Of the method; in small letters its module in `benchmarks.references`.
+      fit: Ours.
+      config: Of both.
+      hyper: Of both.
+      views: Complete.
+    """
+    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((len(views[0]), len(views)), bool)
+    program, took = compiled(lambda *data: fit(*data, config, hyper), x, observed)
+    calls: Calls = {f"{title}, ours": lambda: program(jax.random.key(0), x, observed)}
+    name = title.lower()
+    try:
+        peer = importlib.import_module(f"benchmarks.references.{name}")
+        calls[f"{title}, torch"] = getattr(peer, f"{name}_run")(config, hyper, views)
     except ImportError:
         print("torch is not installed: that peer is left out")
-    return calls, {"MFLVC, ours": took}
+    return calls, {f"{title}, ours": took}
+
+
+def deep_calls() -> tuple[Calls, dict[str, float]]:
+    """Returns MFLVC's calls, on two wide views."""
+    views = random_views(FLAGS.deep_rows, [FLAGS.deep_width] * 2)
+    return beside_torch("MFLVC", mflvc.fit, deep_config(), mflvc.MFLVCHyperparams(), views)
 
 
 def contrast_calls() -> tuple[Calls, dict[str, float]]:
-    """Returns a run of our CoMVC and of the loop, and what ours took to compile."""
+    """Returns CoMVC's calls, on many small views."""
     config = simvc.CoMVCConfig(CLUSTERS, epochs=FLAGS.contrast_epochs, n_runs=1)
-    hyper = simvc.CoMVCHyperparams()
     views = random_views(FLAGS.contrast_rows, [int(width) for width in FLAGS.contrast_widths])
-    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((FLAGS.contrast_rows, len(views)), bool)
-    program, took = compiled(lambda *data: simvc.fit_comvc(*data, config, hyper), x, observed)
-    calls: Calls = {"CoMVC, ours": lambda: program(jax.random.key(0), x, observed)}
-    try:
-        from benchmarks.references.comvc import comvc_run
-
-        calls["CoMVC, torch"] = comvc_run(config, hyper, views)
-    except ImportError:
-        print("torch is not installed: that peer is left out")
-    return calls, {"CoMVC, ours": took}
+    return beside_torch("CoMVC", simvc.fit_comvc, config, simvc.CoMVCHyperparams(), views)
 
 
 # --- The anchor graph -----------------------------------------------------------------------------

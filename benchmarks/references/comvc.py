@@ -48,7 +48,7 @@ class Net(nn.Module):
 
     @staticmethod
     def _encoder(widths: Sequence[int]) -> nn.Sequential:
-        """Linear layers with ReLU after each."""
+        """Makes linear layers with ReLU after each."""
         pairs = itertools.pairwise(widths)
         return nn.Sequential(*(part for a, b in pairs for part in (nn.Linear(a, b), nn.ReLU())))
 
@@ -77,20 +77,20 @@ def load(net: Net, params: dict[str, Any]) -> Net:
 
 
 def squared_distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of all rows of one to all rows of the other."""
+    """Computes those of all rows of one to all rows of the other."""
     squares = a.square().sum(dim=1)[:, None] + b.square().sum(dim=1)[None]
     return (squares - 2 * a @ b.T).clamp_min(0)
 
 
 def kernel(hidden: torch.Tensor, rel_sigma: float) -> torch.Tensor:
-    """exp(-d^2/(2 s)), s a multiple of the median d^2 and constant."""
+    """Computes exp(-d^2/(2 s)), s a multiple of the median d^2 and constant."""
     distances = squared_distances(hidden, hidden)
     sigma = (rel_sigma * distances.median()).detach().clamp_min(EPSILON)
     return torch.exp(-distances / (2 * sigma))
 
 
 def divergence(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """2/(c (c - 1)) sum_{k<l} n_kl / sqrt(n_kk n_ll), with n = A^T K A."""
+    """Computes 2/(c (c - 1)) sum_{k<l} n_kl / sqrt(n_kk n_ll), with n = A^T K A."""
     c = a.shape[1]
     n = a.T @ gram @ a
     own = n.diagonal()
@@ -99,7 +99,7 @@ def divergence(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
 
 
 def clustering_loss(found: Found, rel_sigma: float) -> torch.Tensor:
-    """d(A, K), the overlap of assignments, and d(M, K)."""
+    """Adds up d(A, K), the overlap of assignments, and d(M, K)."""
     a, gram = found.assignments, kernel(found.hidden, rel_sigma)
     n = len(a)
     overlap = 2 / (n * (n - 1)) * (a @ a.T).triu(1).sum()
@@ -108,7 +108,7 @@ def clustering_loss(found: Found, rel_sigma: float) -> torch.Tensor:
 
 
 def contrast(found: Found, n_negatives: int, tau: float) -> torch.Tensor:
-    """The mean cross-entropy of rows' views against views of other clusters' rows."""
+    """Computes the mean cross-entropy of rows' views against views of other clusters' rows."""
     n_views, n = len(found.codes), len(found.assignments)
     unit = F.normalize(torch.cat(found.codes), dim=1)
     logits = unit @ unit.T / tau
@@ -129,7 +129,7 @@ def contrast(found: Found, n_negatives: int, tau: float) -> torch.Tensor:
 def loss_of(
     net: Net, views: Sequence[torch.Tensor], config: CoMVCConfig, hyper: CoMVCHyperparams
 ) -> torch.Tensor:
-    """The loss of a batch; without contrast, that of SiMVC, if `delta` is zero."""
+    """Computes the loss of a batch; if `delta` is zero that of SiMVC, without contrast."""
     found = net(views)
     total = clustering_loss(found, float(hyper.rel_sigma))
     if float(hyper.delta):
@@ -150,7 +150,7 @@ def comvc_run(
     n, size = len(views[0]), config.batch_size
 
     def chosen(net: Net) -> tuple[float, np.ndarray]:
-        """Labels of all rows, and d(A, K), the mean of batches by their numbers of rows."""
+        """Returns d(A, K), the mean of batches by their numbers of rows, and labels of all rows."""
         with torch.no_grad():
             found = net(views)
             total = 0.0
