@@ -188,9 +188,8 @@ def fit(
         worst = jnp.maximum(
             jnp.max(jnp.sum(jnp.abs(off), axis=1)), jnp.max(jnp.sum(jnp.abs(apart), axis=2))
         )
-        return State(
-            e, y, z, low, sparse, f, jnp.minimum(rho * hyperparams.growth, _MOST_RHO)
-        ), worst
+        grown = jnp.minimum(rho * hyperparams.growth, _MOST_RHO)
+        return State(e, y, z, low, sparse, f, grown), worst
 
     errors, square = jnp.zeros((n_views, n, k)), jnp.zeros((n_views, n, n))
     start = State(errors, errors, square, square, square, square, jnp.float32(hyperparams.rho))
