@@ -117,8 +117,8 @@ class ReproduceSettings:
       peers_file: File peers.csv of an earlier job: what it holds is not run again, and the rest is
         appended to it.
       peers_training: Share of their default epochs that deep comparison methods train for.
-      peers_grid: Also make the runs of the grids that some comparison methods' authors choose from
-        by labels, for a column of its own.
+      peers_grid: Also run some comparison methods over the grids that their authors search; the
+        best by labels gets a column of its own.
       quick: The same on the digits with narrow networks: a few minutes on a CPU.
       readme: File that table 1 is written into, too, between its marks.
       runs_file: Files runs.csv of earlier jobs: shown anew, nothing is run.

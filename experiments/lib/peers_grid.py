@@ -1,10 +1,10 @@
-"""Comparison methods over the grids that their authors search by labels.
+"""Comparison methods over the grids that their authors search.
 
     runs = run_grids(cells, seeds, Path("peers_grid.csv"), progress)
     table = with_best(compare(peers, published), best_of_grid(runs))
 
-Published figures of these methods are the best of a grid by ACC, which nobody can choose without
-labels. A table of one setting for all sets shows that beside it, and says so.
+Most of them choose from it by labels, and publish the best, which nobody can choose without. A
+table of one setting for all sets shows that beside it, and says so.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class ReproduceSettings:
       trials_file: Runs to begin with; new ones are appended to it.
       peers_file: The same for runs of the comparison methods.
       peers_training: Share of their default epochs that deep comparison methods train for.
-      peers_grid: Also make the runs of the grids that some comparison methods' authors choose from
-        by labels, for a column of its own.
+      peers_grid: Also run some comparison methods over the grids that their authors search; the
+        best by labels gets a column of its own.
     """
 
     paper: Literal["mgcd"] = "mgcd"
