@@ -207,16 +207,11 @@ def show_peers(job: Job, path: Path) -> None:
     with Progress(job.command.folder.progress) as progress:
         file = Path(job.asked.peers_file or path / "peers.csv")
         runs = checked(partial(peers_lib.run_peers, job.peers, job.seeds, file, progress))
-        best = None
+        paper = tables.published("table1.csv", ["ratio_multi_single", "method"])
+        table = peers_lib.compare(runs, paper)
         if job.asked.peers_grid:
-            grid = peers_grid.beside(file)
-            best = peers_grid.best_of_grid(
-                checked(partial(peers_grid.run_grids, job.peers, job.seeds, grid, progress))
-            )
-    paper = tables.published("table1.csv", ["ratio_multi_single", "method"])
-    table = peers_lib.compare(runs, paper)
-    if best is not None:
-        table = peers_grid.with_best(table, best)
+            make = partial(peers_grid.with_grids, table, job.peers, job.seeds, file, progress)
+            table = checked(make)
     print("\n" + peers_lib.shown(table, SETS).to_string(index=False))
     table.to_csv(path / "peers_table.csv", index=False)
     whole = set(SETS) - set(job.asked.datasets or ()) == {"nuswide"}

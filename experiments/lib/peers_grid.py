@@ -23,6 +23,7 @@ from experiments.lib.command import parse
 from experiments.lib.folder import made_by, settings_of_row
 from experiments.lib.peers import Cell
 from experiments.lib.progress import Progress
+from experiments.lib.study import check_table
 
 # Flags and values. Whole grids of IMVC-CBG and LMVSC. Of HCP-IMSC's 100 settings nine, since a run
 # inverts dense matrices of all rows; of FedMVL's 40 000 45, with its demo's penalties.
@@ -46,6 +47,23 @@ def settings(method: str) -> list[list[str]]:
         [f"--{flag}={value:g}" for flag, value in zip(grid, values, strict=True) if value]
         for values in itertools.product(*grid.values())
     ]
+
+
+def with_grids(
+    table: pd.DataFrame,
+    cells: Sequence[Cell],
+    seeds: Sequence[int],
+    peers_file: Path,
+    progress: Progress,
+) -> pd.DataFrame:
+    """Runs what the file beside `peers_file` lacks; adds the best to `peers.compare`'s table.
+
+    Raises:
+      ValueError, OSError: That file holds something else, or cannot be written.
+    """
+    path = beside(peers_file)
+    check_table("peers_grid", str(path), peers.COLUMNS)
+    return with_best(table, best_of_grid(run_grids(cells, seeds, path, progress)))
 
 
 def run_grids(

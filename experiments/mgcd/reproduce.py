@@ -144,10 +144,8 @@ def show_peers(
     titles = {name: title for title, name in SETS.items()}
     table = peers.compare(runs, tables.published_peers())
     if asked.peers_grid:
-        grid = checked(
-            partial(peers_grid.run_grids, cells, seeds, peers_grid.beside(file), progress)
-        )
-        table = peers_grid.with_best(table, peers_grid.best_of_grid(grid))
+        make = partial(peers_grid.with_grids, table, cells, seeds, file, progress)
+        table = checked(make)
     print(f"\n{peers.shown(table, titles).to_string(index=False)}")
     table.to_csv(path / "peers_table.csv", index=False)
     write_text(path / "peers.md", peers.markdown(table, titles, None if asked.sets else ABSENT))

@@ -223,3 +223,12 @@ def test_the_best_of_a_grid_stands_beside_the_defaults(ran, tmp_path):
     table = peers_grid.with_best(table, pd.DataFrame([best]))
     assert list(peers.shown(table, {})[name]) == ["0.900 +- 0.010 of 16", ""]
     assert peers.draw(tmp_path / "a.png", table, {}, "one") == ["a.png"]
+
+
+def test_a_file_of_something_else_is_no_grid(ran, tmp_path):
+    (tmp_path / "peers_grid.csv").write_text("a,b\n1,2\n")
+    told = "peers_grid: .*peers_grid.csv holds something else"
+    with Progress(False) as progress, pytest.raises(ValueError, match=told):
+        table = peers.compare(ran[2], pd.DataFrame())
+        peers_grid.with_grids(table, ran[1], [0], tmp_path / "peers.csv", progress)
+    assert (tmp_path / "peers_grid.csv").read_text() == "a,b\n1,2\n"
