@@ -23,6 +23,8 @@ from experiments.lib.criterion import cost_line, read_table, spent, write_table
 from experiments.lib.hooks import Choosing
 from experiments.lib.progress import Progress
 from experiments.lib.settings import settings_of
+from experiments.lib.text import counted
+from jaxfedmvc.algorithms.label_consensus import MOST_CLUSTERS
 from jaxfedmvc.algorithms.registry import OF_THE_RUN
 from jaxfedmvc.algorithms.vertcohirf import choice
 
@@ -39,10 +41,13 @@ class LocalChoice(NamedTuple):
         clusters (how many it ended with), agreement, bytes_up and bytes_down of its messages; of
         a job's, seconds too.
       row: The chosen one.
+      told: Number of clusters that the user gave, which the consensus is cut into; None: as many as
+        agree best.
     """
 
     tried: pd.DataFrame
     row: int
+    told: int | None = None
 
     @property
     def local_clusters(self) -> int:
@@ -63,11 +68,12 @@ class LocalChoice(NamedTuple):
         """Yields what was chosen, and why."""
         threshold, row = self.relaxed_agents, self.tried.iloc[self.row]
         consensus = "strict" if threshold is None else f"relaxed ({threshold:g})"
+        cut = "" if self.told is None else f", in {counted(self.told, 'cluster')} as told"
         yield (
             f"chosen without labels: local_clusters={self.local_clusters}, {consensus} consensus of"
             f" the agents; of {len(self.tried)} trials its {int(row['clusters'])} shared clusters"
             " agree best with the consensus of what the agents find alone"
-            f" (ARI {row['agreement']:.3f}, from {self.tried['agreement'].min():.3f} on)"
+            f"{cut} (ARI {row['agreement']:.3f}, from {self.tried['agreement'].min():.3f} on)"
         )
         yield cost_line(self.tried)
 
@@ -94,25 +100,25 @@ class LocalChoice(NamedTuple):
         return {"local_clusters_tried": known.to_dict("records")} | spent(self.tried)
 
 
-def saved(path: Path) -> LocalChoice | None:
-    """Returns the choice that a folder holds, if it was made."""
+def saved(path: Path, told: int | None = None) -> LocalChoice | None:
+    """Returns the choice that a folder holds, if it was made, with the number that was told."""
     found = read_table(path / TABLE)
-    return None if found is None else LocalChoice(*found)
+    return None if found is None else LocalChoice(*found, told)
 
 
-def of_trials(tried: Sequence[choice.Trial]) -> LocalChoice:
+def of_trials(tried: Sequence[choice.Trial], told: int | None = None) -> LocalChoice:
     """Chooses the trial of best agreement, the first of several; see `choice.best_of`."""
     table = pd.DataFrame(
         {
             "local_clusters": [trial.local_clusters for trial in tried],
             "relaxed_agents": np.array([trial.relaxed_agents for trial in tried], float),
             "clusters": [len(np.unique(trial.labels)) for trial in tried],
-            "agreement": choice.agreements(tried),
+            "agreement": choice.agreements(tried, told),
             "bytes_up": [trial.traffic.up for trial in tried],
             "bytes_down": [trial.traffic.down for trial in tried],
         }
     )
-    return LocalChoice(table, choice.best_of(tried))
+    return LocalChoice(table, choice.best_of(tried, told), told)
 
 
 # --- The job --------------------------------------------------------------------------------------
@@ -122,11 +128,11 @@ def choosing(command: Command) -> Choosing | None:
     """Returns how a job chooses its local number of clusters; None where it is told.
 
     It is chosen where --local_clusters=auto is given, and where no setting of the method is. What
-    is given holds.
+    is given holds; --n_clusters is what the consensus is cut into, by which is chosen.
     """
     flags = command.flags
     own = [*settings_of(command.method.config), *settings_of(command.method.hyperparams)]
-    names = {"n_clusters", *(setting.flag for setting in own if setting.name not in OF_THE_RUN)}
+    names = {setting.flag for setting in own if setting.name not in OF_THE_RUN}
     given = {name for name in names if flags[name].present}
     told = flags["local_clusters"].value
     if told != "auto" and (told is not None or given):
@@ -138,7 +144,7 @@ def choosing(command: Command) -> Choosing | None:
         plan=partial(_planned, whole),
         data=lambda job: job.data,
         make=partial(_made, whole),
-        saved=saved,
+        saved=partial(saved, told=_told(whole)),
         applied=partial(_applied, whole),
     )
 
@@ -167,12 +173,24 @@ def _planned(command: Command) -> runner.Job:
     runner.start_devices(command.job)
     job = runner.prepare(_with(command, {"local_clusters": "2"}))
     choice.check(job.config, job.federation)
+    told, most = _told(command), min(len(job.problems[0].rows), MOST_CLUSTERS)
+    if told is not None and told > most:
+        raise ValueError(
+            f"n_clusters: got {told}; allowed is 1 to {most} where settings are chosen by it, or"
+            " --local_clusters"
+        )
     if job.command.rounds < 1:
         raise ValueError(
             "rounds: got 0; allowed is 1 or more where settings are chosen by what agents send in"
             " rounds, or --local_clusters"
         )
     return job
+
+
+def _told(command: Command) -> int | None:
+    """Returns the number of clusters that the user gave; that of the labels is not told."""
+    given = command.data.n_clusters
+    return given if isinstance(given, int) else None
 
 
 def _made(command: Command, job: runner.Job, progress: Progress) -> LocalChoice:
@@ -191,5 +209,5 @@ def _made(command: Command, job: runner.Job, progress: Progress) -> LocalChoice:
         made.append(trial)
         seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
-    found = of_trials(made)
+    found = of_trials(made, _told(command))
     return found._replace(tried=found.tried.assign(seconds=seconds))

@@ -6,8 +6,10 @@ For each set and seed (which splits the features of sets of one view, and draws 
 sets) it makes the trial runs of `jaxfedmvc.algorithms.vertcohirf.choice` and scores by ARI:
 k-means of each agent with the true number of clusters, the trial that is chosen without labels, the
 best trial by labels, which is as far as any choice could come, and the consensus of the labels that
-agents sent first, by which the trial is chosen. Every row is appended to runs.csv as it is made,
-and --resume goes on with what that holds; so does another job that is given it as --runs_file.
+agents sent first, by which the trial is chosen. Local k-means is told the number of clusters, so
+the trial that is chosen by the consensus in as many clusters, and that consensus, are scored, too.
+Every row is appended to runs.csv as it is made, and --resume goes on with what that holds; so does
+another job that is given it as --runs_file.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ COLUMNS += ("local_mean", "local_best")
 COLUMNS += ("local_clusters", "relaxed_agents", "clusters", "agreement", "ari")
 COLUMNS += ("tuned_local_clusters", "tuned_relaxed_agents", "tuned_ari")
 COLUMNS += ("consensus_clusters", "consensus_ari")
+COLUMNS += ("told_clusters", "told_ari", "told_consensus_ari")
 COLUMNS += ("seconds", "command", "commit", "device", "jax")
 _SHOWN = {
     "local_mean": "local k-means, mean",
@@ -55,6 +58,8 @@ _SHOWN = {
     "ari": "chosen without labels",
     "tuned_ari": "label-tuned",
     "consensus_ari": "consensus of labels",
+    "told_ari": "chosen, told how many",
+    "told_consensus_ari": "consensus, told how many",
 }
 
 
@@ -167,7 +172,8 @@ def one_run(
     seconds = time.perf_counter() - began
     scores = [adjusted_rand_score(labels, trial.labels) for trial in trials]
     tuned = int(np.argmax(scores))
-    common = choice.common(trials)
+    common, told_common = choice.common(trials), choice.common(trials, n_classes)
+    told = choice.best_of(trials, n_classes)
     return {
         "samples": len(labels),
         "agents": len(views),
@@ -183,6 +189,9 @@ def one_run(
         "tuned_ari": scores[tuned],
         "consensus_clusters": int(common.n_clusters),
         "consensus_ari": adjusted_rand_score(labels, np.asarray(common.labels)),
+        "told_clusters": len(np.unique(trials[told].labels)),
+        "told_ari": scores[told],
+        "told_consensus_ari": adjusted_rand_score(labels, np.asarray(told_common.labels)),
         "seconds": round(seconds, 1),
     }
 
@@ -221,7 +230,7 @@ def shown(table: pd.DataFrame) -> str:
         cells.append(f"{row['clusters']:.0f}, {row['consensus_clusters']:.0f}")
         lines.append("| " + " | ".join(cells) + " |")
     lines.append("")
-    for column in ("ari", "consensus_ari"):
+    for column in ("ari", "consensus_ari", "told_ari", "told_consensus_ari"):
         mean, best = (int((table[column] >= table[f"local_{x}"]).sum()) for x in ("mean", "best"))
         lines.append(
             f"{_SHOWN[column]}: at or above the mean of local k-means on {mean} of {len(table)}"

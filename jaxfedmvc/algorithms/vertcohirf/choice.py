@@ -72,11 +72,12 @@ class Trial(NamedTuple):
     whole: bool = True
 
 
-def agreements(tried: Sequence[Trial]) -> np.ndarray:
+def agreements(tried: Sequence[Trial], shared_clusters: int | None = None) -> np.ndarray:
     """Computes for each trial the ARI of its clusters with the consensus of what agents sent.
 
     Args:
       tried: Of the same samples and agents.
+      shared_clusters: As in `common`.
 
     Returns:
       float [trials], at most 1; about 0 where clusters have no more in common than chance gives.
@@ -84,21 +85,25 @@ def agreements(tried: Sequence[Trial]) -> np.ndarray:
     Raises:
       ValueError: There is no trial.
     """
-    labels = np.asarray(common(tried).labels)
+    labels = np.asarray(common(tried, shared_clusters).labels)
     return np.array([stability([labels, trial.labels]) for trial in tried])
 
 
-def common(tried: Sequence[Trial]) -> Consensus:
+def common(tried: Sequence[Trial], shared_clusters: int | None = None) -> Consensus:
     """Computes the consensus of all labels that agents sent in the first rounds of the trials.
 
+    Args:
+      tried: Of the same samples and agents.
+      shared_clusters: How many clusters it is to have; None: as many as agree best.
+
     Raises:
-      ValueError: There is no trial.
+      ValueError: There is no trial, or `LabelConsensusConfig` refuses the number.
     """
     if not tried:
         raise checks.wrong("tried", [], "one trial or more")
     # Trials with the same C and key begin alike.
     numbers, lists = lists_in_order({trial.local_clusters: trial.sent for trial in tried})
-    config = LabelConsensusConfig(local_clusters=numbers)
+    config = LabelConsensusConfig(local_clusters=numbers, shared_clusters=shared_clusters)
     # Agents that agree with themselves over repetitions may send more labels than C.
     sizes = tuple(max(c, *map(int, lists[:, i].max(axis=1) + 1)) for i, c in enumerate(numbers))
     sizes = tuple(min(size, MOST_CLUSTERS) for size in sizes)
@@ -106,16 +111,21 @@ def common(tried: Sequence[Trial]) -> Consensus:
     return _CONSENSUS(jax.random.key(0), jnp.asarray(lists, jnp.int32), config, sizes)
 
 
-def best_of(tried: Sequence[Trial]) -> int:
+def best_of(tried: Sequence[Trial], shared_clusters: int | None = None) -> int:
     """Returns the place of the trial of best agreement, the first of several.
 
     Trials whose clusters are too many pieces to be refined count only where all are.
 
+    Args:
+      tried: Of the same samples and agents.
+      shared_clusters: As in `common`.
+
     Raises:
-      ValueError: There is no trial.
+      ValueError: As `common` does.
     """
     whole = np.array([trial.whole for trial in tried])
-    return int(np.argmax(np.where(whole | ~whole.any(), agreements(tried), -np.inf)))
+    agree = agreements(tried, shared_clusters)
+    return int(np.argmax(np.where(whole | ~whole.any(), agree, -np.inf)))
 
 
 def check(

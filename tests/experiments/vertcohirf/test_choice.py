@@ -35,7 +35,8 @@ def chooses(*flags):
 
 def test_what_is_given_holds():
     assert chooses() and chooses("--seeds=3", "--level=0", "--local_clusters=auto")
-    given = ("--local_clusters=4", "--n_clusters=4", "--relaxed=0.8", "--repetitions=2")
+    assert chooses("--n_clusters=4")  # which is told, and no setting of the method
+    given = ("--local_clusters=4", "--relaxed=0.8", "--repetitions=2")
     given += ("--feature_share=0.5", "--base=dbscan", "--relaxed_agents=0.5", "--limit=3")
     for flag in given:
         assert not chooses(flag), flag
@@ -128,6 +129,7 @@ def test_the_study_scores_the_choice_beside_local_k_means(data, tmp_path):
     runs = pd.read_csv(file)
     assert list(runs.columns) == list(unsupervised.COLUMNS) and len(runs) == 2
     assert (runs["ari"] > 0.9).all() and (runs["tuned_ari"] >= runs["ari"]).all()
+    assert (runs["told_ari"] > 0.9).all() and (runs["told_consensus_ari"] > 0.9).all()
     assert (runs["local_mean"] < 0.8).all() and (runs["local_best"] > 0.9).all()
     assert "1.000 +- 0.000" in out and "on 1 of 1 sets" in out
     file.write_text(file.read_text()[:-9])  # killed while the last row was written
