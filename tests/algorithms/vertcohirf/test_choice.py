@@ -59,6 +59,18 @@ def test_trials_are_compared_with_the_consensus_of_what_agents_sent():
     assert found[1:] == pytest.approx([adjusted_rand_score(truth, x) for x in labels[1:]], abs=1e-6)
 
 
+def test_a_number_of_clusters_that_is_told_decides_between_coarse_and_fine():
+    fine = np.repeat([0, 1, 2, 3], 15)
+    coarse = fine // 2
+    tried = [trial(coarse, [coarse] * 2, c=2), trial(fine, [fine] * 2, c=4)]
+    for told, found in ((2, 0), (4, 1)):
+        assert choice.best_of(tried, told) == found
+        assert int(choice.common(tried, told).n_clusters) == told
+        assert choice.agreements(tried, told)[found] == pytest.approx(1)
+    with pytest.raises(ValueError, match="shared_clusters: got 128"):
+        choice.best_of(tried, 128)
+
+
 def test_without_trials_there_is_nothing_to_choose():
     with pytest.raises(ValueError, match="tried: got"):
         choice.agreements([])

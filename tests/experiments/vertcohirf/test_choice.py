@@ -53,6 +53,33 @@ def test_what_is_given_holds():
     assert relaxed.hyperparams().relaxed_agents == 0.8 and relaxed.config(None, 2).repetitions == 3
 
 
+def test_a_number_that_is_told_is_said():
+    tried = pd.DataFrame(
+        {
+            "local_clusters": [2, 5],
+            "relaxed_agents": [np.nan, 0.8],
+            "clusters": [4, 9],
+            "agreement": [0.25, 0.5],
+            "bytes_up": [1, 1],
+            "bytes_down": [1, 1],
+            "seconds": [1.0, 1.0],
+        }
+    )
+    line, _ = LocalChoice(tried, 1, told=7).lines()
+    assert line.endswith(
+        "what the agents find alone, in 7 clusters as told (ARI 0.500, from 0.250 on)"
+    )
+    line, _ = LocalChoice(tried, 1).lines()
+    assert line.endswith("what the agents find alone (ARI 0.500, from 0.250 on)")
+
+
+def test_more_clusters_than_rows_cannot_be_told(data, tmp_path):
+    given = (*COMMON, f"--dataset={data / 'right.npz'}", "--n_clusters=61")
+    code, _, err = binaries.launch(run.main, *given, f"--output_dir={tmp_path / 'out'}")
+    assert code == 2 and err.startswith("error: n_clusters: got 61; allowed is 1 to 60 where"), err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_flags_of_a_job_begin_the_same_job():
     first = choosing(parse(["--dataset=digits"], algorithm="vertcohirf")).command
     again = choosing(parse(first.flag_lines(), algorithm="vertcohirf")).command
