@@ -32,8 +32,8 @@ class JobSettings:
       until_stable: A seed ends when the clusters of three rounds running agree with those of the
         round before: an adjusted Rand index of at least this, such as 0.95. Each round then pays
         for the exchanges that give clusters, too. none: all rounds are made.
-      vote_from: Rounds from this one on, such as 6, vote on the cluster of each row, round r with
-        weight 1 / r^2, and pay for the exchanges that give clusters, too. none: the last round's
+      vote_from: Rounds from this one on, such as 5, vote on the cluster of each row, round r with
+        weight 1 / r, and pay for the exchanges that give clusters, too. none: the last round's
         clusters count.
       seed: First seed.
       seeds: Number of seeds: of the partition and of the run.

@@ -469,9 +469,7 @@ class _Runner:
     def _cast(self, found: Evaluation | None, made: int) -> None:
         if found is not None and self._votes(made):
             labels = [np.asarray(mine) for mine in found.labels]
-            self.votes = votes.cast(
-                self.votes, labels, votes.weight(made), shared=self._shares_numbers()
-            )
+            self.votes = votes.cast(self.votes, labels, 1 / made, shared=self._shares_numbers())
 
     def _decided(self, found: Evaluation | None) -> Any:
         """Returns a round's result with what the rounds until now voted, if any did.

@@ -2,7 +2,7 @@
 
     held = start(labels, n_clusters)
     for r in ...:                          # rounds, from the one on that is the first to vote
-        held = cast(held, labels_of_round, weight(r))
+        held = cast(held, labels_of_round, 1 / r)
     leaders(held)
 
 Nobody knows which round to end with, and the clusters of single rounds differ. So rounds vote: each
@@ -11,7 +11,7 @@ pleases; they are renumbered first, so that as many rows as possible are where t
 (Dudoit & Fridlyand, Bioinformatics 19, 2003; cumulative voting: Ayad & Kamel, IEEE TPAMI 30, 2008).
 A client keeps its rows' votes and sends a table, how many of its rows are in each pair of clusters
 of the vote and of the round; the server adds the tables up, and sends one number for each cluster.
-Nothing else travels. That a round r weighs 1 / r^2 is ours.
+Nothing else travels. That a round weighs 1 / r is ours.
 
 Everything here is computed on the host, as scores are.
 """
@@ -39,15 +39,6 @@ def leaders(held: Sequence[np.ndarray]) -> list[np.ndarray]:
     return [
         np.where(votes.any(axis=-1), votes.argmax(axis=-1), -1).astype(np.int32) for votes in held
     ]
-
-
-def weight(r: int) -> float:
-    """Returns the weight of round `r`, counted from 1: 1 / r^2.
-
-    As the steps of rounds that settle (`fmcsc`'s `settle_rounds`), so that late rounds, however
-    many there are, do not outvote the first ones.
-    """
-    return 1 / r**2
 
 
 def cast(

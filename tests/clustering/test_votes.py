@@ -67,16 +67,10 @@ def test_many_noisy_rounds_find_what_each_of_them_blurs():
     held = votes.start([truth], 4)
     for r in range(20):
         labels = np.where(rng.random(truth.shape) < 0.3, rng.integers(4, size=truth.shape), truth)
-        held = votes.cast(held, other_numbers([labels], rng.permutation(4)), 1 / (r + 10))
+        held = votes.cast(held, other_numbers([labels], rng.permutation(4)), 1 / (r + 5))
     (found,) = votes.leaders(held)
     numbers = votes.renumbered(votes.table(truth, found, 4).sum(axis=0))
     assert np.mean(numbers[found] == truth) > 0.99
-
-
-def test_late_rounds_do_not_outvote_the_first():
-    """From the sixth round on: after ten of one kind no number of others comes to more."""
-    first = sum(votes.weight(r) for r in range(6, 17))
-    assert sum(votes.weight(r) for r in range(17, 100_000)) < first
 
 
 @pytest.mark.parametrize(
