@@ -32,9 +32,6 @@ class JobSettings:
       until_stable: A seed ends when the clusters of three rounds running agree with those of the
         round before: an adjusted Rand index of at least this, such as 0.95. Each round then pays
         for the exchanges that give clusters, too. none: all rounds are made.
-      vote_from: Rounds from this one on, such as 5, vote on the cluster of each row, round r with
-        weight 1 / r, and pay for the exchanges that give clusters, too. none: the last round's
-        clusters count.
       seed: First seed.
       seeds: Number of seeds: of the partition and of the run.
       participation: Share of the clients that take part; or two: of those with all views, and of
@@ -55,7 +52,6 @@ class JobSettings:
 
     rounds: int | None = None
     until_stable: float | None = None
-    vote_from: int | None = None
     seed: int = 0
     seeds: int = 1
     participation: tuple[float, ...] = (1.0,)
@@ -76,8 +72,6 @@ class JobSettings:
             raise ValueError(
                 f"until_stable: got {self.until_stable}; allowed is a Rand index above 0, up to 1"
             )
-        if self.vote_from is not None and self.vote_from < 1:
-            raise ValueError(f"vote_from: got {self.vote_from}; allowed is a round, 1 or more")
         if self.seed < 0 or self.seeds < 1 or self.seed + self.seeds > 2**31:
             raise ValueError(
                 f"seed, seeds: got {self.seed} and {self.seeds}; allowed are a first seed of 0 or"

@@ -24,7 +24,6 @@ from experiments.lib.text import counted
 from jaxfedmvc import engine, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.checks import has_nan
-from jaxfedmvc.clustering import votes
 from jaxfedmvc.engine import RunState, checkpoint, mesh
 from jaxfedmvc.engine.phases import Traffic
 from jaxfedmvc.engine.steps import Evaluation, Steps
@@ -96,9 +95,8 @@ def prepare(command: Command) -> Job:
         start = partial(engine.start, algorithm, problem.federation, participation=shares)
         jax.eval_shape(start, jax.random.key(0))
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
-    if algorithm.done or not algorithm.round:
-        for flag in _of_rounds(command.job):
-            raise ValueError(f"{flag}: {command.name} finds its end itself; allowed is none")
+    if command.job.until_stable is not None and (algorithm.done or not algorithm.round):
+        raise ValueError(f"until_stable: {command.name} finds its end itself; allowed is none")
     _check_counts(job)
     if command.hooks.check is not None:
         command.hooks.check(job)
@@ -132,23 +130,20 @@ def check_participation(command: Command) -> None:
 
 
 def _check_counts(job: Job) -> None:
-    """Checks that the counts that flags ask clients for are theirs to give.
+    """Checks that the counts that --until_stable asks clients for are theirs to give.
 
     Raises:
       ValueError: The method is private, or keeps small counts back.
     """
+    if job.command.job.until_stable is None:
+        return
     why = ""
     if job.command.method.private:
         why = f"epsilon of {job.command.name} covers no counts of rows by old and new cluster"
     elif getattr(job.config, "min_cluster_size", None) is not None:
         why = "min_cluster_size keeps small clusters back, and counts of rows would tell them"
-    for flag in _of_rounds(job.command.job) if why else ():
-        raise ValueError(f"{flag}: {why}; allowed is none")
-
-
-def _of_rounds(job: JobSettings) -> list[str]:
-    """Returns the flags given that compare the clusters of rounds, by counts of clients' rows."""
-    return [name for name in ("until_stable", "vote_from") if getattr(job, name) is not None]
+    if why:
+        raise ValueError(f"until_stable: {why}; allowed is none")
 
 
 def maker(
@@ -340,7 +335,6 @@ class _Runner:
             self.report.figures.extend(choice.figures())
         self.steps = steps_of(job, devices, progress.done)
         self.last: SeedResult  # of the last seed, which is drawn
-        self.votes: list[np.ndarray] = []  # of the seed's rounds, with --vote_from
         algorithm = self.steps.algorithm
         self.compacts = command.job.compact and algorithm.compact is not None
         self.store = path / _CHECKPOINT
@@ -375,8 +369,7 @@ class _Runner:
                 self._expect(seed_now + 1, 0, begun=False)
         self.report.seconds["compile"] += self.steps.seconds
         facts = self._facts()
-        made = self.last.rounds[-1]["round"]
-        lines = list(self.report.finish(self.last, self._traffic(made), facts))
+        lines = list(self.report.finish(self.last, self._traffic(), facts))
         checkpoint.delete(self.store)
         return lines
 
@@ -394,7 +387,6 @@ class _Runner:
             self.report.seconds["run"] = before + time.perf_counter() - began - compiling
 
         if state is None:
-            self.votes = self._no_votes()
             state = steps.start(federation, key)
             state, info = steps.setup(federation, key, state)
             check_masked_sums(self.job.command.job, info)
@@ -404,7 +396,7 @@ class _Runner:
         found = None
         if command.rounds == 0:
             found = self._evaluate(federation, key, state, 0)
-            self._add_round(seed, 0, problem, info, found, found, state)
+            self._add_round(seed, 0, problem, info, found, state)
         elif made and command.job.until_stable is not None:
             found = self._evaluate(federation, key, state, made - 1)
         while steps.goes_on(state, made, command.rounds):
@@ -415,8 +407,7 @@ class _Runner:
             check_masked_sums(self.job.command.job, info)
             made += 1
             found = None if self.compacts else self._evaluate(federation, key, state, made - 1)
-            self._cast(found, made)
-            self._add_round(seed, made, problem, info, self._decided(found), found, state, earlier)
+            self._add_round(seed, made, problem, info, found, state, earlier)
             if self.compacts:
                 state = steps.compacted(state)
             count_seconds()
@@ -429,7 +420,7 @@ class _Runner:
             )
         if found is None:  # compacting, or the last round was made before a kill
             found = self._evaluate(federation, key, state, max(made - 1, 0))
-        self._end_seed(seed, problem, self._decided(found), found, state)
+        self._end_seed(seed, problem, found, state)
         count_seconds()
 
     def _evaluate(
@@ -453,53 +444,14 @@ class _Runner:
         last = [row.get("agreement") for row in self.report.rows if row["seed"] == seed][-_STABLE:]
         return least is not None and len(last) == _STABLE and all((a or 0) >= least for a in last)
 
-    # --- Votes of rounds --------------------------------------------------------------------------
-
-    def _no_votes(self) -> list[np.ndarray]:
-        if self.job.command.job.vote_from is None:
-            return []
-        rows = [np.asarray(cohort.mask) for cohort in self.job.federation.cohorts]
-        return votes.start(rows, self.job.n_clusters or 1)
-
-    def _votes(self, made: int) -> bool:
-        """Whether the round, counted from 1, votes."""
-        first = self.job.command.job.vote_from
-        return first is not None and made >= first
-
-    def _cast(self, found: Evaluation | None, made: int) -> None:
-        if found is not None and self._votes(made):
-            labels = [np.asarray(mine) for mine in found.labels]
-            self.votes = votes.cast(self.votes, labels, 1 / made, shared=self._shares_numbers())
-
-    def _decided(self, found: Evaluation | None) -> Any:
-        """Returns a round's result with what the rounds until now voted, if any did.
-
-        A model with NaN stays in no cluster.
-        """
-        voted = any(mine.any() for mine in self.votes)
-        if found is None or not voted or all(np.all(np.asarray(x) < 0) for x in found.labels):
-            return found
-        return found._replace(labels=votes.leaders(self.votes))
-
-    def _shares_numbers(self) -> bool:
-        """Whether clients number their clusters alike, which takes a message."""
-        return any(map(any, self.steps.traffic().values()))
-
-    # --- What a round tells -----------------------------------------------------------------------
-
-    def _traffic(self, made: int) -> dict[str, Traffic]:
-        """Returns the bytes of the stages; where the round ends with clusters, as its own."""
+    def _traffic(self) -> dict[str, Traffic]:
+        """Returns the bytes of the stages; where every round ends with clusters, as its own."""
         found = dict(self.steps.traffic())
-        k, n = self.job.n_clusters or 1, self.job.federation.n_clients
-        tables = numbers = 0  # rows by two clusters, from each client; and what to call clusters
-        is_compared = self.job.command.job.until_stable is not None
-        if is_compared:
-            tables += 4 * k**2 * n
-        if self._votes(made) and self._shares_numbers():
-            tables, numbers = tables + 4 * k**2 * n, 4 * k * n
-        if made and (is_compared or self._votes(made)):
+        if self.job.command.job.until_stable is not None and self.job.command.rounds:
+            # Each client's numbers of rows by old and new cluster.
+            tables = 4 * (self.job.n_clusters or 1) ** 2 * self.job.federation.n_clients
             up, down = (a + b for a, b in zip(found["round"], found["finish"], strict=True))
-            found |= {"round": Traffic(up + tables, down + numbers), "finish": Traffic(0, 0)}
+            found |= {"round": Traffic(up + tables, down), "finish": Traffic(0, 0)}
         return found
 
     def _add_round(
@@ -508,25 +460,21 @@ class _Runner:
         made: int,
         problem: Problem,
         info: Any,
-        decided: Any,
         found: Any,
         state: RunState,
         earlier: Any = None,
     ) -> None:
         federation = problem.federation
-        scores = alone = None
+        scores = None
         if found is not None and federation.labels is not None:
-            scores = host.score(federation, decided.labels, state.participants)
-            alone = host.score(federation, found.labels, state.participants)["all"]["pooled"]
-        traffic = self._traffic(made)["round" if made else "setup"]
+            scores = host.score(federation, found.labels, state.participants)
+        traffic = self._traffic()["round" if made else "setup"]
         row: dict[str, Any] = {"seed": seed, "round": made}
         row |= losses_of(info, federation) | flattened(scores)
         row |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
         if self.job.command.job.until_stable is not None:
             both = [x.labels for x in (earlier, found) if x is not None]
             row["agreement"] = self._agreement(*both) if len(both) == 2 else None
-        if self.votes and alone is not None:
-            row["acc_alone"] = alone["acc"]
         if self.job.command.hooks.columns is not None and made:
             row |= self.job.command.hooks.columns(info, problem)
         self._show(row)
@@ -534,7 +482,7 @@ class _Runner:
 
     def _agreement(self, old: Sequence[np.ndarray], new: Sequence[np.ndarray]) -> float:
         """Returns the Rand index of two clusterings; of clients that share none, their mean."""
-        if not self._shares_numbers():
+        if not any(map(any, self.steps.traffic().values())):
             cohorts = zip(old, new, strict=True)
             each = [stability(both) for a, b in cohorts for both in zip(a, b, strict=True)]
             return float(np.mean(each))
@@ -546,14 +494,12 @@ class _Runner:
                 self.progress.write(line)
         self.progress.write(self.report.line(row))
 
-    def _end_seed(
-        self, seed: int, problem: Problem, decided: Any, found: Any, state: RunState
-    ) -> None:
+    def _end_seed(self, seed: int, problem: Problem, found: Any, state: RunState) -> None:
         command, k = self.job.command, self.job.n_clusters
         federation = problem.federation
         rows = [row for row in self.report.rows if row["seed"] == seed]
         result = SeedResult(
-            seed, problem, jax.device_get(found.state.server), decided.labels, found.embedding, rows
+            seed, problem, jax.device_get(found.state.server), found.labels, found.embedding, rows
         )
         self.report.add_labels(result)
         if result.failed:
@@ -561,9 +507,7 @@ class _Runner:
         elif command.hooks.after_seed is not None:
             for line in command.hooks.after_seed(self.path, result, command.job.seeds):
                 self.progress.write(line)
-        rivals = {command.name: decided.labels}
-        if decided is not found:
-            rivals["its last round alone"] = found.labels
+        rivals = {command.name: found.labels}
         if k is not None:
             rivals |= references(problem, k, seed, found.embedding)
             if command.hooks.references is not None:
@@ -600,7 +544,7 @@ class _Runner:
             "references": report.references,
             "seconds": report.seconds,
         }
-        checkpoint.save(self.store, (state, self.votes) if self.votes else state, meta)
+        checkpoint.save(self.store, state, meta)
 
     def _reopened(self) -> tuple[int, int, RunState | None, list[dict[str, Any]]]:
         """Returns where the job of the folder stands, and the rows of its rounds until there.
@@ -611,12 +555,8 @@ class _Runner:
         if not self.store.exists():
             (self.path / "labels.csv").unlink(missing_ok=True)
             return (*self._beginning(), [])
-        like, none = self.steps.state_shapes(), self._no_votes()
-        state, meta = checkpoint.restore(
-            self.store, (like, none) if none else like, any_shape=self.compacts
-        )
-        if none:
-            state, self.votes = state[0], [np.asarray(mine) for mine in state[1]]
+        like = self.steps.state_shapes()
+        state, meta = checkpoint.restore(self.store, like, any_shape=self.compacts)
         # Copies, as the programs give their memory away.
         state = jax.tree.map(jnp.array, state)._replace(
             participants=jax.tree.map(np.asarray, state.participants)

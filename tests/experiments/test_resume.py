@@ -284,38 +284,6 @@ def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_rounds_vote_and_a_job_broken_off_goes_on_with_the_votes(digits, tmp_path, monkeypatch):
-    arguments = ("--algorithm=fmcsc", *HORIZONTAL, *NETWORKS, f"--dataset={digits}")
-    arguments += ("--n_clusters=3", "--noprogress", "--rounds=4", "--seeds=2")
-    whole, again, plain = (tmp_path / name for name in ("whole", "again", "plain"))
-    code, out, err = binaries.launch(run.main, *arguments, "--vote_from=2", f"--output_dir={whole}")
-    assert code == 0 and "its last round alone" in out, err
-    break_after(monkeypatch, 3)
-    with pytest.raises(Broken):
-        binaries.launch(run.main, *arguments, "--vote_from=2", f"--output_dir={again}")
-    code, _, err = binaries.launch(
-        run.main, *arguments, "--vote_from=2", f"--output_dir={again}", "--resume"
-    )
-    assert code == 0, err
-    assert contents(again) == contents(whole)
-    assert binaries.launch(run.main, *arguments, f"--output_dir={plain}")[0] == 0
-    voted, last = (pd.read_csv(folder / "rounds.csv") for folder in (whole, plain))
-    # Training is the same; the first vote, the second round's, is of one round alone.
-    acc = "all/pooled/acc"
-    np.testing.assert_array_equal(voted["acc_alone"], last[acc])
-    first = voted["round"] <= 2
-    np.testing.assert_array_equal(voted[acc][first], voted["acc_alone"][first])
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (whole, plain)]
-    a_round, finish = (summaries[1][f"bytes_{x}"] for x in ("per_round", "finish"))
-    clients = 2
-    for way, more in (("up", 4 * 3 * 3), ("down", 4 * 3)):
-        pays = a_round[way] + finish[way] + clients * more
-        wanted = np.where(voted["round"] >= 2, pays, a_round[way])
-        np.testing.assert_array_equal(voted[f"bytes_{way}"], wanted)
-        assert summaries[0]["bytes_finish"][way] == 0 < finish["down"]
-
-
-@pytest.mark.slow
 def test_without_rounds_the_last_exchange_counts_all_the_same(digits, tmp_path):
     """With --until_stable every round counts it; there is none."""
     arguments = ("--algorithm=fmcsc", *HORIZONTAL, *NETWORKS, f"--dataset={digits}")

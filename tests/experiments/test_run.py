@@ -313,18 +313,6 @@ BAD = {
         ],
         "until_stable: min_cluster_size keeps small clusters back",
     ),
-    "votes counted beside a privacy that does not cover them": (
-        ["--algorithm=private_e_fkmvc", "--ratio=1:0", "--vote_from=2"],
-        "vote_from: ",
-    ),
-    "votes of clusters that are kept back": (
-        [
-            *("--algorithm=fmcsc", "--vote_from=2"),
-            *("--centroids=federated", "--min_cluster_size=3"),
-        ],
-        "vote_from: min_cluster_size keeps small clusters back",
-    ),
-    "votes of no round": (["--vote_from=0"], "vote_from: got 0; allowed is a round, 1 or more"),
     "checkpoints": (["--checkpoint_every=-3"], "checkpoint_every: got -3"),
     "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),
     "clear phases without masks": (["--in_clear=finish"], "in_clear: got .*secure_aggregation"),

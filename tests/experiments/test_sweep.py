@@ -266,7 +266,6 @@ WRONG = {
     ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",
     ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
     ("--algorithm=mgcd", "--until_stable=0.9"): "until_stable: is for single jobs",
-    ("--algorithm=fmcsc", "--vote_from=5"): "vote_from: is for single jobs",
     ("--secure_aggregation",): "setup[2]: its server reads single messages",
     ("--algorithm=lmvsc", "--participation=0.5"): "participation: got (0.5,) for lmvsc",
     ("--algorithm=mgcd", "--participation=0.5"): "for mgcd, which needs every agent's features",
