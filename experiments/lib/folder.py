@@ -205,8 +205,12 @@ def _hold(folder: Path) -> None:
             ) from error
 
 
+class OtherColumnsError(ValueError):
+    """A .csv that is to grow has other columns than the rows."""
+
+
 def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates a program that has --resume, which Ctrl-C then ends with one line."""
+    """Decorates a program that has --resume: Ctrl-C, or a table of other columns, ends in a line."""
 
     @functools.wraps(main)
     def program(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -214,6 +218,9 @@ def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
             main(*args, **kwargs)
         except KeyboardInterrupt:
             sys.exit(stopped())
+        except OtherColumnsError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
 
     return program
 
@@ -310,7 +317,7 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     A last line that a killed process did not write to its end goes first.
 
     Raises:
-      ValueError: The rows have other columns.
+      OtherColumnsError: The file has others.
     """
     if path.exists():
         with path.open("r+b") as whole:
@@ -319,12 +326,33 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with path.open("a+", newline="", encoding="utf-8") as file:
         file.seek(0)
         columns = list(rows[0]) if fresh else next(csv.reader(file))
-        if any(row.keys() != set(columns) for row in rows):
-            raise ValueError(f"{path}: has the columns {columns}, got {list(rows[0])}")
+        for row in rows:
+            _check_same(path, columns, list(row))
         table = csv.DictWriter(file, columns)
         if fresh:
             table.writeheader()
         table.writerows(rows)
+
+
+def check_columns(path: Path, columns: Sequence[str]) -> None:
+    """Checks before rows of these columns are made that they can be appended to a .csv.
+
+    Raises:
+      OtherColumnsError: The file has others.
+    """
+    found = list(read_appended(path, columns))
+    _check_same(path, found, columns)
+
+
+def _check_same(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None:
+    if set(found) == set(wanted):
+        return
+    lacks = ", ".join(name for name in wanted if name not in found)
+    beside = ", ".join(name for name in found if name not in wanted)
+    told = "; ".join([f"lacks {lacks}"] * bool(lacks) + [f"has {beside}"] * bool(beside))
+    raise OtherColumnsError(
+        f"{path}: not of the columns that this version writes: {told}; give another file or folder"
+    )
 
 
 def read_appended(path: Path, columns: Sequence[str], **options: Any) -> pd.DataFrame:

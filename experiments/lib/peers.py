@@ -168,8 +168,9 @@ def run_peers(
       progress: Where runs are counted.
 
     Raises:
-      ValueError: The file holds a cell's runs with other settings.
+      ValueError: The file holds a cell's runs with other settings, or has other columns.
     """
+    folder.check_columns(path, COLUMNS)
     known = read_peers(path)
     for one in cells:
         _check_settings(one, known, path)

@@ -209,8 +209,9 @@ def run_cells(
       mesh: Whose devices take a seed each; None: one device.
 
     Raises:
-      ValueError: As `one_run`; or `path` holds a row's runs with other settings.
+      ValueError: As `one_run`; or `path` holds a row's runs with other settings, or other columns.
     """
+    folder.check_columns(path, COLUMNS)
     folder.keep_rows(path, _ended)
     recorded = read_runs(path).dropna(subset="acc")
     for dataset, rows in wanted.items():

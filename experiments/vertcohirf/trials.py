@@ -395,8 +395,9 @@ def run_trials(
       command: What trials say made them; the settings' own flags come after it.
 
     Raises:
-      ValueError: The file holds trials of another search by the same name.
+      ValueError: The file holds trials of another search by the same name, or has other columns.
     """
+    folder.check_columns(path, COLUMNS)
     plans = [plan(dataset, settings, seeds) for dataset in sets]
     groups = read_trials(path).groupby(list(Place._fields))
     known = {place: found.to_dict("records") for place, found in groups}

@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file = Path(settings.runs_file or path / "runs.csv")
     given = without(sys.argv[1:] if arguments is None else arguments, _NOT_RECORDED)
     made_by = folder.made_by(given)
+    folder.check_columns(file, COLUMNS)
     recorded = read(file)
     recorded = recorded[recorded["set"].isin(settings.sets) & recorded["seed"].isin(seeds)]
     checked(partial(check_settings, study, recorded, file))

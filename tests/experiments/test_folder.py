@@ -57,8 +57,27 @@ def test_a_row_that_a_kill_left_half_written_goes_before_the_next(tmp_path):
     path.write_text("a,")  # killed within the header
     folder.append_rows(path, [{"a": 5, "b": 6}])
     assert path.read_text().split() == ["a,b", "5,6"]
-    with pytest.raises(ValueError, match="has the columns"):
+    with pytest.raises(folder.OtherColumnsError, match="lacks c; has b; give another file"):
         folder.append_rows(path, [{"a": 5, "c": 6}])
+
+
+def test_a_table_of_another_version_ends_a_program_in_a_line(tmp_path, capsys):
+    path = tmp_path / "runs.csv"
+    folder.check_columns(path, ["a", "b"])  # there is none yet
+    path.write_text("a,b\n1,2\n")
+    folder.check_columns(path, ["b", "a"])
+
+    @folder.stoppable
+    def program():
+        folder.check_columns(path, ["a", "b", "c"])
+
+    with pytest.raises(SystemExit) as ended:
+        program()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        f"error: {path}: not of the columns that this version writes: lacks c; give another file or"
+        " folder\n"
+    )
 
 
 @pytest.mark.parametrize("resume", [False, True])

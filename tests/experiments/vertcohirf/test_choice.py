@@ -170,6 +170,9 @@ def test_the_study_scores_the_choice_beside_local_k_means(data, tmp_path):
     given = (*given, *common[:2], f"--output_dir={file}y", "--max_rows=50")
     code, _, err = binaries.launch(unsupervised.main, *given)
     assert code == 2 and "with other settings: --max_rows=2000, --max_rows=50 differ" in err
+    kept.drop(columns="told_ari").to_csv(tmp_path / "out" / "runs.csv", index=False)
+    code, _, err = binaries.launch(unsupervised.main, *given[:2], *common, "--resume")
+    assert code == 2 and "lacks told_ari" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
