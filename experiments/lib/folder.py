@@ -210,7 +210,7 @@ class OtherColumnsError(ValueError):
 
 
 def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates a program that has --resume: Ctrl-C, or a table of other columns, ends in a line."""
+    """Decorates a program with --resume: Ctrl-C, or a table of other columns, ends in one line."""
 
     @functools.wraps(main)
     def program(*args: _P.args, **kwargs: _P.kwargs) -> None:
