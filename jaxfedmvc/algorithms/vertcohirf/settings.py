@@ -48,8 +48,8 @@ class VertCoHiRFConfig:
 
     Attributes:
       n_clusters: Number of clusters in the data, or None where it is not known. The method finds
-        its number of clusters itself; this one is the default of `local_clusters`. Where
-        experiments.run chooses the settings, it is how many clusters the choice looks for, if given.
+        its number of clusters itself; this one is the default of `local_clusters`. A job that
+        chooses its settings looks for so many, if it is given the number.
       base: Base clusterers: kmeans, dbscan, kernel_kmeans or sc_srgf. One name is for all agents;
         several are for one agent each, in the order of their views. Entries such as 0:dbscan name
         the agent; one name beside these is for all other agents.
