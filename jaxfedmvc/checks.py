@@ -90,7 +90,7 @@ def floats(name: str, values: Any) -> jax.Array:
     try:
         is_complex = jnp.iscomplexobj(values)
         array = values if is_complex else jnp.asarray(values, jnp.float32)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers: {error}") from error
     if is_complex:
         raise ValueError(f"{name} must be an array of real numbers, got complex ones")
