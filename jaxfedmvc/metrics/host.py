@@ -63,16 +63,18 @@ def client_tables(labels: Any, predicted: Any, mask: Any, shape: tuple[int, int]
 
     Args:
       labels: Integer [clients, rows].
-      predicted: Integer [clients, rows]; a row labelled -1 is in no cluster and counts nowhere.
+      predicted: Integer [clients, rows]; -1 for rows that are in no cluster.
       mask: Rows to count, bool [clients, rows].
       shape: Numbers of classes and of clusters.
 
     Returns:
-      int64 [clients, n_classes, n_clusters].
+      int64 [clients, n_classes, n_clusters]. A row whose class or cluster is out of range, such as
+      one of -1, counts nowhere, as in `metrics.contingency`.
     """
     labels, predicted = np.asarray(labels), np.asarray(predicted)
-    counted = np.asarray(mask) & (predicted >= 0)
     n_classes, n_clusters = shape
+    counted = np.asarray(mask) & (labels >= 0) & (labels < n_classes)
+    counted &= (predicted >= 0) & (predicted < n_clusters)
     client = np.broadcast_to(np.arange(len(labels))[:, None], labels.shape)
     cell = (client * n_classes + labels) * n_clusters + predicted
     counts = np.bincount(cell[counted], minlength=len(labels) * n_classes * n_clusters)
