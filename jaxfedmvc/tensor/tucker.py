@@ -68,7 +68,8 @@ def unfold(x: ArrayLike, mode: int) -> Array:
     x = checks.floats("x", x)
     _check_mode(x, mode)
     others = [other for other in reversed(range(x.ndim)) if other != mode]
-    return jnp.transpose(x, (mode, *others)).reshape(x.shape[mode], -1)
+    n_fibres = math.prod(x.shape[other] for other in others)  # of an empty mode -1 tells nothing
+    return jnp.transpose(x, (mode, *others)).reshape(x.shape[mode], n_fibres)
 
 
 @in_32_bits
