@@ -283,6 +283,9 @@ def test_zeros_stay_finite():
         (lambda x: unfold(x, 1.0), "mode"),
         (lambda x: mode_product(x, np.ones((2, 5)), 0), "matrix"),
         (lambda x: polar(x[0].T[:, :6]), "matrix"),
+        (lambda x: project(x, hosvd(x, RANKS).factors[:2]), "factors"),
+        (lambda x: hooi_sweep(x, hosvd(x, RANKS).factors[:2]), "factors"),
+        (lambda x: relative_error(x, x[:1]), "fitted"),
         (lambda x: procrustes(hosvd(x, RANKS), [np.ones((6, 3))]), "reference_factors"),
     ],
 )
