@@ -183,7 +183,8 @@ def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -
         if isinstance(value, jax.core.Tracer) or (value is None and _may_be_none(settings, name)):
             continue
         array = np.asarray(value)
-        is_number = jnp.issubdtype(array.dtype, np.number) or array.dtype == bool
+        kinds = (jnp.floating, jnp.integer, jnp.bool_)  # complex numbers have an order in NumPy
+        is_number = any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
         if not is_number or not np.all(is_right(array)):
             # Where Python reserves the name, such as lambda, the flag has it and the field another.
             field = getattr(settings, "__dataclass_fields__", {}).get(name)

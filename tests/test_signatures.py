@@ -27,6 +27,24 @@ def test_settings_have_one_spelling(name):
     assert {s for s in settings if s.endswith("learning_rate")} <= {"learning_rate"}
 
 
+def made(name, **settings):
+    """Makes a method with these fields, whose others are defaults."""
+    method = METHODS[name]
+    fields = {field.name for field in dataclasses.fields(method.config)}
+    given = {"n_clusters": 3, "n_clients": 3, "rounds": 2} | settings
+    config = method.config(**{key: x for key, x in given.items() if key in fields})
+    hyperparams = {key: x for key, x in settings.items() if key not in fields}
+    return method.make(config, method.hyperparams(**hyperparams))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_setting_is_complex(name):
+    made(name)
+    for field in dataclasses.fields(METHODS[name].hyperparams):
+        with pytest.raises(ValueError, match=f"^{field.name}( |:)"):
+            made(name, **{field.name: 1j})
+
+
 @pytest.mark.parametrize("name", sorted(set(clustering.__all__) - {"KMeansResult"}))
 def test_what_a_clusterer_may_be_told_beside_its_data_goes_by_name(name):
     parameters = inspect.signature(getattr(clustering, name)).parameters.values()
