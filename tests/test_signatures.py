@@ -45,6 +45,19 @@ def test_no_setting_is_complex(name):
             made(name, **{field.name: 1j})
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_switches_are_true_or_false_and_lists_are_lists(name):
+    """The word "no" would be true."""
+    for field in dataclasses.fields(METHODS[name].config):
+        if field.type in ("bool", "bool | None"):
+            for value in ("no", 2.0, [1]):
+                with pytest.raises(ValueError, match=f"^{field.name}: got .* True or False"):
+                    made(name, **{field.name: value})
+        if field.type.startswith("tuple"):
+            with pytest.raises(ValueError, match=f"^{field.name}: got 3"):
+                made(name, **{field.name: 3})
+
+
 @pytest.mark.parametrize("name", sorted(set(clustering.__all__) - {"KMeansResult"}))
 def test_what_a_clusterer_may_be_told_beside_its_data_goes_by_name(name):
     parameters = inspect.signature(getattr(clustering, name)).parameters.values()
