@@ -45,6 +45,22 @@ def test_no_setting_is_complex(name):
             made(name, **{field.name: 1j})
 
 
+@pytest.mark.parametrize(
+    "name, setting",
+    [
+        ("mgcd", "memory_limit"),
+        ("dpfmps", "epsilon"),
+        ("comvc", "negatives"),
+        ("fedhk_parafac2", "rank"),
+        ("fmcsc", "components"),
+    ],
+)
+def test_numbers_and_letters_of_configs_are_such(name, setting):
+    for value in (-3, [1]):
+        with pytest.raises(ValueError, match=f"^{setting}: got"):
+            made(name, **{setting: value})
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_switches_are_true_or_false_and_lists_are_lists(name):
     """The word "no" would be true."""
