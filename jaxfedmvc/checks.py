@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
@@ -90,7 +90,7 @@ def floats(name: str, values: Any) -> jax.Array:
     try:
         is_complex = jnp.iscomplexobj(values)
         array = values if is_complex else jnp.asarray(values, jnp.float32)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers: {error}") from error
     if is_complex:
         raise ValueError(f"{name} must be an array of real numbers, got complex ones")
@@ -152,16 +152,26 @@ def up_to(n_clusters: int) -> tuple[Callable[[Any], Any], str]:
 
 
 def choices(settings: Any) -> None:
-    """Checks the fields of a dataclass whose annotation is a `Literal`.
+    """Checks the fields of a dataclass whose annotation is a `Literal`, a `bool` or a `tuple`.
+
+    Of a tuple it checks no more than that there are entries to look at.
 
     Raises:
-      ValueError: Names the first field with a value that is none of its literals.
+      ValueError: Names the first field with a value that is none of its literals, no bool (None,
+        where the annotation has it, is one), or no tuple.
     """
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         hint, value = hints[field.name], getattr(settings, field.name)
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise wrong(field.name, value, " or ".join(map(repr, get_args(hint))))
+        # Whatever is no bool would be true, "no" as well.
+        if bool in (hint, *get_args(hint)) and set(get_args(hint)) <= {bool, type(None)}:
+            may_be_none = type(None) in get_args(hint)
+            if not (isinstance(value, bool | np.bool_) or (may_be_none and value is None)):
+                raise wrong(field.name, value, "True or False" + (", or None" * may_be_none))
+        if get_origin(hint) is tuple and not isinstance(value, Collection):
+            raise wrong(field.name, value, "a tuple")
 
 
 def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -> None:
@@ -183,7 +193,8 @@ def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -
         if isinstance(value, jax.core.Tracer) or (value is None and _may_be_none(settings, name)):
             continue
         array = np.asarray(value)
-        is_number = jnp.issubdtype(array.dtype, np.number) or array.dtype == bool
+        kinds = (jnp.floating, jnp.integer, jnp.bool_)  # complex numbers have an order in NumPy
+        is_number = any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
         if not is_number or not np.all(is_right(array)):
             # Where Python reserves the name, such as lambda, the flag has it and the field another.
             field = getattr(settings, "__dataclass_fields__", {}).get(name)

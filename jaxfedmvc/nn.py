@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import struct
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 
 PyTree = Any
 
@@ -176,6 +176,9 @@ def fit(
 
     Returns:
       The trained parameters and the mean loss of each epoch, [epochs].
+
+    Raises:
+      ValueError: As `fit_on`.
     """
     opt_state = optax.adam(learning_rate).init(params)
     params, _, losses = fit_on(
@@ -230,7 +233,15 @@ def fit_on(
 
     Returns:
       The trained parameters, Adam's state, and the mean loss of each epoch, [epochs].
+
+    Raises:
+      ValueError: `epochs` is below 0, or `batch_size` or `least_steps` below 1.
     """
+    checks.whole("epochs", epochs, 0)
+    checks.whole("batch_size", batch_size, 1)
+    checks.whole("least_steps", least_steps, 1)
+    # Batches are taken by traced places, which NumPy's arrays do not know.
+    rows, mask = jax.tree.map(jnp.asarray, (rows, mask))
     optimizer = optax.adam(learning_rate)
     n_rows = mask.shape[0]
     n_batches = -(-n_rows // batch_size)

@@ -202,6 +202,35 @@ def test_no_epochs_leave_the_parameters(data):
     assert values.shape == (0,)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("epochs", -1), ("batch_size", 0), ("batch_size", 2.5), ("least_steps", 0)]
+)
+def test_numbers_that_make_no_training_are_named(data, name, value):
+    settings = {"epochs": 2, "batch_size": 3, "learning_rate": RATE, name: value}
+    rows = {"x": data[0], "y": data[1]}
+    with pytest.raises(ValueError, match=f"^{name}: got {value}; allowed is"):
+        nn.fit(jax.random.key(0), np.zeros(D), regression_loss, rows, np.ones(N, bool), **settings)
+
+
+def test_rows_may_be_numpys(data):
+    """In batches, too; `fit` above hands them over as arrays of a trace."""
+    x, y = data
+    w, mask, settings = np.zeros(D, np.float32), np.ones(N, bool), (RATE, 2, 3)
+    found, losses = nn.fit(
+        jax.random.key(1),
+        w,
+        regression_loss,
+        {"x": x, "y": y},
+        mask,
+        epochs=2,
+        batch_size=3,
+        learning_rate=RATE,
+    )
+    expected, expected_losses = fit(jax.random.key(1), w, x, y, mask, *settings)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+
+
 def test_adam_is_kept_between_calls(data):
     x, y = data
     w = np.array([0.3, 0.0, -0.1], np.float32)

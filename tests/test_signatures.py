@@ -27,6 +27,53 @@ def test_settings_have_one_spelling(name):
     assert {s for s in settings if s.endswith("learning_rate")} <= {"learning_rate"}
 
 
+def made(name, **settings):
+    """Makes a method with these fields, whose others are defaults."""
+    method = METHODS[name]
+    fields = {field.name for field in dataclasses.fields(method.config)}
+    given = {"n_clusters": 3, "n_clients": 3, "rounds": 2} | settings
+    config = method.config(**{key: x for key, x in given.items() if key in fields})
+    hyperparams = {key: x for key, x in settings.items() if key not in fields}
+    return method.make(config, method.hyperparams(**hyperparams))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_setting_is_complex(name):
+    made(name)
+    for field in dataclasses.fields(METHODS[name].hyperparams):
+        with pytest.raises(ValueError, match=f"^{field.name}( |:)"):
+            made(name, **{field.name: 1j})
+
+
+@pytest.mark.parametrize(
+    "name, setting",
+    [
+        ("mgcd", "memory_limit"),
+        ("dpfmps", "epsilon"),
+        ("comvc", "negatives"),
+        ("fedhk_parafac2", "rank"),
+        ("fmcsc", "components"),
+    ],
+)
+def test_numbers_and_letters_of_configs_are_such(name, setting):
+    for value in (-3, [1]):
+        with pytest.raises(ValueError, match=f"^{setting}: got"):
+            made(name, **{setting: value})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_switches_are_true_or_false_and_lists_are_lists(name):
+    """The word "no" would be true."""
+    for field in dataclasses.fields(METHODS[name].config):
+        if field.type in ("bool", "bool | None"):
+            for value in ("no", 2.0, [1]):
+                with pytest.raises(ValueError, match=f"^{field.name}: got .* True or False"):
+                    made(name, **{field.name: value})
+        if field.type.startswith("tuple"):
+            with pytest.raises(ValueError, match=f"^{field.name}: got 3"):
+                made(name, **{field.name: 3})
+
+
 @pytest.mark.parametrize("name", sorted(set(clustering.__all__) - {"KMeansResult"}))
 def test_what_a_clusterer_may_be_told_beside_its_data_goes_by_name(name):
     parameters = inspect.signature(getattr(clustering, name)).parameters.values()

@@ -194,7 +194,8 @@ def r2(target: ArrayLike, predicted: ArrayLike, where: ArrayLike | None = None) 
     target, predicted = jnp.asarray(target), jnp.asarray(predicted)
     where = checks.mask(where, target.shape[:1])
     error = jnp.sum(jnp.where(where[:, None], target - predicted, 0.0) ** 2)
-    return 1 - error / jnp.sum(centred(target, where) ** 2)
+    spread = jnp.sum(centred(target, where) ** 2)
+    return jnp.where(spread > 0, 1 - error / spread, jnp.nan)
 
 
 def linear_r2(target: ArrayLike, basis: ArrayLike, where: ArrayLike | None = None) -> Array:

@@ -84,12 +84,15 @@ class TableOptions:
         """
         if self.views is None:
             return None
+        allowed = "such as 'blood=hb,wbc; imaging=img_*'"
+        if not isinstance(self.views, str):
+            raise checks.wrong("views", self.views, allowed)
         found: dict[str, list[str]] = {}
         for entry in self.views.split(";"):
             name, equals, columns = (part.strip() for part in entry.partition("="))
             patterns = [pattern.strip() for pattern in columns.split(",") if pattern.strip()]
             if not equals or not name or not patterns or name in found:
-                raise checks.wrong("views", self.views, "such as 'blood=hb,wbc; imaging=img_*'")
+                raise checks.wrong("views", self.views, allowed)
             found[name] = patterns
         return found
 

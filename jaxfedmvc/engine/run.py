@@ -330,9 +330,9 @@ def run(
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to count.
     """
     checks.whole("rounds", rounds, 0)
+    state = start(algorithm, federation, key, participation=participation)
     if n_clusters is not None and federation.labels is None:
         raise ValueError("n_clusters: asks for tables; the federation has no labels to count")
-    state = start(algorithm, federation, key, participation=participation)
     state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
 
     anew = participation if resample_participants else None

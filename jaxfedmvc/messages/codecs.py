@@ -134,7 +134,8 @@ def quantised(bits: int) -> Codec:
     Raises:
       ValueError: Another `bits`.
     """
-    if bits not in (1, 2, 4, 8) or not isinstance(bits, (int, np.integer)):
+    is_whole = isinstance(bits, int | np.integer) and not isinstance(bits, bool)
+    if not is_whole or bits not in (1, 2, 4, 8):
         raise ValueError(f"bits: got {bits}; allowed is 1, 2, 4 or 8")
     levels = 2**bits - 1
 

@@ -178,18 +178,27 @@ def clipped(max_norm: ArrayLike, leaves: PyTree = True) -> Transform:
         selected = jax.tree.leaves(jax.tree.broadcast(leaves, message))
         values, tree = jax.tree.flatten(message)
         check_floating(message, "be scaled", selected)
-        squares = [jnp.sum(jnp.square(x)) for x, s in zip(values, selected, strict=True) if s]
+        # Squares of narrow floats overflow: in float16 from 256 on.
+        squares = [
+            jnp.sum(jnp.square(_widened(x))) for x, s in zip(values, selected, strict=True) if s
+        ]
         norm = jnp.sqrt(jnp.sum(jnp.asarray(squares)))
         factor = jnp.where(jnp.isfinite(norm), max_norm / norm, 0.0)
 
         def scale(x: Array) -> Array:
-            less = jnp.where(factor > 0, x * factor.astype(x.dtype), jnp.zeros_like(x))
-            return jnp.where(norm <= max_norm, x, less)
+            wide = _widened(x)
+            less = jnp.where(factor > 0, wide * factor.astype(wide.dtype), jnp.zeros_like(wide))
+            return jnp.where(norm <= max_norm, x, less.astype(x.dtype))
 
         scaled = [scale(x) if s else x for x, s in zip(values, selected, strict=True)]
         return jax.tree.unflatten(tree, scaled)
 
     return transform
+
+
+def _widened(x: ArrayLike) -> Array:
+    """Returns floats of float32 at least."""
+    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
 
 
 def gaussian_noise(scale: PyTree) -> Transform:

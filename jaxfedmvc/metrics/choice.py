@@ -86,6 +86,8 @@ def silhouette(parts: Sequence[Rows]) -> float:
         held = [part for part in parts if v in part.views]
         rows = np.concatenate([np.asarray(part.views[v], np.float64) for part in held])
         labels = np.concatenate([part.labels for part in held])
+        if not (labels >= 0).any():  # a view of rows that do not count
+            continue
         member = np.eye(n_clusters)[labels] * (labels >= 0)[:, None]
         counts = member.sum(axis=0)[:, None]
         origin = rows[labels >= 0].mean(axis=0)

@@ -65,7 +65,10 @@ def contingency(
 def _numbers(name: str, labels: ArrayLike) -> Array:
     """Returns labels as int32: a narrower type may not hold the number of classes."""
     if not any(isinstance(leaf, Array) for leaf in jax.tree.leaves(labels)):
-        labels = np.asarray(labels)
+        try:
+            labels = np.asarray(labels)
+        except ValueError as error:
+            raise ValueError(f"{name} must be integers [n]: {error}") from error
         if labels.dtype.kind not in "biuf":
             raise ValueError(f"{name} must be integers, got {labels.dtype}")
         if labels.dtype.kind in "iu" and labels.dtype.itemsize > 4:

@@ -63,16 +63,18 @@ def client_tables(labels: Any, predicted: Any, mask: Any, shape: tuple[int, int]
 
     Args:
       labels: Integer [clients, rows].
-      predicted: Integer [clients, rows]; a row labelled -1 is in no cluster and counts nowhere.
+      predicted: Integer [clients, rows]; -1 for rows that are in no cluster.
       mask: Rows to count, bool [clients, rows].
       shape: Numbers of classes and of clusters.
 
     Returns:
-      int64 [clients, n_classes, n_clusters].
+      int64 [clients, n_classes, n_clusters]. A row whose class or cluster is out of range, such as
+      one of -1, counts nowhere, as in `metrics.contingency`.
     """
     labels, predicted = np.asarray(labels), np.asarray(predicted)
-    counted = np.asarray(mask) & (predicted >= 0)
     n_classes, n_clusters = shape
+    counted = np.asarray(mask) & (labels >= 0) & (labels < n_classes)
+    counted &= (predicted >= 0) & (predicted < n_clusters)
     client = np.broadcast_to(np.arange(len(labels))[:, None], labels.shape)
     cell = (client * n_classes + labels) * n_clusters + predicted
     counts = np.bincount(cell[counted], minlength=len(labels) * n_classes * n_clusters)
@@ -83,13 +85,17 @@ def tables(federation: Federation, predicted: Sequence[Any]) -> np.ndarray:
     """Returns the contingency tables of all clients, cohort after cohort; see `client_tables`.
 
     Raises:
-      ValueError: The federation has no labels, or `predicted` other shapes than they.
+      ValueError: The federation has no labels, or `predicted` other shapes than they, or numbers
+        that are not whole.
     """
     if federation.labels is None or federation.n_classes is None:
         raise ValueError("labels: the federation has none to score against")
     shapes = [np.shape(labels) for labels in predicted]
     if shapes != (wanted := [np.shape(labels) for labels in federation.labels]):
         raise wrong("predicted", f"shapes {shapes}", f"{wanted}, an array for each cohort")
+    for labels in map(np.asarray, predicted):
+        if labels.dtype.kind not in "biu":
+            raise wrong("predicted", f"an array of {labels.dtype}", "arrays of integers")
     n_clusters = 1 + max(int(np.max(labels, initial=-1)) for labels in map(np.asarray, predicted))
     shape = (federation.n_classes, max(n_clusters, 1))
     return np.concatenate(
@@ -110,7 +116,13 @@ def members(
     Args:
       federation: The data.
       participants: For each cohort the places of those that take part; None means all.
+
+    Raises:
+      ValueError: `participants` has not as many entries as there are cohorts.
     """
+    n = len(federation.cohorts)
+    if participants is not None and len(participants) != n:
+        raise wrong("participants", participants, f"places for each of the {n} cohorts")
     full, took_part = [], []
     for c, cohort in enumerate(federation.cohorts):
         full += [federation.holds_all_views(cohort)] * cohort.n_clients
@@ -169,7 +181,7 @@ def score(
       that are in a cluster.
 
     Raises:
-      ValueError: As `tables`.
+      ValueError: As `tables` and `members`.
     """
     counts, groups = tables(federation, predicted), members(federation, participants)
     clustered = counts.sum(axis=(1, 2))

@@ -68,7 +68,8 @@ def unfold(x: ArrayLike, mode: int) -> Array:
     x = checks.floats("x", x)
     _check_mode(x, mode)
     others = [other for other in reversed(range(x.ndim)) if other != mode]
-    return jnp.transpose(x, (mode, *others)).reshape(x.shape[mode], -1)
+    n_fibres = math.prod(x.shape[other] for other in others)  # of an empty mode -1 tells nothing
+    return jnp.transpose(x, (mode, *others)).reshape(x.shape[mode], n_fibres)
 
 
 @in_32_bits
@@ -109,8 +110,13 @@ def project(x: ArrayLike, factors: Sequence[Array]) -> Tucker:
     """Fits the core for fixed factors by least squares: X x_1 U_1^T ... x_N U_N^T.
 
     The core is linear in `x`: averaging cores of shared factors projects the averaged tensor.
+
+    Raises:
+        ValueError: There is not one factor for each mode, one does not fit its mode, or an array is
+            not of real numbers.
     """
     core = checks.floats("x", x)
+    _check_factors(core, factors)
     for mode, factor in enumerate(factors):
         core = mode_product(core, factor.T, mode)
     return Tucker(core, tuple(factors))
@@ -151,10 +157,14 @@ def hooi_sweep(x: ArrayLike, factors: Sequence[Array]) -> tuple[Array, ...]:
 
     Returns:
         The new factors.
+
+    Raises:
+        ValueError: As `project`.
     """
-    factors = list(factors)
+    x, factors = checks.floats("x", x), list(factors)
+    _check_factors(x, factors)
     for mode, factor in enumerate(factors):
-        projected = checks.floats("x", x)
+        projected = x
         for other, other_factor in enumerate(factors):
             if other != mode:
                 projected = mode_product(projected, other_factor.T, other)
@@ -291,8 +301,14 @@ def weighted_target(target: ArrayLike, fitted: ArrayLike, weights: ArrayLike) ->
 
 @in_32_bits
 def relative_error(x: Array, fitted: Array) -> Array:
-    """Computes |x - fitted| / |x| in Frobenius norms; 0 where `x` is zero and fitted exactly."""
+    """Computes |x - fitted| / |x| in Frobenius norms; 0 where `x` is zero and fitted exactly.
+
+    Raises:
+        ValueError: Shapes differ, or an array is not of real numbers.
+    """
     x, fitted = checks.floats("x", x), checks.floats("fitted", fitted)
+    if fitted.shape != x.shape:
+        raise checks.wrong("fitted", fitted.shape, f"the shape of x, {x.shape}")
     # By a power of two, which rounds nothing: squares leave float32 from 1e19 and below 1e-19.
     exponent = jnp.frexp(jnp.max(jnp.abs(x), initial=0.0))[1]
     unit = jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -126, 126))
@@ -333,6 +349,11 @@ def _check(x: ArrayLike, ranks: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
                 f"1 to the sizes {x.shape}, and no more than the product of the other ranks",
             )
     return x, ranks
+
+
+def _check_factors(x: Array, factors: Sequence[Array]) -> None:
+    if len(factors) != x.ndim:
+        raise checks.wrong("factors", f"{len(factors)} matrices", f"one for each of {x.ndim} modes")
 
 
 def _check_mode(x: Array, mode: int) -> None:

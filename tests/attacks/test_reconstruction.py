@@ -116,6 +116,11 @@ def test_r2_weights_columns_by_their_variance():
     )
 
 
+def test_a_constant_has_no_r2():
+    for guess in (np.ones((3, 1)), np.zeros((3, 1))):
+        assert np.isnan(leakage.r2(np.ones((3, 1)), guess))
+
+
 def test_prototypes_a_hand_worked_case():
     x = jnp.array([[0.0], [1.0], [10.0], [jnp.nan]])
     where = jnp.array([True, True, True, False])

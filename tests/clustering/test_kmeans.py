@@ -377,6 +377,7 @@ def test_padding_changes_no_draw_from_many_rows(n):
         ({"x": np.full((4, 2), 1j)}, "x"),
         ({"x": [["a", "b"]]}, "x"),
         ({"x": [[1, 2], [3]]}, "x"),
+        ({"x": [[1, 10**20]]}, "x"),
         ({"centroids": np.full((2, 2), 1j)}, "centroids"),
     ],
 )

@@ -260,7 +260,7 @@ def test_what_is_unclear_is_named(table, options, text):
         from_frame(table, options)
 
 
-@pytest.mark.parametrize("views", ["blood", "blood=", "=hb", "a=hb;a=wbc", "a=hb;;"])
+@pytest.mark.parametrize("views", ["blood", "blood=", "=hb", "a=hb;a=wbc", "a=hb;;", {"a": ["hb"]}])
 def test_views_that_cannot_be_read(views):
     with pytest.raises(ValueError, match=r"views: got .*; allowed is such as 'blood=hb,wbc"):
         TableOptions(views)

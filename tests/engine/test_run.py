@@ -877,3 +877,5 @@ def test_what_is_no_algorithm_or_no_federation_is_named():
         engine.run("fmcsc", FEDERATION, KEY, 1)
     with pytest.raises(ValueError, match=r"^federation: got 'list'; allowed is a Federation"):
         engine.run(TOY, [np.ones((3, 2))], KEY, 1)
+    with pytest.raises(ValueError, match=r"^federation: got 'list'; allowed is a Federation"):
+        engine.run(TOY, [np.ones((3, 2))], KEY, 1, n_clusters=2)

@@ -166,7 +166,7 @@ def test_rounding_follows_the_key_the_leaf_and_the_row():
     np.testing.assert_array_equal(through(ROUNDED[1], {"a": longer})["a"][:3], both["a"])
 
 
-@pytest.mark.parametrize("bits", [0, 3, 16, 4.0])
+@pytest.mark.parametrize("bits", [0, 3, 16, 4.0, True])
 def test_other_bits_are_refused(bits):
     with pytest.raises(ValueError, match=f"^bits: got {bits}; allowed is 1, 2, 4 or 8"):
         quantised(bits)

@@ -63,6 +63,16 @@ def test_clipping_a_hand_worked_case():
     assert all(not x.any() for x in jax.tree.leaves(clip(message, 0.0)))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_squares_of_narrow_floats_do_not_overflow(dtype):
+    """Whose squares are no float16."""
+    message = {"a": jnp.array([300.0, 400.0], dtype)}  # of norm 500
+    found = clip(message, 10.0)["a"]
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.astype(float), [6.0, 8.0], rtol=2**-7)
+    np.testing.assert_array_equal(clip(message, 600.0)["a"], message["a"])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_the_bound_holds_for_any_message(bad):
     message = {"a": jnp.array([bad, 1.0]), "b": jnp.array([[bad]])}

@@ -90,6 +90,13 @@ def test_a_cluster_that_nobody_holds_a_view_of_is_far_in_that_view():
     assert choice.silhouette(parts) == 0.0
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_view_that_only_rows_outside_clusters_have_does_not_count():
+    part = Rows({0: np.array([[0.0], [1.0], [10.0], [11.0]])}, np.array([0, 0, 1, 1]))
+    outside = Rows({1: np.array([[5.0], [6.0]])}, np.array([-1, -1]))
+    assert choice.silhouette([part, outside]) == choice.silhouette([part])
+
+
 def test_the_best_silhouette_of_the_stable_numbers_is_chosen():
     stable, silhouettes = np.array([0.9, 0.76, 0.5]), np.array([0.3, 0.4, 0.6])
     assert choice.chosen([2, 3, 4], stable, silhouettes) == 3

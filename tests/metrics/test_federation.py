@@ -151,3 +151,8 @@ def test_predicted_clusters_have_the_shapes_of_the_labels(federation):
     for wrong in ([np.stack([x, x]) for x in found], [x[:1] for x in found], found[:-1]):
         with pytest.raises(ValueError, match="predicted: got 'shapes"):
             scoring.score(federation, wrong)
+    for wrong in ([x.astype(float) for x in found], [np.full(x.shape, np.nan) for x in found]):
+        with pytest.raises(ValueError, match=r"^predicted: got 'an array of float64'"):
+            scoring.score(federation, wrong)
+    with pytest.raises(ValueError, match=r"^participants: got .* each of the . cohorts"):
+        scoring.score(federation, found, participants=[np.array([0])] * (len(found) + 1))

@@ -33,6 +33,16 @@ def test_tables_worked_by_hand():
     assert host.table_scores(np.array([[3]])) == dict.fromkeys(host.METRICS, 1.0)
 
 
+def test_classes_and_clusters_out_of_range_count_nowhere():
+    """They would count in another cell, of another client even."""
+    labels, predicted = np.array([[0, 1, 1], [-1, 2, 0]]), np.array([[2, 0, -1], [0, 1, 1]])
+    tables = host.client_tables(labels, predicted, np.ones((2, 3), bool), (2, 2))
+    assert tables.tolist() == [[[0, 0], [1, 0]], [[0, 1], [0, 0]]]
+    for client, table in enumerate(tables):
+        on_device = metrics.contingency(labels[client], predicted[client], 2, 2)
+        np.testing.assert_array_equal(table, on_device)
+
+
 def test_the_share_of_rows_in_a_cluster_stands_beside_their_scores():
     """Ten rows of two clients, five of them in no cluster; clusters of padding count nowhere."""
     views = [{0: np.ones((6, 1))}, {0: np.ones((4, 1))}]

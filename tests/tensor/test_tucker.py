@@ -66,6 +66,11 @@ def test_unfolding_and_mode_products_by_hand():
     np.testing.assert_array_equal(jnp.moveaxis(product, 2, 0), expected)
 
 
+def test_an_empty_mode_unfolds():
+    assert unfold(np.zeros((0, 3, 2)), 0).shape == (0, 6)
+    assert unfold(np.zeros((0, 3, 2)), 1).shape == (3, 0)
+
+
 def test_unfolding_of_a_tucker_form_is_a_kronecker_product():
     form = jit_hosvd(tensor("random"), RANKS)
     a, b, c = form.factors
@@ -278,6 +283,9 @@ def test_zeros_stay_finite():
         (lambda x: unfold(x, 1.0), "mode"),
         (lambda x: mode_product(x, np.ones((2, 5)), 0), "matrix"),
         (lambda x: polar(x[0].T[:, :6]), "matrix"),
+        (lambda x: project(x, hosvd(x, RANKS).factors[:2]), "factors"),
+        (lambda x: hooi_sweep(x, hosvd(x, RANKS).factors[:2]), "factors"),
+        (lambda x: relative_error(x, x[:1]), "fitted"),
         (lambda x: procrustes(hosvd(x, RANKS), [np.ones((6, 3))]), "reference_factors"),
     ],
 )

@@ -44,8 +44,8 @@ class DPFMPSConfig:
         checks.at_least(self, 2, "n_clusters")
         checks.at_least(self, 1, "n_sketches", "n_init")
         checks.choices(self)
-        if not self.epsilon > 0:
-            raise checks.wrong("epsilon", self.epsilon, "more than 0, or infinity for no noise")
+        rule = (lambda x: x > 0, "more than 0, or infinity for no noise")
+        checks.number("epsilon", self.epsilon, rule)
 
     def sketches(self, n_rows: int) -> int:
         """Returns the number of hash functions for so many rows, padding included."""

@@ -216,6 +216,7 @@ class FedHKParafac2Config(FedHKConfig):
           ValueError: Names the setting that is wrong.
         """
         super().__post_init__()
+        checks.at_least(self, 1, "rank")
         if self.aggregation != "statistics":
             raise checks.wrong(
                 "aggregation", self.aggregation, "'statistics', since PARAFAC2 is fitted to sums"

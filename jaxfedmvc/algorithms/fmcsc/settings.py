@@ -125,7 +125,7 @@ class FMCSCConfig:
         if self.teach_features % 2:
             raise checks.wrong("teach_features", self.teach_features, "an even number")
         checks.widths(self, "hidden")
-        if not set(self.components) <= set("ABCD"):
+        if not isinstance(self.components, str) or not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")
         if self.leader_epochs and "A" not in self.components:
             raise checks.wrong(

@@ -14,6 +14,7 @@ from jaxfedmvc.checks import (
     SHARE,
     at_least,
     choices,
+    number,
     numbers,
     widths,
     wrong,
@@ -145,8 +146,7 @@ class MGCDConfig:
                 "None or False but with mode='robust' and server='average': a trained server learns"
                 " from all views",
             )
-        if not self.memory_limit > 0:
-            raise wrong("memory_limit", self.memory_limit, "a number of GB above 0")
+        number("memory_limit", self.memory_limit, (lambda x: x > 0, "a number of GB above 0"))
 
     def resolved(self) -> ResolvedConfig:
         """Returns the settings with the mode's values in place of None."""

@@ -89,6 +89,7 @@ class GCFAggConfig:
         checks.at_least(self, 1, "n_clusters", "latent_dim", "feature_dim", "attention_hidden")
         checks.at_least(self, 1, "pretrain_epochs", "batch_size", "n_init")
         checks.at_least(self, 0, "contrast_epochs")
+        checks.choices(self)
         checks.widths(self, "hidden")
 
 

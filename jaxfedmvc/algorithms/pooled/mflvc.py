@@ -93,6 +93,7 @@ class MFLVCConfig:
         checks.at_least(self, 1, "n_clusters", "latent_dim", "feature_dim", "pretrain_epochs")
         checks.at_least(self, 1, "batch_size", "n_init")
         checks.at_least(self, 0, "contrast_epochs", "tune_epochs")
+        checks.choices(self)
         checks.widths(self, "hidden")
 
 

@@ -104,8 +104,8 @@ class CoMVCConfig(SiMVCConfig):
           ValueError: Names the setting that is wrong.
         """
         super().__post_init__()
-        if not 0 < self.negatives <= 1:
-            raise checks.wrong("negatives", self.negatives, "a number above 0, up to 1")
+        rule = (lambda x: (x > 0) & (x <= 1), "a number above 0, up to 1")
+        checks.number("negatives", self.negatives, rule)
 
 
 @struct.dataclass
