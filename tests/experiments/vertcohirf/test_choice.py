@@ -73,10 +73,12 @@ def test_a_number_that_is_told_is_said():
     assert line.endswith("what the agents find alone (ARI 0.500, from 0.250 on)")
 
 
-def test_more_clusters_than_rows_cannot_be_told(data, tmp_path):
-    given = (*COMMON, f"--dataset={data / 'right.npz'}", "--n_clusters=61")
+@pytest.mark.parametrize("told", [1, 61])  # one cluster agrees with all trials alike; 60 rows
+def test_one_cluster_and_more_than_rows_cannot_be_told(told, data, tmp_path):
+    given = (*COMMON, f"--dataset={data / 'right.npz'}", f"--n_clusters={told}")
     code, _, err = binaries.launch(run.main, *given, f"--output_dir={tmp_path / 'out'}")
-    assert code == 2 and err.startswith("error: n_clusters: got 61; allowed is 1 to 60 where"), err
+    assert code == 2, err
+    assert err.startswith(f"error: n_clusters: got {told}; allowed is 2 to 60 where"), err
     assert not (tmp_path / "out").exists()
 
 
