@@ -162,7 +162,9 @@ def trials(
     """Runs the method with each local number of clusters and each consensus of the agents.
 
     A run with what a trial was made with, and with the same key, finds the trial's clusters, but
-    for rounding. One program serves all numbers.
+    for rounding and, where agents have features of different number, for where k-means stops: its
+    tolerance is of the mean variance of the features, and of those that agents are padded with,
+    too. One program serves all numbers.
 
     Args:
       config: Static settings; its `local_clusters` does not count.
@@ -241,9 +243,10 @@ def _reporting(config: VertCoHiRFConfig, hyperparams: VertCoHiRFHyperparams) -> 
 def _of_one_width(
     config: VertCoHiRFConfig, hyperparams: VertCoHiRFHyperparams, federation: Federation
 ) -> Federation:
-    """Returns agents padded with zero features to one width, where these change nothing.
+    """Returns agents padded with zero features to one width, where these change no distance.
 
-    k-means and cosines do not see them, and agents that are alike share their programs.
+    Nor do cosines see them, and agents that are alike share their programs. k-means of an agent
+    that is padded stops a step later, if anything.
     """
     blind = config.bases().names() == {"kmeans"} and config.similarity == "cosine"
     everything = isinstance(hyperparams.feature_share, float) and hyperparams.feature_share == 1
