@@ -246,7 +246,7 @@ def _of_one_width(
     """Returns agents padded with zero features to one width, where these change no distance.
 
     Nor do cosines see them, and agents that are alike share their programs. k-means of an agent
-    that is padded stops a step later, if anything.
+    that is padded has a smaller tolerance, and may go on for longer.
     """
     blind = config.bases().names() == {"kmeans"} and config.similarity == "cosine"
     everything = isinstance(hyperparams.feature_share, float) and hyperparams.feature_share == 1
