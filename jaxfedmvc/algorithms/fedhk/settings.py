@@ -180,7 +180,7 @@ class FedHKTuckerConfig(FedHKConfig):
           ValueError: Names the setting that is wrong.
         """
         super().__post_init__()
-        if len(self.ranks) not in (0, 3):
+        if not isinstance(self.ranks, tuple | list) or len(self.ranks) not in (0, 3):
             raise checks.wrong("ranks", self.ranks, "three, of clusters, features and views")
         if self.aggregation == "average":
             return

@@ -423,18 +423,22 @@ def test_refuses_what_makes_no_sense():
 @pytest.mark.parametrize(
     ("placement", "clusters", "rank", "largest"),
     [
-        ("clients", 3, 0, 3),
         ("clients", 3, 4, 3),
         ("clients", 13, 13, 12),
         ("views", 4, 4, 3),
         ("views", 2, 3, 2),
-        ("views", 3, 0, 3),
     ],
 )
 def test_refuses_ranks_that_the_slices_cannot_have(placement, clusters, rank, largest):
     algorithm = fedhk_parafac2(FedHKParafac2Config(clusters, rank=rank, placement=placement))
     with pytest.raises(ValueError, match=f"rank: got {rank}; allowed is 1 to {largest}, the num"):
         algorithm.init(jax.random.key(0), federation(0))
+
+
+@pytest.mark.parametrize("rank", [0, 1.5])
+def test_refuses_what_is_no_rank(rank):
+    with pytest.raises(ValueError, match=f"rank: got {rank}; allowed is .*1 or more"):
+        FedHKParafac2Config(3, rank=rank)
 
 
 def test_default_ranks_are_the_largest():
