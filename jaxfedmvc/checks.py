@@ -154,7 +154,8 @@ def up_to(n_clusters: int) -> tuple[Callable[[Any], Any], str]:
 def choices(settings: Any) -> None:
     """Checks the fields of a dataclass whose annotation is a `Literal`, a `bool` or a `tuple`.
 
-    Of a tuple, but of whole numbers, it checks no more than that there are entries to look at.
+    Of a tuple it checks that there are entries to look at, and no more. Tuples of whole numbers
+    have rules of their own, such as `widths`.
 
     Raises:
       ValueError: Names the first field with a value that is none of its literals, no bool (None,
@@ -170,7 +171,6 @@ def choices(settings: Any) -> None:
             may_be_none = type(None) in get_args(hint)
             if not (isinstance(value, bool | np.bool_) or (may_be_none and value is None)):
                 raise wrong(field.name, value, "True or False" + (", or None" * may_be_none))
-        # Numbers have rules of their own, such as `widths`.
         is_tuple = get_origin(hint) is tuple and int not in get_args(hint)
         if is_tuple and not isinstance(value, Collection):
             raise wrong(field.name, value, "a tuple")

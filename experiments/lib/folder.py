@@ -351,7 +351,7 @@ def _check_same(path: Path, found: Sequence[str], wanted: Sequence[str]) -> None
     beside = ", ".join(name for name in found if name not in wanted)
     told = "; ".join([f"lacks {lacks}"] * bool(lacks) + [f"has {beside}"] * bool(beside))
     raise OtherColumnsError(
-        f"{path}: not of the columns that this version writes: {told}; give another file or folder"
+        f"{path} holds something else than this version writes: {told}; give another file or folder"
     )
 
 

@@ -352,8 +352,8 @@ class _Runner:
         write(self.job.federation.describe())
         if command.job.rounds and not self.steps.algorithm.round:
             write(f"rounds: {command.name} exchanges nothing in them; --rounds repeats its result")
-        told = command.data.n_clusters is not None and self.choice is None  # which says it itself
-        if told and command.method.finds_n_clusters:
+        given = command.data.n_clusters is not None and command.method.finds_n_clusters
+        if given and self.choice is None:  # a choice says what it was told
             write(
                 f"n_clusters: {command.name} finds the number of shared clusters itself;"
                 f" {command.data.n_clusters} is that of the references"

@@ -9,7 +9,6 @@ Flags are fields of documented dataclasses, as everywhere, in a `FlagValues` of 
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -186,13 +185,15 @@ def check_table(flag: str, file: str | None, columns: Sequence[str]) -> None:
     if file is None:
         return
     path = Path(file)
-    with path.open("a+", newline="", encoding="utf-8") as opened:
-        opened.seek(0)
-        found = next(csv.reader(opened), None)
-    if found is None:
+    with path.open("a"):
+        pass  # it can grow
+    if not path.stat().st_size:
         path.unlink()
-    elif set(found) != set(columns):
-        raise ValueError(f"{flag}: {path} holds something else")
+        return
+    try:
+        folders.check_columns(path, columns)
+    except folders.OtherColumnsError as error:
+        raise ValueError(f"{flag}: {error}") from error
 
 
 class Rows:

@@ -128,14 +128,15 @@ def choosing(command: Command) -> Choosing | None:
     """Returns how a job chooses its local number of clusters; None where it is told.
 
     It is chosen where --local_clusters=auto is given, and where no setting of the method is. What
-    is given holds; --n_clusters is what the consensus is cut into, by which is chosen.
+    is given holds. --n_clusters is no such setting: it says into how many clusters the consensus is
+    cut that the choice goes by.
     """
     flags = command.flags
     own = [*settings_of(command.method.config), *settings_of(command.method.hyperparams)]
     names = {setting.flag for setting in own if setting.name not in OF_THE_RUN}
     given = {name for name in names if flags[name].present}
-    told = flags["local_clusters"].value
-    if told != "auto" and (told is not None or given):
+    asked = flags["local_clusters"].value
+    if asked != "auto" and (asked is not None or given):
         return None
     defaults = {name: text for name, text in _WITH_IT.items() if name not in given}
     whole = _with(command, {"local_clusters": "auto"} | defaults)

@@ -75,8 +75,8 @@ def test_a_table_of_another_version_ends_a_program_in_a_line(tmp_path, capsys):
         program()
     assert ended.value.code == 2
     assert capsys.readouterr().err == (
-        f"error: {path}: not of the columns that this version writes: lacks c; give another file or"
-        " folder\n"
+        f"error: {path} holds something else than this version writes: lacks c; give another file"
+        " or folder\n"
     )
 
 
