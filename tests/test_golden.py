@@ -73,8 +73,8 @@ RUNS = {
         0,
         lambda: label_consensus(LabelConsensusConfig((2, 3, 4), n_init=3)),
     ),
-    "dpfmps": ("vertical", 0, lambda: dpfmps(DPFMPSConfig(K, epsilon=4.0))),
-    "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(DPFMPSP2EstConfig(K, epsilon=4.0))),
+    "dpfmps": ("vertical", 0, lambda: dpfmps(DPFMPSConfig(K, dp_epsilon=4.0))),
+    "dpfmps_p2est": ("vertical", 0, lambda: dpfmps_p2est(DPFMPSP2EstConfig(K, dp_epsilon=4.0))),
     "e_fkmvc": ("partial", 3, lambda: e_fkmvc(FedHKConfig(K, n_restarts=2))),
     "e_fkmvc_personal": (
         "partial",

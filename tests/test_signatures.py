@@ -49,7 +49,7 @@ def test_no_setting_is_complex(name):
     "name, setting",
     [
         ("mgcd", "memory_limit"),
-        ("dpfmps", "epsilon"),
+        ("dpfmps", "dp_epsilon"),
         ("comvc", "negatives"),
         ("fedhk_parafac2", "rank"),
         ("fmcsc", "components"),

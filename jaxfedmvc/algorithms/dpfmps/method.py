@@ -101,7 +101,7 @@ def _init(
             f"n_clusters: {k} clusters of {n_agents} agents make {k**n_agents} cells; allowed is"
             f" {MAX_CELLS} or less (take fewer clusters or fewer agents)"
         )
-    budget = split(config.epsilon, n_agents, SIZE_SHARE[config.estimator])
+    budget = split(config.dp_epsilon, n_agents, SIZE_SHARE[config.estimator])
     centres, agents = {}, []
     for cohort in federation.cohorts:
         d = sum(view.shape[-1] for view in cohort.views)

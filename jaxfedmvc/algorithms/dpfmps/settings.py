@@ -21,7 +21,7 @@ class DPFMPSConfig:
 
     Attributes:
       n_clusters: Number of clusters k of the local clusterings and of the final one, 2 or more.
-      epsilon: Privacy budget of the whole run, above 0; inf: no noise.
+      dp_epsilon: Privacy budget epsilon of the whole run, above 0; inf: no noise.
       n_sketches: Number of hash functions of each sketch (the authors' example takes 4096); none: a
         tenth of the rows, padding included.
       estimator: How cells are counted: complement, from one union for each cell; p2est, from the
@@ -30,7 +30,7 @@ class DPFMPSConfig:
     """
 
     n_clusters: int
-    epsilon: float = 1.0
+    dp_epsilon: float = 1.0
     n_sketches: int | None = None
     estimator: Estimator = "complement"
     n_init: int = 10
@@ -45,7 +45,7 @@ class DPFMPSConfig:
         checks.at_least(self, 1, "n_sketches", "n_init")
         checks.choices(self)
         rule = (lambda x: x > 0, "more than 0, or infinity for no noise")
-        checks.number("epsilon", self.epsilon, rule)
+        checks.number("dp_epsilon", self.dp_epsilon, rule)
 
     def sketches(self, n_rows: int) -> int:
         """Returns the number of hash functions for so many rows, padding included."""

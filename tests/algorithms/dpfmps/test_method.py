@@ -61,7 +61,7 @@ def program():
 
 def results(epsilon, key=0):
     key = jax.random.key(key)
-    algorithm = dpfmps(DPFMPSConfig(K, epsilon=epsilon, n_sketches=M, n_init=4))
+    algorithm = dpfmps(DPFMPSConfig(K, dp_epsilon=epsilon, n_sketches=M, n_init=4))
     state = engine.start(algorithm, PADDED, key)
     return program()(key, state)
 
@@ -100,7 +100,7 @@ def test_a_private_run_is_finite_and_differs_from_key_to_key():
 
 def test_the_size_carries_laplace_noise():
     """Over many keys: the published number of rows, with the share of a twentieth of epsilon."""
-    algorithm = dpfmps(DPFMPSConfig(K, epsilon=2.0, n_sketches=M))
+    algorithm = dpfmps(DPFMPSConfig(K, dp_epsilon=2.0, n_sketches=M))
     state = engine.start(algorithm, federation(), jax.random.key(0))
     agent = jax.tree.map(lambda leaf: leaf[0], state.clients[0])
     client = jax.tree.map(lambda leaf: leaf[0], federation().cohorts[0])
@@ -115,7 +115,7 @@ def test_the_size_carries_laplace_noise():
 @pytest.mark.slow
 def test_whole_run_of_the_variant_by_pairs():
     """Three agents whose cohorts are not in the order of their numbers."""
-    algorithm = dpfmps_p2est(DPFMPSP2EstConfig(K, epsilon=math.inf, n_sketches=M, n_init=4))
+    algorithm = dpfmps_p2est(DPFMPSP2EstConfig(K, dp_epsilon=math.inf, n_sketches=M, n_init=4))
     run = jax.jit(
         lambda federation, key: engine.run(algorithm, federation, key, 0), compiler_options=FAST
     )
@@ -176,7 +176,7 @@ def test_features_are_scaled_one_by_one():
 
 
 def test_agents_share_the_hash_functions_and_the_server_has_no_key():
-    state = engine.start(dpfmps(DPFMPSConfig(K, epsilon=1.0)), federation(), jax.random.key(0))
+    state = engine.start(dpfmps(DPFMPSConfig(K, dp_epsilon=1.0)), federation(), jax.random.key(0))
     data = [np.asarray(jax.random.key_data(agent.hash_key[0])) for agent in state.clients]
     assert all(np.array_equal(data[0], other) for other in data)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.server)]
@@ -196,8 +196,8 @@ def test_what_travels(n_sketches, m):
     "settings",
     [
         {"n_clusters": 1},
-        {"epsilon": 0.0},
-        {"epsilon": math.nan},
+        {"dp_epsilon": 0.0},
+        {"dp_epsilon": math.nan},
         {"n_sketches": 0},
         {"n_sketches": 2.5},
         {"n_init": True},

@@ -131,7 +131,7 @@ def test_baselines_run_under_the_same_binary(name, toy, tmp_path):
         ),
         (["--overlap=0.2"], "overlap: is for features that are split, not for views"),
         (["--categorical=a", "--split=features"], "--categorical=a: allowed is whole numbers"),
-        (["--algorithm=dpfmps", "--epsilon=0"], "epsilon: got 0.0"),
+        (["--algorithm=dpfmps", "--dp_epsilon=0"], "dp_epsilon: got 0.0"),
         (["--n_clusters=31", "--algorithm=distr_kmeans"], "30 samples; allowed is 31 or more"),
     ],
 )
