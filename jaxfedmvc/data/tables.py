@@ -164,8 +164,11 @@ def from_frame(
       Views [n, D_v], unscaled, with zeros where a row does not hold one; see `Dataset`.
 
     Raises:
-      ValueError: Names the column that is wrong, or that float32 would round away.
+      ValueError: Names the column that is wrong, or that float32 would round away; or `frame` is no
+        pandas table.
     """
+    if not hasattr(frame, "columns"):
+        raise ValueError(f"frame: got a {type(frame).__name__}; allowed is a pandas DataFrame")
     if frame.columns.nlevels > 1:
         raise ValueError(f"{name}: has columns of {frame.columns.nlevels} levels; allowed is one")
     frame = frame.rename(columns=str)

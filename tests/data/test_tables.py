@@ -584,6 +584,8 @@ def test_a_value_of_words_may_be_given_the_name_of_a_column_beside_them():
 def test_a_frame_has_no_column_twice_and_columns_of_one_level():
     with pytest.raises(ValueError, match="table: the column '1' is there twice"):
         from_frame(pd.DataFrame([[1.0, 2.0]], columns=["1", 1]))
+    with pytest.raises(ValueError, match="frame: got a list; allowed is a pandas DataFrame"):
+        from_frame([[1.0, 2.0]])
     pairs = pd.MultiIndex.from_tuples([("blood", "hb"), ("blood", "wbc")])
     with pytest.raises(ValueError, match="table: has columns of 2 levels; allowed is one"):
         from_frame(pd.DataFrame([[1.0, 2.0]], columns=pairs))

@@ -182,6 +182,8 @@ class FedHKTuckerConfig(FedHKConfig):
         super().__post_init__()
         if not isinstance(self.ranks, tuple | list) or len(self.ranks) not in (0, 3):
             raise checks.wrong("ranks", self.ranks, "three, of clusters, features and views")
+        if not all(isinstance(rank, int | np.integer) for rank in self.ranks):
+            raise checks.wrong("ranks", self.ranks, "three whole numbers")
         if self.aggregation == "average":
             return
         _check_bandwidth(self)

@@ -469,6 +469,9 @@ def test_refuses_settings_that_make_no_sense():
         FedHKTuckerConfig(C, alignment="other")
     with pytest.raises(ValueError, match=r"ranks: got \(3, 2\); allowed is three"):
         FedHKTuckerConfig(C, ranks=(3, 2))
+    for ranks in ((3, 2.5, 2), (3, "2", 2), (3, None, 2)):
+        with pytest.raises(ValueError, match=r"ranks: got .*; allowed is three whole numbers"):
+            FedHKTuckerConfig(C, ranks=ranks)
     for coefficients in ("minmax", "absmean"):
         with pytest.raises(ValueError, match=f"hkc: got '{coefficients}'; .* with compressed sums"):
             FedHKTuckerConfig(C, hkc=coefficients)
