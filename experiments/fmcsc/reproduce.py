@@ -2,10 +2,10 @@
 
     python -m experiments.reproduce --paper=fmcsc --table=1 --datasets=mnist_usps,bdgp --seeds=5
 
-Rows are made of presets (experiments/fmcsc/presets): "paper", algorithm 1 and appendix D.2 taken at
-their word, and "best", one setting for all sets. A flag of `experiments.fmcsc` that is given goes
-before the presets. On a CPU runs go one by one, elsewhere they are batched as `experiments.sweep`
-batches them; --resume goes on with either.
+Rows are made of presets (experiments/fmcsc/presets): "paper", algorithm 1 and appendix D.2 with the
+departures that docs/methods/fmcsc.md lists, and "best", one setting for all sets. A flag of
+`experiments.fmcsc` that is given goes before the presets. On a CPU runs go one by one, elsewhere
+they are batched as `experiments.sweep` batches them; --resume goes on with either.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def prepare(command: Command) -> Job:
         jax.eval_shape(start, jax.random.key(0))
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
     if command.job.until_stable is not None and (algorithm.done or not algorithm.round):
-        raise ValueError(f"until_stable: {command.name} finds its end itself; allowed is none")
+        why = "finds its end itself" if algorithm.round else "makes no rounds"
+        raise ValueError(f"until_stable: {command.name} {why}; allowed is none")
     _check_counts(job)
     if command.hooks.check is not None:
         command.hooks.check(job)

@@ -279,8 +279,10 @@ def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkey
     )
     assert code == 0
     assert "seed 0: clusters still change after all 3 rounds (--until_stable=0.9)" in out
-    code, _, error = binaries.launch(run.main, "--algorithm=mgcd", "--until_stable=0.9", whole)
-    assert code and "until_stable: mgcd finds its end itself" in error
+    for name, why in (("mgcd", "finds its end itself"), ("label_consensus", "makes no rounds")):
+        told = (f"--algorithm={name}", "--dataset=digits", "--until_stable=0.9", whole)
+        code, _, error = binaries.launch(run.main, *told)
+        assert code and f"until_stable: {name} {why}" in error
 
 
 @pytest.mark.slow
