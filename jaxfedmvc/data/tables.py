@@ -199,6 +199,8 @@ def _dataset(
     for view, names in columns.items():
         encoded, note = _encoded(frame[list(names)], options, view)
         values, there = _filled(encoded, options, view)
+        if n_filled := int(encoded[there].isna().any(axis=1).sum()):
+            note += f"; {n_filled} of {int(there.sum())} rows have medians in empty cells"
         if is_final:
             check_precision(view, [values[there]], [str(column) for column in encoded])
             values = values.astype(np.float32)
