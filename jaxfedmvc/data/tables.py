@@ -345,9 +345,12 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
             raise ValueError(f"id: {name} has no column {options.id!r}")
         _check_ids(name, frame[options.id], frame[options.id].duplicated())
         own = [c for c in frame if c != options.id]
-        known = [] if whole is None else [c for c in own if c in whole and c != options.labels]
-        if known:
-            raise ValueError(f"{name}: its column {known[0]!r} is in another table, too")
+        for other, theirs in columns.items():
+            if known := [c for c in own if c in theirs]:
+                raise ValueError(
+                    f"dataset: the column {known[0]!r} is in {other} and in {name}; allowed are the"
+                    " id and the labels in several tables, and other columns in one: rename it"
+                )
         columns[name] = [c for c in own if c != options.labels]
         if whole is None:
             whole = frame

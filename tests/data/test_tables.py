@@ -429,7 +429,7 @@ def test_tables_that_do_not_fit_together(tmp_path):
     a, b, twice = (tmp_path / f"{name}.csv" for name in ("a", "b", "twice"))
     for paths, options, text in (
         ([a, b], TableOptions(), "several tables are joined on a column of ids"),
-        ([a, b], TableOptions(id="patient"), "its column 'hb' is in another table"),
+        ([a, b], TableOptions(id="patient"), "dataset: the column 'hb' is in a and in b; allowed"),
         ([a, twice], TableOptions(id="patient"), "id: twice has 'a' twice in 'patient'"),
         ([a, b], TableOptions(id="number"), "a has no column 'number'"),
     ):
