@@ -28,6 +28,8 @@ from jaxfedmvc.metrics.host import METRICS
 
 # Views of a run in a line for the terminal; comparison.csv has all.
 _VIEWS_SHOWN = 3
+# Columns of rounds.csv that the page draws.
+_OF_ROUNDS = ["seed", "round", "bytes_up", "bytes_down", "all/pooled/acc", "all/per_client/acc"]
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("to", None, "Folder to write to; none: results/compare-<time>/.")
@@ -48,7 +50,9 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         raise ValueError(f"{path}: has no rounds.csv; allowed are folders of experiments.run")
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        return line_of(summary), pd.read_csv(path / "rounds.csv")
+        line, rounds = line_of(summary), pd.read_csv(path / "rounds.csv")
+        rounds[_OF_ROUNDS]  # all are there
+        return line, rounds
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no folder of a run ({error!r})") from error
 
@@ -97,7 +101,7 @@ def table(lines: pd.DataFrame) -> pd.DataFrame:
             spread(mean, std)
             for mean, std in zip(lines[metric], lines[f"{metric}_std"], strict=True)
         ]
-    shown["ACC, each client matched"] = [f"{x:.3f}" for x in lines["acc_each_matched"]]
+    shown["ACC, each client matched"] = [spread(x, np.nan) for x in lines["acc_each_matched"]]
     for name, title in (("mb_up", "MB up"), ("mb_down", "MB down"), ("seconds_a_run", "s a run")):
         shown[title] = [f"{x:.3g}" for x in lines[name]]
     return shown
@@ -185,8 +189,14 @@ def main(arguments: list[str]) -> None:
         target = folder.unused("compare") if FLAGS.to is None else Path(FLAGS.to)
         if (target / "comparison.csv").exists():
             raise ValueError(f"to: {str(target)!r} holds a comparison already; give another")
-        target.mkdir(parents=True, exist_ok=True)
-        write_text(target / "comparison.csv", lines.to_csv(index_label="folder"))
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            write_text(target / "comparison.csv", lines.to_csv(index_label="folder"))
+        except OSError as error:
+            raise OSError(
+                f"to: cannot write to {str(target)!r} ({error.strerror}); give a folder that can"
+                " be written"
+            ) from error
         notes, files = warnings(lines), ["comparison.csv"]
         if page.is_installed():
             rounds = {name: frame for name, (_, frame) in read_all.items()}

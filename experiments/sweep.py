@@ -300,6 +300,7 @@ def report(
     if failed:
         yield f"{counted(failed, 'run')} failed; runs.csv says why"
     drawn = sweep_report.draw(path, summary, axes, by)
+    arguments = without(command.arguments, {"output_dir", "resume"})
     content = {
         "algorithm": command.name,
         "dataset": command.data.dataset,
@@ -308,7 +309,7 @@ def report(
         "compilations_here": compilations,
         "seconds": ledger.seconds,
         "best": best,
-        "command": list(command.arguments),
+        "command": arguments,
         "commit": folder.commit(),
         "device": folder.device(),
         "versions": folder.versions(),
@@ -319,7 +320,6 @@ def report(
         facts = dict[str, Any](runs=len(runs), failed=failed, seconds=round(ledger.seconds, 1))
         facts |= {"device": folder.device(), "best": "; ".join(best)}
         title = f"sweep of {command.name} on {command.data.stem}"
-        arguments = without(command.arguments, {"output_dir", "resume"})
         text = shlex.join(["python", "-m", "experiments.sweep", *arguments])
         figures = sweep_report.figures(summary, names, shown, by)
         page.write(path / "report.html", title, facts, text, {"Settings": summary}, figures)

@@ -239,6 +239,12 @@ class Report:
             | {"internal": _statistics([r[name]["internal"] for r in self.references])}
             for name in (self.references[0] if self.references else ())
         }
+        # The last one's: methods that compact send fewer bytes each time, and a job that goes on
+        # after it makes no round itself.
+        last_round = next((row for row in reversed(self.rows) if row["round"]), None)
+        per_round = traffic["round"]._asdict()
+        if last_round is not None:
+            per_round = {way: last_round[f"bytes_{way}"] for way in per_round}
         return {
             "algorithm": self.command.name,
             "command": self._arguments(),
@@ -261,7 +267,7 @@ class Report:
                 ]
                 for way in ("up", "down")
             },
-            "bytes_per_round": traffic["round"]._asdict(),
+            "bytes_per_round": per_round,
             "bytes_setup": traffic["setup"]._asdict(),
             "bytes_finish": traffic["finish"]._asdict(),
             "seconds": self.seconds,

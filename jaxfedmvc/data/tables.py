@@ -202,6 +202,8 @@ def _dataset(
     for view, names in columns.items():
         encoded, note = _encoded(frame[list(names)], options, view)
         values, there = _filled(encoded, options, view)
+        if n_filled := int(encoded[there].isna().any(axis=1).sum()):
+            note += f"; {n_filled} of {int(there.sum())} rows have medians in empty cells"
         if is_final:
             check_precision(view, [values[there]], [str(column) for column in encoded])
             values = values.astype(np.float32)
@@ -346,9 +348,12 @@ def _joined(frames: Mapping[str, pd.DataFrame], options: TableOptions) -> Datase
             raise ValueError(f"id: {name} has no column {options.id!r}")
         _check_ids(name, frame[options.id], frame[options.id].duplicated())
         own = [c for c in frame if c != options.id]
-        known = [] if whole is None else [c for c in own if c in whole and c != options.labels]
-        if known:
-            raise ValueError(f"{name}: its column {known[0]!r} is in another table, too")
+        for other, theirs in columns.items():
+            if known := [c for c in own if c in theirs]:
+                raise ValueError(
+                    f"dataset: the column {known[0]!r} is in {other} and in {name}; allowed are the"
+                    " id and the labels in several tables, and other columns in one: rename it"
+                )
         columns[name] = [c for c in own if c != options.labels]
         if whole is None:
             whole = frame

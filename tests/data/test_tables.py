@@ -130,6 +130,10 @@ def test_the_median_is_the_columns_own_over_rows_that_hold_the_view():
     table = pd.DataFrame({"x": [1.0, 2, 9, np.nan, np.nan], "y": [50.0, 60, 70, 80, np.nan]})
     found = from_frame(table.assign(z=1.0), TableOptions("a=x,y; b=z", missing="median"))
     assert found.views[0].tolist() == [[1, 50], [2, 60], [9, 70], [2, 80], [0, 0]]
+    assert found.notes[0] == (
+        "view a: 2 features of columns x, y; 1 of 4 rows have medians in empty cells"
+    )
+    assert "median" not in found.notes[1]
 
 
 def test_a_column_without_any_value_is_the_one_that_is_named():
@@ -425,7 +429,7 @@ def test_tables_that_do_not_fit_together(tmp_path):
     a, b, twice = (tmp_path / f"{name}.csv" for name in ("a", "b", "twice"))
     for paths, options, text in (
         ([a, b], TableOptions(), "several tables are joined on a column of ids"),
-        ([a, b], TableOptions(id="patient"), "its column 'hb' is in another table"),
+        ([a, b], TableOptions(id="patient"), "dataset: the column 'hb' is in a and in b; allowed"),
         ([a, twice], TableOptions(id="patient"), "id: twice has 'a' twice in 'patient'"),
         ([a, b], TableOptions(id="number"), "a has no column 'number'"),
     ):

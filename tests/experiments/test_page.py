@@ -233,6 +233,15 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
     with pytest.raises(SystemExit):
         compare.main(["compare", str(folders / "sweep")])
     assert "has no rounds.csv; allowed are folders of experiments.run" in capsys.readouterr().err
+    summary = (folders / "one" / "summary.json").read_text()
+    (folders / "sweep" / "summary.json").write_text(summary)
+    (folders / "sweep" / "rounds.csv").write_text("seed,round\n0,1\n")
+    (folders / "file").write_text("")
+    compare.FLAGS(["compare", f"--to={folders / 'file'}"])
+    for name, text in (("sweep", "sweep: is no folder of a run"), ("one", "error: to: cannot")):
+        with pytest.raises(SystemExit):
+            compare.main(["compare", str(folders / name)])
+        assert text in capsys.readouterr().err
     lines = pd.DataFrame(
         {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "clusters": [3, 4]}
         | {"seeds": 1, "device": "cpu"}

@@ -240,6 +240,25 @@ def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
 
 
 @pytest.mark.ci
+def test_a_job_that_compacts_goes_on_after_its_last_round(digits, tmp_path, monkeypatch):
+    """It makes no round any more, and still tells the bytes of the last, of the rows left then."""
+    arguments = (*JOBS["vertcohirf, compacting"], *TINY, "--seeds=1", f"--dataset={digits}")
+    whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
+    assert binaries.launch(run.main, *arguments, whole)[0] == 0
+    rounds = pd.read_csv(tmp_path / "whole" / "rounds.csv")
+    assert rounds["bytes_up"].iloc[-1] < rounds["bytes_up"].iloc[0]
+    break_after(monkeypatch, 1 + len(rounds))
+    with pytest.raises(Broken):
+        binaries.launch(run.main, *arguments, again)
+    assert binaries.launch(run.main, *arguments, again, "--resume")[0] == 0
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+    summary = json.loads((tmp_path / "again" / "summary.json").read_text())
+    assert summary["bytes_per_round"] == {
+        way: rounds[f"bytes_{way}"].iloc[-1] for way in ("up", "down")
+    }
+
+
+@pytest.mark.ci
 def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkeypatch):
     """Broken off after its second round, it goes on to the same end."""
     arguments = (

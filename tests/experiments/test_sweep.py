@@ -82,6 +82,7 @@ def test_every_setting_meets_every_seed_in_as_few_programs_as_can_be(swept):
     assert {"rounds_made", "bytes_up", "silhouette", "multi_view/per_client/nmi"} <= set(rows[0])
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["runs"] == 8 and summary["compilations_here"] == 2 and summary["failed"] == 0
+    assert not [flag for flag in summary["command"] if flag.startswith("--output_dir")]
 
 
 @pytest.mark.ci
