@@ -1,8 +1,8 @@
 """Runs side by side: `python -m experiments.compare results/a results/b ...`.
 
 Folders are those that `experiments.run` leaves behind. Printed is a table, and written to the
-folder --to are comparison.csv and, where the extra `report` is installed, comparison.html with the
-scores by round.
+folder --to are comparison.csv, runs.csv with a row of each seed, for statistics of your own, and,
+where the extra `report` is installed, comparison.html with the scores by round.
 Runs on other data, or of other numbers of seeds, are named below the table and not hidden.
 """
 
@@ -35,8 +35,8 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("to", None, "Folder to write to; none: results/compare-<time>/.")
 
 
-def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Returns a result folder's line of the table and its rounds.
+def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
+    """Returns a result folder's line of the table, a row of each of its seeds, and its rounds.
 
     Raises:
       ValueError: The job is not finished, or its files are damaged.
@@ -50,9 +50,9 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         raise ValueError(f"{path}: has no rounds.csv; allowed are folders of experiments.run")
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-        line, rounds = line_of(summary), pd.read_csv(path / "rounds.csv")
+        rounds = pd.read_csv(path / "rounds.csv")
         rounds[_OF_ROUNDS]  # all are there
-        return line, rounds
+        return line_of(summary), runs_of(summary), rounds
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no folder of a run ({error!r})") from error
 
@@ -91,6 +91,24 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         "command": shlex.join(summary.get("command", ())),
         "commit": summary.get("commit", ""),
     }
+
+
+def runs_of(summary: Mapping[str, Any]) -> pd.DataFrame:
+    """Returns a row of each seed; its seconds are the job's over the number of seeds."""
+    line = line_of(summary)
+    rows = pd.DataFrame(
+        {name: line[name] for name in ("method", "data")} | {"seed": summary["seeds"]}
+    )
+    for metric in METRICS:
+        rows[metric] = summary["metrics"].get(metric, {}).get("per_seed", np.nan)
+    for way in ("up", "down"):
+        # What is sent beside the rounds is the same for all seeds.
+        rounds = np.asarray(summary["bytes_rounds"][way])
+        rows[f"mb_{way}"] = line[f"mb_{way}"] + (rounds - rounds.mean()) / 1e6
+    rows["rounds"] = summary["rounds_made"]
+    kept = ("clients", "compile_seconds", "seconds_a_run", "seconds_choice", "command", "commit")
+    rows = rows.assign(**{name: line[name] for name in (*kept, "device")})
+    return rows.assign(jax=summary.get("versions", {}).get("jax"))
 
 
 def table(lines: pd.DataFrame) -> pd.DataFrame:
@@ -184,7 +202,7 @@ def main(arguments: list[str]) -> None:
         if len(set(names)) < len(names):
             names = [str(path) for path in paths]
         read_all = {name: read(path) for name, path in zip(names, paths, strict=True)}
-        lines = pd.DataFrame({name: line for name, (line, _) in read_all.items()}).T
+        lines = pd.DataFrame({name: line for name, (line, *_) in read_all.items()}).T
         lines = lines.infer_objects()
         target = folder.unused("compare") if FLAGS.to is None else Path(FLAGS.to)
         if (target / "comparison.csv").exists():
@@ -192,14 +210,16 @@ def main(arguments: list[str]) -> None:
         try:
             target.mkdir(parents=True, exist_ok=True)
             write_text(target / "comparison.csv", lines.to_csv(index_label="folder"))
+            runs = pd.concat([runs.assign(folder=name) for name, (_, runs, _) in read_all.items()])
+            write_text(target / "runs.csv", runs.set_index("folder").to_csv())
         except OSError as error:
             raise OSError(
                 f"to: cannot write to {str(target)!r} ({error.strerror}); give a folder that can"
                 " be written"
             ) from error
-        notes, files = warnings(lines), ["comparison.csv"]
+        notes, files = warnings(lines), ["comparison.csv", "runs.csv"]
         if page.is_installed():
-            rounds = {name: frame for name, (_, frame) in read_all.items()}
+            rounds = {name: frame for name, (*_, frame) in read_all.items()}
             write_page(target / "comparison.html", lines, rounds, notes)
             files.append("comparison.html")
         return [table(lines).to_string(), *notes, f"written: {target}/ ({', '.join(files)})"]

@@ -186,6 +186,15 @@ def test_runs_side_by_side(folders, capsys):
         each = summary["groups"][summary["algorithm"]]["all"]["per_client"]["acc"]["mean"]
         assert lines["acc_each_matched"][name] == pytest.approx(each) and f"{each:.3f}" in out
         assert lines["clusters"][name] == 3
+    runs = pd.read_csv(folders / "both" / "runs.csv")
+    for name, mine in runs.groupby("folder"):
+        summary = json.loads((folders / name / "summary.json").read_text())
+        assert list(mine["seed"]) == summary["seeds"]
+        np.testing.assert_allclose(mine["acc"], summary["metrics"]["acc"]["per_seed"])
+        for way in ("up", "down"):
+            beside = summary["bytes_setup"][way] + summary["bytes_finish"][way]
+            sent = np.array(summary["bytes_rounds"][way]) + beside
+            np.testing.assert_allclose(mine[f"mb_{way}"], sent / 1e6)
     assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
     summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
     assert compare.line_of(summary)["mb_up"] == 3
