@@ -206,7 +206,7 @@ def _hold(folder: Path) -> None:
 
 
 class OtherColumnsError(ValueError):
-    """A .csv that is to grow has other columns than the rows."""
+    """A .csv that is to grow has other columns than the rows, or is no .csv."""
 
 
 def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
@@ -251,7 +251,8 @@ def _reopened(command: Parsed, data: Mapping[str, str]) -> Path:
         raise ValueError(
             f"resume: {str(folder)!r} holds no job (no flags.txt); leave --resume out to begin one"
         )
-    then = _by_name((folder / "flags.txt").read_text(encoding="utf-8").splitlines())
+    text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
+    then = _by_name(text.splitlines())
     now = _by_name(command.flag_lines())
 
     def is_new(name: str) -> bool:
@@ -362,18 +363,29 @@ def read_appended(path: Path, columns: Sequence[str], **options: Any) -> pd.Data
       path: Of the file; no rows if it is absent.
       columns: Of the rows, where there are none.
       options: As `pandas.read_csv` takes them.
+
+    Raises:
+      OtherColumnsError: The file is no .csv.
     """
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if not whole:
-        return pd.DataFrame(columns=list(columns))
-    return pd.read_csv(io.StringIO(whole), **options)
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if not whole:
+            return pd.DataFrame(columns=list(columns))
+        return pd.read_csv(io.StringIO(whole), **options)
+    except (UnicodeDecodeError, pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+        raise OtherColumnsError(
+            f"{path} is no .csv ({str(error).splitlines()[0]}); give another file or folder"
+        ) from error
 
 
 def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
     """Cuts a .csv back to chosen rows; a last line that was not written to its end goes, too.
 
     A file of which nothing goes stays as it is.
+
+    Raises:
+      OtherColumnsError: The file has no column of seeds.
     """
     if not path.exists():
         return
@@ -382,6 +394,9 @@ def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
     if table.columns.empty:  # not even its header was written to the end
         path.unlink()
         return
+    _check_same(path, [name for name in table if name == "seed"], ["seed"])
+    if not table["seed"].str.fullmatch(r"-?\d+").all():
+        raise OtherColumnsError(f"{path} has seeds that are no numbers; give another folder")
     kept = chosen(table.astype({"seed": int}))
     if not kept.all() or not path.read_bytes().endswith(b"\n"):
         write_text(path, table[kept].to_csv(index=False))
