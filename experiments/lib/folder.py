@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import functools
 import io
 import itertools
@@ -37,6 +38,8 @@ _DATA = "data.json"
 _RESULTS = ("flags.txt", "summary.json", "rounds.csv", "runs.csv", "batches.csv")
 # Files of a job from whose results it cannot go on.
 _NO_PROGRESS = {".lock", "flags.txt", "rounds.csv", _DATA}
+# What a full disk says, a quota that is used up, and a limit on the size of files.
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # Folders of this process' jobs, and the files that keep others out while they are open.
 _held: dict[Path, IO[str]] = {}
 
@@ -210,7 +213,7 @@ class OtherColumnsError(ValueError):
 
 
 def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates a program with --resume: Ctrl-C, or a table of other columns, ends in one line."""
+    """Decorates a program with --resume: one line where Ctrl-C, a full disk or a table ends it."""
 
     @functools.wraps(main)
     def program(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -221,6 +224,10 @@ def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
         except OtherColumnsError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            sys.exit(f"error: output_dir: no room to write ({error.strerror}); {stopped()}")
 
     return program
 
@@ -231,7 +238,8 @@ def stopped() -> str:
         return "stopped before the job was begun"
     place = list(_held)[-1]
     go_on = f"--resume with the same flags and --output_dir={shlex.quote(str(place))}"
-    if all(file.name in _NO_PROGRESS for file in place.iterdir()):
+    names = {file.name for file in place.iterdir() if not file.name.endswith(".partial")}
+    if names <= _NO_PROGRESS:
         return f"stopped before anything was saved in its folder; {go_on} begins anew"
     return f"stopped; {go_on} goes on from there"
 
