@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import functools
 import io
 import itertools
@@ -37,6 +38,8 @@ _DATA = "data.json"
 _RESULTS = ("flags.txt", "summary.json", "rounds.csv", "runs.csv", "batches.csv")
 # Files of a job from whose results it cannot go on.
 _NO_PROGRESS = {".lock", "flags.txt", "rounds.csv", _DATA}
+# What a full disk says, a quota that is used up, and a limit on the size of files.
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # Folders of this process' jobs, and the files that keep others out while they are open.
 _held: dict[Path, IO[str]] = {}
 
@@ -206,11 +209,11 @@ def _hold(folder: Path) -> None:
 
 
 class OtherColumnsError(ValueError):
-    """A .csv that is to grow has other columns than the rows."""
+    """A .csv that is to grow has other columns than the rows, or is no .csv."""
 
 
 def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorates a program with --resume: Ctrl-C, or a table of other columns, ends in one line."""
+    """Decorates a program with --resume: one line where Ctrl-C, a full disk or a table ends it."""
 
     @functools.wraps(main)
     def program(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -221,6 +224,10 @@ def stoppable(main: Callable[_P, None]) -> Callable[_P, None]:
         except OtherColumnsError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            sys.exit(f"error: output_dir: no room to write ({error.strerror}); {stopped()}")
 
     return program
 
@@ -231,7 +238,8 @@ def stopped() -> str:
         return "stopped before the job was begun"
     place = list(_held)[-1]
     go_on = f"--resume with the same flags and --output_dir={shlex.quote(str(place))}"
-    if all(file.name in _NO_PROGRESS for file in place.iterdir()):
+    names = {file.name for file in place.iterdir() if not file.name.endswith(".partial")}
+    if names <= _NO_PROGRESS:
         return f"stopped before anything was saved in its folder; {go_on} begins anew"
     return f"stopped; {go_on} goes on from there"
 
@@ -251,7 +259,8 @@ def _reopened(command: Parsed, data: Mapping[str, str]) -> Path:
         raise ValueError(
             f"resume: {str(folder)!r} holds no job (no flags.txt); leave --resume out to begin one"
         )
-    then = _by_name((folder / "flags.txt").read_text(encoding="utf-8").splitlines())
+    text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
+    then = _by_name(text.splitlines())
     now = _by_name(command.flag_lines())
 
     def is_new(name: str) -> bool:
@@ -362,18 +371,29 @@ def read_appended(path: Path, columns: Sequence[str], **options: Any) -> pd.Data
       path: Of the file; no rows if it is absent.
       columns: Of the rows, where there are none.
       options: As `pandas.read_csv` takes them.
+
+    Raises:
+      OtherColumnsError: The file is no .csv.
     """
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1]
-    if not whole:
-        return pd.DataFrame(columns=list(columns))
-    return pd.read_csv(io.StringIO(whole), **options)
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if not whole:
+            return pd.DataFrame(columns=list(columns))
+        return pd.read_csv(io.StringIO(whole), **options)
+    except (UnicodeDecodeError, pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+        raise OtherColumnsError(
+            f"{path} is no .csv ({str(error).splitlines()[0]}); give another file or folder"
+        ) from error
 
 
 def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
     """Cuts a .csv back to chosen rows; a last line that was not written to its end goes, too.
 
     A file of which nothing goes stays as it is.
+
+    Raises:
+      OtherColumnsError: The file has no column of seeds.
     """
     if not path.exists():
         return
@@ -382,6 +402,9 @@ def keep_rows(path: Path, chosen: Callable[[pd.DataFrame], pd.Series]) -> None:
     if table.columns.empty:  # not even its header was written to the end
         path.unlink()
         return
+    _check_same(path, [name for name in table if name == "seed"], ["seed"])
+    if not table["seed"].str.fullmatch(r"-?\d+").all():
+        raise OtherColumnsError(f"{path} has seeds that are no numbers; give another folder")
     kept = chosen(table.astype({"seed": int}))
     if not kept.all() or not path.read_bytes().endswith(b"\n"):
         write_text(path, table[kept].to_csv(index=False))

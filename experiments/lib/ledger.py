@@ -99,8 +99,14 @@ def _whole_lines(path: Path) -> list[str]:
     """Returns the lines of a file, without a last one that was not written to its end."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [line for line in file if line.endswith("\n")]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [line for line in file if line.endswith("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"output_dir: {str(path)!r} is no text; allowed is the file as the job left it, or a"
+            " new folder"
+        ) from error
 
 
 def _whole_rows(path: Path) -> list[dict[str, str]]:

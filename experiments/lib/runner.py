@@ -544,14 +544,21 @@ class _Runner:
             "rows": report.rows,
             "references": report.references,
             "seconds": report.seconds,
+            "labels": self._size_of_labels(),
         }
         checkpoint.save(self.store, state, meta)
+
+    def _size_of_labels(self) -> int:
+        """Returns the bytes of labels.csv, which between seeds has the rows of those before."""
+        path = self.path / "labels.csv"
+        return path.stat().st_size if path.exists() else 0
 
     def _reopened(self) -> tuple[int, int, RunState | None, list[dict[str, Any]]]:
         """Returns where the job of the folder stands, and the rows of its rounds until there.
 
         Raises:
-          ValueError: The checkpoint is damaged, or of another shape than this job's.
+          ValueError: The checkpoint is damaged, or of another shape than this job's, or labels
+            of seeds that ended before it are gone.
         """
         if not self.store.exists():
             (self.path / "labels.csv").unlink(missing_ok=True)
@@ -563,6 +570,12 @@ class _Runner:
             participants=jax.tree.map(np.asarray, state.participants)
         )
         folder.keep_rows(self.path / "labels.csv", lambda table: table["seed"] < meta["seed"])
+        size = meta.get("labels", 0)  # checkpoints of earlier versions do not say
+        if size and self._size_of_labels() != size:
+            raise ValueError(
+                f"resume: {str(self.path / 'labels.csv')!r} is not as it was when seed"
+                f" {meta['seed']} began; allowed is the file as the job left it, or a new folder"
+            )
         self.report.references = meta["references"]
         self.report.seconds = meta["seconds"]
         return meta["seed"], meta["made"], state, meta["rows"]

@@ -1,5 +1,6 @@
 """What result folders and rows say of how they were made."""
 
+import errno
 import os
 from types import SimpleNamespace
 
@@ -170,7 +171,7 @@ def test_a_stopped_job_says_whether_there_is_something_to_go_on_with(tmp_path, m
     monkeypatch.setattr(folder, "_held", {})
     assert folder.stopped() == "stopped before the job was begun"
     monkeypatch.setattr(folder, "_held", {tmp_path: None})
-    for name in (".lock", "flags.txt", "data.json", "rounds.csv"):
+    for name in (".lock", "flags.txt", "data.json", "rounds.csv", ".checkpoint.npz.partial"):
         (tmp_path / name).touch()
     again = f"--resume with the same flags and --output_dir={tmp_path}"
     nothing = "stopped before anything was saved in its folder"
@@ -183,3 +184,14 @@ def test_a_stopped_job_says_whether_there_is_something_to_go_on_with(tmp_path, m
 
     with pytest.raises(SystemExit, match=f"^stopped; {again} goes on from there$"):
         study()
+
+
+def test_a_full_disk_ends_a_job_in_one_line():
+    @folder.stoppable
+    def job(number):
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(SystemExit, match=r"^error: output_dir: no room to write \(No space left"):
+        job(errno.ENOSPC)
+    with pytest.raises(OSError, match="Input/output error"):
+        job(errno.EIO)

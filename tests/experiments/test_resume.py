@@ -259,6 +259,35 @@ def test_a_job_that_compacts_goes_on_after_its_last_round(digits, tmp_path, monk
 
 
 @pytest.mark.ci
+def test_rows_of_seeds_that_ended_are_there_or_the_job_does_not_go_on(
+    arguments, undisturbed, tmp_path, monkeypatch
+):
+    """As where the power failed: what was saved last may be there, and not what was before."""
+    folder = tmp_path / "out"
+    flags = (*arguments, f"--output_dir={folder}")
+    break_after(monkeypatch, ROUNDS + 3)  # within the second seed
+    with pytest.raises(Broken):
+        binaries.launch(run.main, *flags)
+    labels, gone = folder / "labels.csv", "labels.csv' is not as it was when seed 1 began; allowed"
+    whole = labels.read_bytes()
+    for damaged, text in (
+        (None, gone),
+        (b"", gone),
+        (whole[:-3], gone),
+        (b"a,b\n1,2\n", "labels.csv holds something else than this version writes: lacks seed"),
+        (b"seed,a\nx,2\n", "labels.csv has seeds that are no numbers"),
+        (b"\xff\xfe\x00\n", "labels.csv is no .csv ('utf-8' codec"),
+        (b"seed,a\n0,1\n0,1,2\n", "labels.csv is no .csv (Error tokenizing"),
+    ):
+        labels.unlink() if damaged is None else labels.write_bytes(damaged)
+        code, _, err = binaries.launch(run.main, *flags, "--resume")
+        assert code == 2 and text in err and err.count("\n") == 1, err
+    labels.write_bytes(whole + b"1,0,")  # which a kill leaves
+    assert binaries.launch(run.main, *flags, "--resume")[0] == 0
+    assert contents(folder) == contents(undisturbed)
+
+
+@pytest.mark.ci
 def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkeypatch):
     """Broken off after its second round, it goes on to the same end."""
     arguments = (
