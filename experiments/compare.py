@@ -46,13 +46,16 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         raise FileNotFoundError(f"{path}: no such folder")
     if not (path / "summary.json").exists():
         raise ValueError(f"{path}: has no summary.json; the job is not finished")
-    if not (path / "rounds.csv").exists():
-        raise ValueError(f"{path}: has no rounds.csv; allowed are folders of experiments.run")
+    for name in ("rounds.csv", "data.json"):
+        if not (path / name).exists():
+            raise ValueError(f"{path}: has no {name}; allowed are folders of experiments.run")
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         rounds = pd.read_csv(path / "rounds.csv")
         rounds[_OF_ROUNDS]  # all are there
-        return line_of(summary), runs_of(summary), rounds
+        hashes = json.loads((path / "data.json").read_text(encoding="utf-8")).values()
+        line = line_of(summary) | {"content": " ".join(x[:10] for x in hashes)}
+        return line, runs_of(summary), rounds
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no folder of a run ({error!r})") from error
 
@@ -106,8 +109,8 @@ def runs_of(summary: Mapping[str, Any]) -> pd.DataFrame:
         rounds = np.asarray(summary["bytes_rounds"][way])
         rows[f"mb_{way}"] = line[f"mb_{way}"] + (rounds - rounds.mean()) / 1e6
     rows["rounds"] = summary["rounds_made"]
-    kept = ("clients", "compile_seconds", "seconds_a_run", "seconds_choice", "command", "commit")
-    rows = rows.assign(**{name: line[name] for name in (*kept, "device")})
+    kept = ("clients", "compile_seconds", "seconds_choice", "command", "commit", "device")
+    rows = rows.assign(seconds=line["seconds_a_run"], **{name: line[name] for name in kept})
     return rows.assign(jax=summary.get("versions", {}).get("jax"))
 
 
@@ -140,7 +143,10 @@ def warnings(lines: pd.DataFrame) -> list[str]:
         if lines[column].nunique() > 1:
             values = [str(value) for value in lines[column].unique()]
             shown = _unshared(values) if column == "views" else values
-            found.append(f"{text}: {', '.join(shown)}")
+            found.append(f"{text}: {(' | ' if column == 'views' else ', ').join(shown)}")
+    # Of one name, and yet another file, or scaled otherwise.
+    if (lines.groupby("data")["content"].nunique() > 1).any():
+        found.append(f"the contents of the data differ: {', '.join(lines['content'].unique())}")
     return found
 
 
@@ -198,6 +204,8 @@ def main(arguments: list[str]) -> None:
         paths = [Path(argument) for argument in arguments[1:]]
         if not paths:
             raise checks.wrong("arguments", arguments[1:], "one or more result folders")
+        if len(set(paths)) < len(paths):
+            raise checks.wrong("arguments", arguments[1:], "each folder once")
         names = [path.name for path in paths]
         if len(set(names)) < len(names):
             names = [str(path) for path in paths]

@@ -496,7 +496,7 @@ def chosen_without_labels(name: str) -> list[str]:
 
 def side_by_side() -> list[str]:
     """Returns all methods on two partitions, the most accurate first, with what they send."""
-    runs = pd.read_csv(SIDE_BY_SIDE).rename(columns={"data": "set", "seconds_a_run": "seconds"})
+    runs = pd.read_csv(SIDE_BY_SIDE).rename(columns={"data": "set"})
     runs["megabytes"] = runs["mb_up"] + runs["mb_down"]
     groups = runs.groupby(["set", "method"], as_index=False)
     ours = groups[["acc", "nmi", "megabytes", "seconds"]].mean()

@@ -202,15 +202,21 @@ def test_runs_side_by_side(folders, capsys):
     assert compare.line_of(given)["command"] == "'--views=a=x,y; b=z'"
     assert summary["n_samples"] == 48 and not compare.warnings(lines)
     other = summary | {"n_samples": 47, "data": ["view 0: 9 features", *summary["data"][1:]]}
-    of_both = pd.DataFrame([compare.line_of(s) for s in (summary, other)])
+    of_both = pd.DataFrame([compare.line_of(s) | {"content": "a"} for s in (summary, other)])
     told = compare.warnings(of_both)
+    assert len(told) == 2
+    of_both["content"] = ["a", "b"]
+    assert compare.warnings(of_both)[2] == "the contents of the data differ: a, b"
     assert told[0] == "the numbers of samples differ: 48, 47" and "the views differ: " in told[1]
     many = [f"view {v}: 5 features" for v in range(9)]
     of_both = pd.DataFrame(
-        [compare.line_of(summary | {"data": notes}) for notes in (many, [*many[:4], "view 4: 6"])]
+        [
+            compare.line_of(summary | {"data": notes}) | {"content": "a"}
+            for notes in (many, [*many[:4], "view 4: 6"])
+        ]
     )
     assert compare.warnings(of_both) == [
-        "the views differ: view 4: 5 features; view 5: 5 features; view 6: 5 features; ... (5), "
+        "the views differ: view 4: 5 features; view 5: 5 features; view 6: 5 features; ... (5) | "
         "view 4: 6"
     ]
     assert (folders / "both" / "comparison.html").exists()
@@ -233,7 +239,9 @@ def test_comparisons_get_folders_of_their_own(folders, capsys, monkeypatch, tmp_
 @pytest.mark.ci
 def test_what_cannot_be_compared_is_said(folders, capsys):
     compare.FLAGS(["compare", f"--to={folders / 'none'}"])
-    for given, text in (([], "one or more"), ([str(folders)], "has no summary.json")):
+    twice = [str(folders / "one")] * 2
+    told = (([], "one or more"), ([str(folders)], "has no summary.json"), (twice, "folder once"))
+    for given, text in told:
         with pytest.raises(SystemExit):
             compare.main(["compare", *given])
         assert text in capsys.readouterr().err
@@ -245,6 +253,10 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
     summary = (folders / "one" / "summary.json").read_text()
     (folders / "sweep" / "summary.json").write_text(summary)
     (folders / "sweep" / "rounds.csv").write_text("seed,round\n0,1\n")
+    with pytest.raises(SystemExit):
+        compare.main(["compare", str(folders / "sweep")])
+    assert "has no data.json" in capsys.readouterr().err
+    (folders / "sweep" / "data.json").write_text("{}")
     (folders / "file").write_text("")
     compare.FLAGS(["compare", f"--to={folders / 'file'}"])
     for name, text in (("sweep", "sweep: is no folder of a run"), ("one", "error: to: cannot")):
@@ -253,7 +265,7 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
         assert text in capsys.readouterr().err
     lines = pd.DataFrame(
         {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "clusters": [3, 4]}
-        | {"seeds": 1, "device": "cpu"}
+        | {"seeds": 1, "device": "cpu", "content": ["c", "d"]}
     )
     told = ["the data differ: a, b", "the numbers of clusters differ: 3, 4"]
     assert compare.warnings(lines) == told
