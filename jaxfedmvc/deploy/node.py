@@ -273,15 +273,17 @@ class Node:
         if party is None:
             reply = wire.encode(message)
         else:
-            if np.sum(info.clipped):
-                # A refusal would tell the server about this client alone, as often as it asks.
+            reply = party.masked(wire.encode(message), number, so_far)
+            if np.sum(info.clipped) or not np.all(message.check):
+                # A refusal would tell the server about this client alone, as often as it asks. And
+                # a sum with what was clipped is to be read by nobody: noise is clipped with it, so
+                # that of the others little may be left.
                 _LOG.warning(
-                    "client %d: fraction_bits of job %s: too many, values overflow; the sum of"
-                    " exchange %d cannot be read",
+                    "client %d: fraction_bits of job %s: too many, values overflow, or one is NaN;"
+                    " the sum of exchange %d cannot be read",
                     *(self.holding.client, joined.job.name, number),
                 )
-                message = message._replace(check=jnp.zeros_like(message.check))
-            reply = party.masked(wire.encode(message), number, so_far)
+                reply = secrets.token_bytes(len(reply))
         after = copy.copy(joined)
         after.state = jax.tree.map(_kept, new, joined.state)
         after.known, after.exchange, after.place = known, number, place
