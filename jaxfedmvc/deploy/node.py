@@ -42,11 +42,13 @@ from jaxfedmvc.deploy.plan import (
     Plan,
     advanced,
     agreement,
+    asked_of,
     digest_of,
     following,
     hashed_ids,
     key_of,
     may_follow,
+    participants,
     relayed_shapes,
     wire_of,
 )
@@ -77,6 +79,7 @@ class _Joined:
     Attributes:
       job: What runs.
       plan: Who takes part.
+      participants: The clients of this one's kind that are asked in exchanges.
       exchange: Number of the last exchange that was answered; 0 before the first.
       place: Where in the run that was, among peers.
       state: This client's state, with an axis of one.
@@ -90,6 +93,7 @@ class _Joined:
         self.wire = wire_of(job, plan)
         self.algorithm = self.wire.algorithm
         self.cohort, _ = plan.find(client)
+        self.participants = participants(job, plan)[self.cohort]
         self.exchange = 0
         self.place: Place | None = None
         self.state: PyTree = None
@@ -350,6 +354,9 @@ class Node:
             like = shapes.at(place)[0][joined.cohort].sent
         except KeyError as error:
             raise Refused("place", f"exchange {number}: not one of this client's") from error
+        # What a leader sends may be readable: no server reads it of every client.
+        if self.holding.client not in asked_of(shapes.phase(place), joined.participants):
+            raise Refused("place", f"exchange {number}: not one of this client's")
         if not may_follow(joined.place, place, joined.job.n_rounds):
             raise Refused("place", f"exchange {number}: none that follows the last one answered")
         return None, wire.decode(body, like, "what was sent")

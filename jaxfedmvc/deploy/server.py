@@ -36,16 +36,16 @@ from jaxfedmvc.deploy.plan import (
     Wire,
     advanced,
     agreement,
+    asked_of,
     digest_of,
     following,
     key_of,
+    participants,
     shapes_of,
-    skeleton,
     wire_of,
 )
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
-from jaxfedmvc.engine.run import draw_participants
 from jaxfedmvc.messages import secure
 from jaxfedmvc.metrics import host
 from jaxfedmvc.precision import in_32_bits
@@ -148,8 +148,7 @@ class Server:
         self.plan = Plan.of_cards(list(self.cards.values()), vertical)
         self.wire = wire_of(self.job, self.plan)
         self.agreement = agreement(self.job, self.plan)
-        drawn = draw_participants(skeleton(self.plan), self.key, self.job.participation)
-        self.participants = [np.asarray(places).tolist() for places in drawn]
+        self.participants = participants(self.job, self.plan)
 
     def _begin(self) -> None:
         """Makes the plan and the initial states."""
@@ -408,11 +407,9 @@ class Server:
 
     def _asked(self, place: Place) -> dict[int, list[int]]:
         """Returns by cohort the clients that take part in an exchange, in the cohort's order."""
-        phase, found = self.wire.phase(place), {}
-        for c in self.wire.taking_part(phase):
-            clients = [self.plan.groups[c].clients[k] for k in self.participants[c]]
-            found[c] = [min(clients)] if phase.who == "leader" else clients
-        return found
+        phase = self.wire.phase(place)
+        cohorts = self.wire.taking_part(phase)
+        return {c: asked_of(phase, self.participants[c]) for c in cohorts}
 
     def _reduced(
         self, place: Place, asked: dict[int, list[int]], travels: Any, answers: dict[int, Any]

@@ -340,6 +340,52 @@ def test_a_wrong_request_is_refused(changed, code, joined):
     assert answer["error"] == code and rest == b""
 
 
+def test_only_who_takes_part_answers(tmp_path):
+    """A server that asks clients which were not drawn has one message of each more than agreed."""
+    lab, asked = Lab(tmp_path, participation=0.5), {}
+
+    def lose(identity, request):
+        if exchange_of(request) == 1:
+            asked[identity] = request
+        return exchange_of(request) == 1
+
+    lab.transport.lose = lose
+    with pytest.raises(Stopped):
+        lab.server().run()
+    others = [node for i, node in lab.transport.handles.items() if i not in asked]
+    told = set(asked.values())
+    assert others and asked
+    for node in others:
+        for request in told:
+            assert wire.unpack(node.handle(request))[0]["error"] == "place"
+    for identity, request in asked.items():
+        assert "error" not in wire.unpack(lab.transport.handles[identity].handle(request))[0]
+
+
+def test_only_the_leader_answers_what_is_asked_of_one(tmp_path):
+    lab = common.Lab("fmcsc")
+    nodes = local.nodes_of(local.write_nodes(tmp_path, lab.federation, ["fmcsc"]))
+    transport, asked = local.Local(nodes), {}
+
+    def lose(identity, request):
+        if exchange_of(request) == 1:
+            asked[transport.handles[identity].holding.client] = request
+        return exchange_of(request) == 1
+
+    transport.lose = lose
+    job = local.job_of("fmcsc", len(nodes), patience=0.1, deadline=0.1)
+    with pytest.raises(Stopped):
+        Server(job, transport, tmp_path / "server", say=lambda line: None).run()
+    ((leader, request),) = asked.items()
+    views = {len(node.holding.views) for node in nodes}
+    kind = [n for n in nodes if len(n.holding.views) == max(views)]
+    others = [n for n in kind if n.holding.client != leader]
+    assert others
+    for node in others:
+        answer, body = wire.unpack(node.handle(request))
+        assert answer["error"] == "place" and body == b""
+
+
 def test_what_is_asked_writes_one_line_of_the_nodes_log(joined, caplog):
     node, request = joined
     meta, body = wire.unpack(request)
