@@ -20,7 +20,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -116,6 +115,8 @@ class Node:
         """
         self.holding = load(path)
         self._jobs: dict[str, _Joined] = {}
+        # States are made of rows, and clusters stand beside ids: not for others of this machine.
+        self.holding.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # For as long as it lives: two of a folder would answer an exchange twice, with one mask.
         self._lock = files.locked(self.holding.folder)
 
@@ -541,8 +542,7 @@ def _secret(file: Path) -> bytes:
     """Returns a secret of the node, which is drawn once and never leaves it."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        with files.replacing(file, "wb") as opened:
-            os.chmod(opened.fileno(), 0o600)
+        with files.replacing(file, "wb", private=True) as opened:
             opened.write(secrets.token_bytes(32))
     return file.read_bytes()
 

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import os
 import re
 import shutil
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxfedmvc import files
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
@@ -751,6 +753,22 @@ def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_pat
     Joined.job = local.job_of("fmcsc", 2, keys="shared")
     assert (own != jax.random.key_data(node._key(Joined, place, 3, "a"))).any()
     assert (tmp_path / "state0" / "job" / "secret").stat().st_mode & 0o77 == 0
+
+
+def test_what_a_node_keeps_is_for_its_owner_alone(tmp_path):
+    """From the moment that a file is there: one that is opened before it is closed to others."""
+    before = os.umask(0o022)
+    try:
+        Node(local.write_node(tmp_path, 0, {0: np.ones((3, 2), np.float32)}, ["fmcsc"]))
+        assert (tmp_path / "state0").stat().st_mode & 0o77 == 0
+        partial = files.partial_path(tmp_path / "secret")
+        partial.touch()  # of a process that died
+        with files.replacing(tmp_path / "secret", "wb", private=True) as opened:
+            assert os.fstat(opened.fileno()).st_mode & 0o777 == 0o600
+            opened.write(b"1")
+        assert (tmp_path / "secret").read_bytes() == b"1" and not partial.exists()
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("name", ["e_fkmvc", "fmcsc", "mgcd", "vertcohirf"])
