@@ -93,6 +93,7 @@ class Server:
         self.cards: dict[int, Card] = {}
         self.late: dict[int, Card] = {}  # of clients that came once the job had begun
         self.told: dict[int, str] = {}  # what nodes said that are not part of the job
+        self.silent: set[int] = set()  # nodes that were asked who they are, and did not say
         self.exchange = 0
         self.rows: list[dict[str, Any]] = []  # of exchanges.csv: exchanges, and what is beside
         self.place: Place | None = None
@@ -193,10 +194,13 @@ class Server:
         # Whoever was refused because a client had a node already may be asked once it has none.
         self.told = {node: text for node, text in self.told.items() if node in there and not gone}
         new = there - set(self.node_of.values()) - set(self.told)
+        if self.server is not None and self.cards.keys() <= self.node_of.keys():
+            new -= self.silent  # nobody is missing: they would hold up every exchange
         if not new:
             return
         request = self._hello()
         replies = self.transport.ask(dict.fromkeys(new, request), self.job.deadline)
+        self.silent = (self.silent | new) - set(replies)
         for node, reply in sorted(replies.items()):
             try:
                 self._meet(node, self._card(reply))

@@ -571,6 +571,16 @@ def test_a_second_node_of_a_client_takes_no_part_in_a_job_that_runs(undisturbed,
     assert lab.labels() == undisturbed[0].labels()
 
 
+def test_a_node_that_does_not_say_who_it_is_holds_up_no_exchange(undisturbed, tmp_path):
+    """An answer is waited for until the deadline: once, and not in every exchange."""
+    lab, asked = Lab(tmp_path), []
+    lab.transport.handles[500] = None
+    lab.transport.lose = lambda identity, request: identity == 500 and not asked.append(request)
+    lab.server().run()
+    assert [kind(request) for request in asked] == ["hello"]
+    assert lab.labels() == undisturbed[0].labels()
+
+
 def copying(ask):
     return lambda requests, seconds: ask(dict(requests), seconds)
 
