@@ -53,6 +53,8 @@ from jaxfedmvc.precision import in_32_bits
 PyTree = Any
 # Seconds of waiting for nodes before it is said, which come one after another.
 _QUIET = 2.0
+# Entries of the tables of all clients' classes against clusters, of 8 bytes.
+_MOST_COUNTS = 10**8
 
 
 class Transport(Protocol):
@@ -467,6 +469,8 @@ class Server:
             "seconds": round(sum(row["seconds"] for row in rows), 3),
             "scores": _scores(counts, self.plan.vertical),
         }
+        if counts and summary["scores"] is None:
+            self.say(f"no scores: the classes and clusters of {len(counts)} clients are too many")
         text = json.dumps(summary, indent=1) + "\n"
         files.write_text(self.folder / "summary.json", text)
         self._save()
@@ -629,7 +633,10 @@ def _checked_counts(client: int, counts: Any, n_rows: int) -> list[tuple[str, in
 
 
 def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[str, Any] | None:
-    """Returns the scores of the clusters of the nodes that share counts; None if none does."""
+    """Returns the scores of the clusters of the nodes that share counts.
+
+    None if no node does, or if the tables of all would be larger than is held.
+    """
     if not counts:
         return None
     # Only which clusters are the same counts, and a number may be as large as a client says.
@@ -637,6 +644,8 @@ def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[st
         {name: i for i, name in enumerate(sorted({row[which] for told in counts for row in told}))}
         for which in (0, 1)
     )
+    if len(counts) * len(classes) * len(clusters) > _MOST_COUNTS:
+        return None  # a message of a node may name as many of both as it has rows, or says to have
     tables = np.zeros((len(counts), len(classes), len(clusters)))
     for table, told in zip(tables, counts, strict=True):
         for name, cluster, n in told:

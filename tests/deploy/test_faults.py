@@ -736,6 +736,13 @@ def test_a_client_that_counts_in_high_numbers_takes_no_memory():
     assert server_module._scores([counts], False)["pooled"]["acc"] == 1
 
 
+def test_a_client_of_many_classes_and_clusters_ends_no_job():
+    """Tens of GB of a message of a megabyte, at the end of the job."""
+    told = [[str(i), i, 1] for i in range(6 * 10**4)]
+    counts = server_module._checked_counts(0, told, 2**31 - 1)
+    assert server_module._scores([counts], False) is None
+
+
 def test_rows_in_no_cluster_are_not_counted(tmp_path):
     views, labels = {0: np.ones((4, 2), np.float32)}, np.array(["a", "a", "b", "b"])
     node = Node(local.write_node(tmp_path, 0, views, [METHOD], labels))
