@@ -325,6 +325,6 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return None
         if isinstance(kind, type) and type(value) is kind:
             return value
-    if float in (hint, *typing.get_args(hint)) and type(value) is int:
+    if float in (hint, *typing.get_args(hint)) and type(value) is int and abs(value) < 2**1000:
         return float(value)
     raise checks.wrong(f"settings: {name}", value, str(hint).replace("typing.", ""))

@@ -62,6 +62,7 @@ def test_another_setting_is_another_agreement():
         ({"participation": 2.0}, "participation: got 2.0"),
         ({"settings": {}}, "settings: n_clusters is missing"),
         ({"settings": SETTINGS | {"tau": "x"}}, "settings: tau: got 'x'"),
+        ({"settings": SETTINGS | {"tau": 10**400}}, "settings: tau: got 1000"),
         ({"settings": SETTINGS | {"n_restarts": 2.5}}, "settings: n_restarts: got 2.5"),
         ({"settings": SETTINGS | {"colour": 1}}, "settings: got 'colour'"),
         ({"settings": SETTINGS | {"fuzzifier": 0.5}}, "fuzzifier"),
