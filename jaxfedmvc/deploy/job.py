@@ -249,8 +249,8 @@ def _check_numbers(job: Job) -> None:
 
 def _check_noise(job: Job, config: PrivateFedHKConfig, hyper: Any) -> None:
     """Checks that the noise of a private method protects what the server reads."""
-    if _MOST_EPSILON < config.dp_epsilon < math.inf:
-        allowed = f"{_MOST_EPSILON:g} or less, or inf for no noise"
+    if not _LEAST_EPSILON <= config.dp_epsilon <= _MOST_EPSILON and config.dp_epsilon != math.inf:
+        allowed = f"{_LEAST_EPSILON:g} to {_MOST_EPSILON:g}, or inf for no noise"
         raise checks.wrong("settings: dp_epsilon", config.dp_epsilon, allowed)
     # Each client has a part of central noise: less than all of them together is not protected.
     if config.noise == "central" and (job.fraction_bits is None or job.in_clear):
@@ -262,8 +262,9 @@ def _check_noise(job: Job, config: PrivateFedHKConfig, hyper: Any) -> None:
         check_fraction_bits(config, hyper, job.fraction_bits)
 
 
-# Beyond, nothing is protected.
-_MOST_EPSILON = 1000.0
+# Below, the accounting overflows in the end, and nothing is left of the data long before. Beyond,
+# nothing is protected.
+_LEAST_EPSILON, _MOST_EPSILON = 1e-6, 1000.0
 
 
 def _names(name: str, given: Any) -> tuple[str, ...]:

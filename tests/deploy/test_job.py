@@ -79,6 +79,7 @@ def test_another_setting_is_another_agreement():
         (PRIVATE | {"fraction_bits": 16, "late": "skip"}, "fraction_bits: secure sums need all"),
         (PRIVATE | {"fraction_bits": 0}, "fraction_bits: got 0; allowed is 5 or more"),
         (PRIVATE | {"settings": SETTINGS | {"dp_epsilon": 1e12}}, "dp_epsilon: got 1000000000000"),
+        (PRIVATE | {"settings": SETTINGS | {"dp_epsilon": 1e-300}}, "dp_epsilon: got 1e-300"),
         ({"hours": 3}, "job: got 'hours'"),
         ({"robust": "median"}, "robust: got 'median'"),
         ({"robust": {"rule": "mean"}}, "robust: rule: got 'mean'"),
