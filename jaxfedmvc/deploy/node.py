@@ -61,6 +61,8 @@ from jaxfedmvc.precision import in_32_bits
 PyTree = Any
 
 _LOG = logging.getLogger(__name__)
+# Jobs at hand in memory; others are read from their folders when they are asked for.
+_MOST_JOBS = 8
 
 
 def versions() -> dict[str, str]:
@@ -226,7 +228,7 @@ class Node:
         self._save(joined, "", b"")
         told = {"job": job.to_json(), "plan": plan.to_json()}
         files.write_text(folder / "job.json", json.dumps(told))
-        self._jobs[job.name] = joined
+        self._hold(joined)
         return wire.pack({"exchange": 0})
 
     def _keys(self, meta: dict[str, Any], body: bytes) -> bytes:
@@ -295,7 +297,7 @@ class Node:
         after.asked = so_far
         self._save(after, asked, reply)
         # Only then: what a full disk did not take is asked for again, and was not answered.
-        self._jobs[joined.job.name] = after
+        self._hold(after)
         return wire.pack(self._signed(after, number), reply)
 
     def _assign(self, meta: dict[str, Any], body: bytes) -> bytes:
@@ -470,6 +472,13 @@ class Node:
             raise Refused("settings", f"job {name}: known here with other settings")
         return joined, number, place
 
+    def _hold(self, joined: _Joined) -> None:
+        """Has a job at hand, and puts those away that were at hand longest: their folders stay."""
+        self._jobs.pop(joined.job.name, None)
+        self._jobs[joined.job.name] = joined
+        while len(self._jobs) > _MOST_JOBS:
+            del self._jobs[next(iter(self._jobs))]
+
     def _like(self, joined: _Joined) -> PyTree:
         return {
             "state": joined.wire.states[joined.cohort],
@@ -516,7 +525,8 @@ class Node:
                 party = self._party(joined)
                 party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
                 joined.party = party
-            self._jobs[name] = joined
+            self._hold(joined)
+            return joined
         return self._jobs[name]
 
 

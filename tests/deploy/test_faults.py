@@ -13,6 +13,7 @@ import pytest
 
 from jaxfedmvc import files
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
+from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from jaxfedmvc.engine import checkpoint
@@ -149,6 +150,27 @@ def test_an_exchange_that_a_full_disk_did_not_take_is_made_again(
     monkeypatch.setattr(checkpoint, "save", save)
     lab.server().run()
     assert lab.labels() == undisturbed[0].labels()
+
+
+def test_a_node_goes_on_with_a_job_after_any_number_of_others(undisturbed, tmp_path, monkeypatch):
+    """It stays for years: what it has in memory may not grow with the jobs that it joined."""
+    monkeypatch.setattr(node_module, "_MOST_JOBS", 2)
+    lab, joins = Lab(tmp_path), {}
+
+    def lose(identity, request):
+        if kind(request) == "join":
+            joins[identity] = wire.unpack(request)[0]
+        node = lab.transport.handles[identity]
+        for name in ("a", "b", "c") if exchange_of(request) == 5 else ():
+            meta = joins[identity]
+            other = meta | {"settings": meta["settings"] | {"name": name}}
+            assert wire.unpack(node.handle(wire.pack(other)))[0] == {"exchange": 0}
+            assert len(node._jobs) <= 2
+        return False
+
+    lab.transport.lose = lose
+    lab.server().run()
+    assert joins and lab.labels() == undisturbed[0].labels()
 
 
 def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undisturbed, tmp_path):
