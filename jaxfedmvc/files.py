@@ -16,21 +16,30 @@ def partial_path(path: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
+def replacing(
+    path: str | os.PathLike[str], mode: str = "w", *, private: bool = False
+) -> Iterator[IO[Any]]:
     """Opens a temporary file that takes the place of `path` when the block ends without an error.
 
     Args:
       path: Of the file; it is replaced if it exists.
       mode: "w" for text in UTF-8, or "wb".
+      private: Whether nobody but the owner may read it, from the moment that it is there.
     """
     partial = partial_path(path)
+    if private:
+        partial.unlink(missing_ok=True)  # whoever has it open would read what is written
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with partial.open(mode, **text) as file:
+    with open(partial, mode, opener=_private if private else None, **text) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
     _sync_folder(Path(path).parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL, 0o600)
 
 
 def _sync_folder(folder: Path) -> None:

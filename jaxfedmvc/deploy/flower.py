@@ -154,7 +154,7 @@ def serve(
 
     Raises:
       ValueError: The key is no ECDSA key, or has a password.
-      OSError: It cannot be read.
+      OSError: It cannot be read; or the connection ended.
     """
     require_flower()
     with _connection(superlink, root_certificates, key_file) as connection:
@@ -174,6 +174,8 @@ def serve(
             except Exception:  # a message that is lost is asked for again
                 _LOG.exception("client %d: a message was lost", node.holding.client)
             last = time.monotonic()
+    # Flower's connection takes what is raised within it, and logs it.
+    raise ConnectionError(f"superlink: the connection to {superlink} ended; see above")
 
 
 @contextlib.contextmanager

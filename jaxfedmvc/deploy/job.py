@@ -249,8 +249,8 @@ def _check_numbers(job: Job) -> None:
 
 def _check_noise(job: Job, config: PrivateFedHKConfig, hyper: Any) -> None:
     """Checks that the noise of a private method protects what the server reads."""
-    if _MOST_EPSILON < config.dp_epsilon < math.inf:
-        allowed = f"{_MOST_EPSILON:g} or less, or inf for no noise"
+    if not _LEAST_EPSILON <= config.dp_epsilon <= _MOST_EPSILON and config.dp_epsilon != math.inf:
+        allowed = f"{_LEAST_EPSILON:g} to {_MOST_EPSILON:g}, or inf for no noise"
         raise checks.wrong("settings: dp_epsilon", config.dp_epsilon, allowed)
     # Each client has a part of central noise: less than all of them together is not protected.
     if config.noise == "central" and (job.fraction_bits is None or job.in_clear):
@@ -262,8 +262,9 @@ def _check_noise(job: Job, config: PrivateFedHKConfig, hyper: Any) -> None:
         check_fraction_bits(config, hyper, job.fraction_bits)
 
 
-# Beyond, nothing is protected.
-_MOST_EPSILON = 1000.0
+# Below, the accounting overflows in the end, and nothing is left of the data long before. Beyond,
+# nothing is protected.
+_LEAST_EPSILON, _MOST_EPSILON = 1e-6, 1000.0
 
 
 def _names(name: str, given: Any) -> tuple[str, ...]:
@@ -325,6 +326,6 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
             return None
         if isinstance(kind, type) and type(value) is kind:
             return value
-    if float in (hint, *typing.get_args(hint)) and type(value) is int:
+    if float in (hint, *typing.get_args(hint)) and type(value) is int and abs(value) < 2**1000:
         return float(value)
     raise checks.wrong(f"settings: {name}", value, str(hint).replace("typing.", ""))

@@ -20,7 +20,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,13 @@ from jaxfedmvc.deploy.plan import (
     Plan,
     advanced,
     agreement,
+    asked_of,
     digest_of,
     following,
     hashed_ids,
     key_of,
     may_follow,
+    participants,
     relayed_shapes,
     wire_of,
 )
@@ -60,6 +61,8 @@ from jaxfedmvc.precision import in_32_bits
 PyTree = Any
 
 _LOG = logging.getLogger(__name__)
+# Jobs at hand in memory; others are read from their folders when they are asked for.
+_MOST_JOBS = 8
 
 
 def versions() -> dict[str, str]:
@@ -77,6 +80,7 @@ class _Joined:
     Attributes:
       job: What runs.
       plan: Who takes part.
+      participants: The clients of this one's kind that are asked in exchanges.
       exchange: Number of the last exchange that was answered; 0 before the first.
       place: Where in the run that was, among peers.
       state: This client's state, with an axis of one.
@@ -90,6 +94,7 @@ class _Joined:
         self.wire = wire_of(job, plan)
         self.algorithm = self.wire.algorithm
         self.cohort, _ = plan.find(client)
+        self.participants = participants(job, plan)[self.cohort]
         self.exchange = 0
         self.place: Place | None = None
         self.state: PyTree = None
@@ -112,6 +117,8 @@ class Node:
         """
         self.holding = load(path)
         self._jobs: dict[str, _Joined] = {}
+        # States are made of rows, and clusters stand beside ids: not for others of this machine.
+        self.holding.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # For as long as it lives: two of a folder would answer an exchange twice, with one mask.
         self._lock = files.locked(self.holding.folder)
 
@@ -221,7 +228,7 @@ class Node:
         self._save(joined, "", b"")
         told = {"job": job.to_json(), "plan": plan.to_json()}
         files.write_text(folder / "job.json", json.dumps(told))
-        self._jobs[job.name] = joined
+        self._hold(joined)
         return wire.pack({"exchange": 0})
 
     def _keys(self, meta: dict[str, Any], body: bytes) -> bytes:
@@ -273,22 +280,24 @@ class Node:
         if party is None:
             reply = wire.encode(message)
         else:
-            if np.sum(info.clipped):
-                # A refusal would tell the server about this client alone, as often as it asks.
+            reply = party.masked(wire.encode(message), number, so_far)
+            if np.sum(info.clipped) or not np.all(message.check):
+                # A refusal would tell the server about this client alone, as often as it asks. And
+                # a sum with what was clipped is to be read by nobody: noise is clipped with it, so
+                # that of the others little may be left.
                 _LOG.warning(
-                    "client %d: fraction_bits of job %s: too many, values overflow; the sum of"
-                    " exchange %d cannot be read",
+                    "client %d: fraction_bits of job %s: too many, values overflow, or one is NaN;"
+                    " the sum of exchange %d cannot be read",
                     *(self.holding.client, joined.job.name, number),
                 )
-                message = message._replace(check=jnp.zeros_like(message.check))
-            reply = party.masked(wire.encode(message), number, so_far)
+                reply = secrets.token_bytes(len(reply))
         after = copy.copy(joined)
         after.state = jax.tree.map(_kept, new, joined.state)
         after.known, after.exchange, after.place = known, number, place
         after.asked = so_far
         self._save(after, asked, reply)
         # Only then: what a full disk did not take is asked for again, and was not answered.
-        self._jobs[joined.job.name] = after
+        self._hold(after)
         return wire.pack(self._signed(after, number), reply)
 
     def _assign(self, meta: dict[str, Any], body: bytes) -> bytes:
@@ -348,6 +357,9 @@ class Node:
             like = shapes.at(place)[0][joined.cohort].sent
         except KeyError as error:
             raise Refused("place", f"exchange {number}: not one of this client's") from error
+        # What a leader sends may be readable: no server reads it of every client.
+        if self.holding.client not in asked_of(shapes.phase(place), joined.participants):
+            raise Refused("place", f"exchange {number}: not one of this client's")
         if not may_follow(joined.place, place, joined.job.n_rounds):
             raise Refused("place", f"exchange {number}: none that follows the last one answered")
         return None, wire.decode(body, like, "what was sent")
@@ -460,6 +472,13 @@ class Node:
             raise Refused("settings", f"job {name}: known here with other settings")
         return joined, number, place
 
+    def _hold(self, joined: _Joined) -> None:
+        """Has a job at hand, and puts those away that were at hand longest: their folders stay."""
+        self._jobs.pop(joined.job.name, None)
+        self._jobs[joined.job.name] = joined
+        while len(self._jobs) > _MOST_JOBS:
+            del self._jobs[next(iter(self._jobs))]
+
     def _like(self, joined: _Joined) -> PyTree:
         return {
             "state": joined.wire.states[joined.cohort],
@@ -506,7 +525,8 @@ class Node:
                 party = self._party(joined)
                 party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
                 joined.party = party
-            self._jobs[name] = joined
+            self._hold(joined)
+            return joined
         return self._jobs[name]
 
 
@@ -532,8 +552,7 @@ def _secret(file: Path) -> bytes:
     """Returns a secret of the node, which is drawn once and never leaves it."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        with files.replacing(file, "wb") as opened:
-            os.chmod(opened.fileno(), 0o600)
+        with files.replacing(file, "wb", private=True) as opened:
             opened.write(secrets.token_bytes(32))
     return file.read_bytes()
 

@@ -24,6 +24,7 @@ from jaxfedmvc.deploy import wire
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.engine import streaming
 from jaxfedmvc.engine.phases import RunState, check_phases, leading_cohort, named
+from jaxfedmvc.engine.run import draw_participants
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages import secure
 
@@ -389,6 +390,19 @@ def _wire_of(text: str) -> Wire:
             masked=False,
         )
     return Wire(algorithm, plan)
+
+
+def participants(job: Job, plan: Plan) -> list[list[int]]:
+    """Lists the clients of each cohort that take part in the exchanges, ascending."""
+    key = jax.random.key(job.seed)
+    drawn = draw_participants(skeleton(plan), key, job.participation)
+    places = [np.asarray(of_cohort).tolist() for of_cohort in drawn]
+    return [[g.clients[k] for k in mine] for g, mine in zip(plan.groups, places, strict=True)]
+
+
+def asked_of(phase: Phase, clients: list[int]) -> list[int]:
+    """Lists the clients, of a cohort that takes part in a phase, which are asked."""
+    return [min(clients)] if phase.who == "leader" else clients
 
 
 def following(

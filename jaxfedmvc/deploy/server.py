@@ -36,16 +36,16 @@ from jaxfedmvc.deploy.plan import (
     Wire,
     advanced,
     agreement,
+    asked_of,
     digest_of,
     following,
     key_of,
+    participants,
     shapes_of,
-    skeleton,
     wire_of,
 )
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
-from jaxfedmvc.engine.run import draw_participants
 from jaxfedmvc.messages import secure
 from jaxfedmvc.metrics import host
 from jaxfedmvc.precision import in_32_bits
@@ -53,6 +53,8 @@ from jaxfedmvc.precision import in_32_bits
 PyTree = Any
 # Seconds of waiting for nodes before it is said, which come one after another.
 _QUIET = 2.0
+# Entries of the tables of all clients' classes against clusters, of 8 bytes.
+_MOST_COUNTS = 10**8
 
 
 class Transport(Protocol):
@@ -93,6 +95,7 @@ class Server:
         self.cards: dict[int, Card] = {}
         self.late: dict[int, Card] = {}  # of clients that came once the job had begun
         self.told: dict[int, str] = {}  # what nodes said that are not part of the job
+        self.silent: set[int] = set()  # nodes that were asked who they are, and did not say
         self.exchange = 0
         self.rows: list[dict[str, Any]] = []  # of exchanges.csv: exchanges, and what is beside
         self.place: Place | None = None
@@ -148,8 +151,7 @@ class Server:
         self.plan = Plan.of_cards(list(self.cards.values()), vertical)
         self.wire = wire_of(self.job, self.plan)
         self.agreement = agreement(self.job, self.plan)
-        drawn = draw_participants(skeleton(self.plan), self.key, self.job.participation)
-        self.participants = [np.asarray(places).tolist() for places in drawn]
+        self.participants = participants(self.job, self.plan)
 
     def _begin(self) -> None:
         """Makes the plan and the initial states."""
@@ -194,10 +196,13 @@ class Server:
         # Whoever was refused because a client had a node already may be asked once it has none.
         self.told = {node: text for node, text in self.told.items() if node in there and not gone}
         new = there - set(self.node_of.values()) - set(self.told)
+        if self.server is not None and self.cards.keys() <= self.node_of.keys():
+            new -= self.silent  # nobody is missing: they would hold up every exchange
         if not new:
             return
         request = self._hello()
         replies = self.transport.ask(dict.fromkeys(new, request), self.job.deadline)
+        self.silent = (self.silent | new) - set(replies)
         for node, reply in sorted(replies.items()):
             try:
                 self._meet(node, self._card(reply))
@@ -408,11 +413,9 @@ class Server:
 
     def _asked(self, place: Place) -> dict[int, list[int]]:
         """Returns by cohort the clients that take part in an exchange, in the cohort's order."""
-        phase, found = self.wire.phase(place), {}
-        for c in self.wire.taking_part(phase):
-            clients = [self.plan.groups[c].clients[k] for k in self.participants[c]]
-            found[c] = [min(clients)] if phase.who == "leader" else clients
-        return found
+        phase = self.wire.phase(place)
+        cohorts = self.wire.taking_part(phase)
+        return {c: asked_of(phase, self.participants[c]) for c in cohorts}
 
     def _reduced(
         self, place: Place, asked: dict[int, list[int]], travels: Any, answers: dict[int, Any]
@@ -466,6 +469,8 @@ class Server:
             "seconds": round(sum(row["seconds"] for row in rows), 3),
             "scores": _scores(counts, self.plan.vertical),
         }
+        if counts and summary["scores"] is None:
+            self.say(f"no scores: the classes and clusters of {len(counts)} clients are too many")
         text = json.dumps(summary, indent=1) + "\n"
         files.write_text(self.folder / "summary.json", text)
         self._save()
@@ -628,7 +633,10 @@ def _checked_counts(client: int, counts: Any, n_rows: int) -> list[tuple[str, in
 
 
 def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[str, Any] | None:
-    """Returns the scores of the clusters of the nodes that share counts; None if none does."""
+    """Returns the scores of the clusters of the nodes that share counts.
+
+    None if no node does, or if the tables of all would be larger than is held.
+    """
     if not counts:
         return None
     # Only which clusters are the same counts, and a number may be as large as a client says.
@@ -636,6 +644,8 @@ def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[st
         {name: i for i, name in enumerate(sorted({row[which] for told in counts for row in told}))}
         for which in (0, 1)
     )
+    if len(counts) * len(classes) * len(clusters) > _MOST_COUNTS:
+        return None  # a message of a node may name as many of both as it has rows, or says to have
     tables = np.zeros((len(counts), len(classes), len(clusters)))
     for table, told in zip(tables, counts, strict=True):
         for name, cluster, n in told:

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import os
 import re
 import shutil
 
@@ -10,7 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from jaxfedmvc import files
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
+from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from jaxfedmvc.engine import checkpoint
@@ -147,6 +150,27 @@ def test_an_exchange_that_a_full_disk_did_not_take_is_made_again(
     monkeypatch.setattr(checkpoint, "save", save)
     lab.server().run()
     assert lab.labels() == undisturbed[0].labels()
+
+
+def test_a_node_goes_on_with_a_job_after_any_number_of_others(undisturbed, tmp_path, monkeypatch):
+    """It stays for years: what it has in memory may not grow with the jobs that it joined."""
+    monkeypatch.setattr(node_module, "_MOST_JOBS", 2)
+    lab, joins = Lab(tmp_path), {}
+
+    def lose(identity, request):
+        if kind(request) == "join":
+            joins[identity] = wire.unpack(request)[0]
+        node = lab.transport.handles[identity]
+        for name in ("a", "b", "c") if exchange_of(request) == 5 else ():
+            meta = joins[identity]
+            other = meta | {"settings": meta["settings"] | {"name": name}}
+            assert wire.unpack(node.handle(wire.pack(other)))[0] == {"exchange": 0}
+            assert len(node._jobs) <= 2
+        return False
+
+    lab.transport.lose = lose
+    lab.server().run()
+    assert joins and lab.labels() == undisturbed[0].labels()
 
 
 def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undisturbed, tmp_path):
@@ -340,6 +364,52 @@ def test_a_wrong_request_is_refused(changed, code, joined):
     assert answer["error"] == code and rest == b""
 
 
+def test_only_who_takes_part_answers(tmp_path):
+    """A server that asks clients which were not drawn has one message of each more than agreed."""
+    lab, asked = Lab(tmp_path, participation=0.5), {}
+
+    def lose(identity, request):
+        if exchange_of(request) == 1:
+            asked[identity] = request
+        return exchange_of(request) == 1
+
+    lab.transport.lose = lose
+    with pytest.raises(Stopped):
+        lab.server().run()
+    others = [node for i, node in lab.transport.handles.items() if i not in asked]
+    told = set(asked.values())
+    assert others and asked
+    for node in others:
+        for request in told:
+            assert wire.unpack(node.handle(request))[0]["error"] == "place"
+    for identity, request in asked.items():
+        assert "error" not in wire.unpack(lab.transport.handles[identity].handle(request))[0]
+
+
+def test_only_the_leader_answers_what_is_asked_of_one(tmp_path):
+    lab = common.Lab("fmcsc")
+    nodes = local.nodes_of(local.write_nodes(tmp_path, lab.federation, ["fmcsc"]))
+    transport, asked = local.Local(nodes), {}
+
+    def lose(identity, request):
+        if exchange_of(request) == 1:
+            asked[transport.handles[identity].holding.client] = request
+        return exchange_of(request) == 1
+
+    transport.lose = lose
+    job = local.job_of("fmcsc", len(nodes), patience=0.1, deadline=0.1)
+    with pytest.raises(Stopped):
+        Server(job, transport, tmp_path / "server", say=lambda line: None).run()
+    ((leader, request),) = asked.items()
+    views = {len(node.holding.views) for node in nodes}
+    kind = [n for n in nodes if len(n.holding.views) == max(views)]
+    others = [n for n in kind if n.holding.client != leader]
+    assert others
+    for node in others:
+        answer, body = wire.unpack(node.handle(request))
+        assert answer["error"] == "place" and body == b""
+
+
 def test_what_is_asked_writes_one_line_of_the_nodes_log(joined, caplog):
     node, request = joined
     meta, body = wire.unpack(request)
@@ -523,6 +593,16 @@ def test_a_second_node_of_a_client_takes_no_part_in_a_job_that_runs(undisturbed,
     assert lab.labels() == undisturbed[0].labels()
 
 
+def test_a_node_that_does_not_say_who_it_is_holds_up_no_exchange(undisturbed, tmp_path):
+    """An answer is waited for until the deadline: once, and not in every exchange."""
+    lab, asked = Lab(tmp_path), []
+    lab.transport.handles[500] = None
+    lab.transport.lose = lambda identity, request: identity == 500 and not asked.append(request)
+    lab.server().run()
+    assert [kind(request) for request in asked] == ["hello"]
+    assert lab.labels() == undisturbed[0].labels()
+
+
 def copying(ask):
     return lambda requests, seconds: ask(dict(requests), seconds)
 
@@ -678,6 +758,13 @@ def test_a_client_that_counts_in_high_numbers_takes_no_memory():
     assert server_module._scores([counts], False)["pooled"]["acc"] == 1
 
 
+def test_a_client_of_many_classes_and_clusters_ends_no_job():
+    """Tens of GB of a message of a megabyte, at the end of the job."""
+    told = [[str(i), i, 1] for i in range(6 * 10**4)]
+    counts = server_module._checked_counts(0, told, 2**31 - 1)
+    assert server_module._scores([counts], False) is None
+
+
 def test_rows_in_no_cluster_are_not_counted(tmp_path):
     views, labels = {0: np.ones((4, 2), np.float32)}, np.array(["a", "a", "b", "b"])
     node = Node(local.write_node(tmp_path, 0, views, [METHOD], labels))
@@ -705,6 +792,22 @@ def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_pat
     Joined.job = local.job_of("fmcsc", 2, keys="shared")
     assert (own != jax.random.key_data(node._key(Joined, place, 3, "a"))).any()
     assert (tmp_path / "state0" / "job" / "secret").stat().st_mode & 0o77 == 0
+
+
+def test_what_a_node_keeps_is_for_its_owner_alone(tmp_path):
+    """From the moment that a file is there: one that is opened before it is closed to others."""
+    before = os.umask(0o022)
+    try:
+        Node(local.write_node(tmp_path, 0, {0: np.ones((3, 2), np.float32)}, ["fmcsc"]))
+        assert (tmp_path / "state0").stat().st_mode & 0o77 == 0
+        partial = files.partial_path(tmp_path / "secret")
+        partial.touch()  # of a process that died
+        with files.replacing(tmp_path / "secret", "wb", private=True) as opened:
+            assert os.fstat(opened.fileno()).st_mode & 0o777 == 0o600
+            opened.write(b"1")
+        assert (tmp_path / "secret").read_bytes() == b"1" and not partial.exists()
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("name", ["e_fkmvc", "fmcsc", "mgcd", "vertcohirf"])

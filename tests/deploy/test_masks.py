@@ -208,6 +208,21 @@ def test_values_that_overflow_are_told_to_nobody_but_the_nodes_log(tmp_path, cap
     assert wire.unpack(transport.handles[identity].handle(other))[0]["error"] == "replayed"
 
 
+def test_a_sum_with_what_was_clipped_is_read_by_nobody(tmp_path):
+    """Not by a server, either, that adds the messages up and ignores that they are refused."""
+    _, transport, job = laboratory(tmp_path, fraction_bits=30)
+    with pytest.raises(server.Stopped, match="what its fraction_bits do not hold"):
+        quiet(job, transport, tmp_path).run()
+    asked = [(i, wire.unpack(q)[0], wire.unpack(r)[1]) for i, q, r in transport.log if exchange(q)]
+    last, ones = asked[-1][1]["exchange"], {(0, 1): 0, (1,): 0}
+    for identity, meta, body in asked:
+        if meta["exchange"] == last:
+            kind = tuple(sorted(transport.handles[identity].holding.views))
+            ones[kind] += int(np.frombuffer(body, "<u4")[-1])  # the last leaf is the check
+    wrong = {kind: n % 2**32 for kind, n in ones.items() if n % 2**32 != {2: 3, 1: 2}[len(kind)]}
+    assert wrong and all(n > 5 for n in wrong.values())  # no number of clients: nothing cancels
+
+
 def exchange(request):
     return wire.unpack(request)[0]["kind"] == "exchange"
 

@@ -1,5 +1,6 @@
 """A job over Flower, in processes of their own, finds what the simulation finds."""
 
+import contextlib
 import json
 from functools import partial
 
@@ -9,7 +10,7 @@ import pytest
 
 from jaxfedmvc import engine
 from jaxfedmvc.data.vertical import vertical_partition
-from jaxfedmvc.deploy import Job
+from jaxfedmvc.deploy import Job, Node, flower
 from jaxfedmvc.federation import Federation
 from tests.algorithms import test_common as common
 from tests.deploy import local
@@ -45,6 +46,23 @@ def start_nodes(here, folder, federation, methods, **options):
 def labels_of(folder, client, job):
     file = folder / f"state{client}" / job / "labels.csv"
     return np.loadtxt(file, delimiter=",", skiprows=1, dtype=int, ndmin=2)[:, 1]
+
+
+def test_a_node_whose_connection_ends_does_not_end_as_if_all_were_well(tmp_path, monkeypatch):
+    """Flower's connection logs what a reply that cannot be read raises, and passes nothing on."""
+
+    @contextlib.contextmanager
+    def connection(*_):
+        def receive():
+            raise IndexError
+
+        with contextlib.suppress(Exception):
+            yield 5, receive, *[None] * 6
+
+    monkeypatch.setattr(flower, "_connection", connection)
+    node = Node(local.write_node(tmp_path, 0, {0: np.eye(4)}, ["e_fkmvc"]))
+    with pytest.raises(ConnectionError, match="superlink: the connection to here:1 ended"):
+        flower.serve(node, "here:1")
 
 
 def hospitals():

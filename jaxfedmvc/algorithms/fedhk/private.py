@@ -82,6 +82,8 @@ _DEVIATIONS = 3.0
 # Least variance, relative to the square of the public radius: B and its inverse stay finite.
 _LEAST_VARIANCE = 1e-6
 _TINY = 1e-30
+# Largest coefficient delta: times a distance of zero it is zero, where that of infinity is a NaN.
+_MOST_DELTA = 1e30
 
 
 class Release(NamedTuple):
@@ -202,9 +204,13 @@ def moments(privacy: PrivacySettings, client: Cohort) -> Release:
 
 
 def clip_samples(privacy: PrivacySettings, scales: dict[int, Scale], samples: Samples) -> Samples:
-    """Scales samples about the released mean (`client.samples_of`) to each view's B."""
+    """Scales samples about the released mean (`client.samples_of`) to each view's B.
+
+    Coefficients stay finite, whatever `beta` a job has: a sample on a centre would be a NaN.
+    """
     views = {v: in_ball(x, _bound(privacy, scales[v])) for v, x in samples.views.items()}
-    return samples._replace(views=views)
+    deltas = {v: jnp.minimum(delta, _MOST_DELTA) for v, delta in samples.deltas.items()}
+    return samples._replace(views=views, deltas=deltas)
 
 
 def believed(privacy: PrivacySettings, scales: dict[int, Scale]) -> dict[int, Scale]:

@@ -233,6 +233,26 @@ def test_no_sample_shows_by_a_nan_whatever_a_server_sends():
         assert (moved <= sensitivity(kind, DIMS) * (1 + 1e-4)).all()  # and no NaN
 
 
+@pytest.mark.parametrize("beta", [1e38, 1e300])
+def test_no_sample_shows_by_a_nan_whatever_the_bandwidth(beta):
+    """A sample that lies on a centre, whose coefficient overflows."""
+    algorithm = e_fkmvc_with_noise(CONFIG, HYPER.replace(beta=beta), settings(0.0))
+    server, states = algorithm.init(KEY, FEDERATION)
+    scales = {
+        v: s._replace(variance=jnp.float32(1e-12), origin=jnp.full_like(s.origin, 0.5))
+        for v, s in server.scales.items()
+    }
+    state, client = jax.tree.map(lambda x: x[0], (states[0], FEDERATION.cohorts[0]))
+    client = client.replace(views=tuple(x.at[0].set(0.5) for x in client.views))
+    fewer = client.replace(mask=client.mask.at[0].set(False))
+    (phase,) = algorithm.round
+    sent = phase.broadcast(server, (0, 1))
+    message = jax.jit(lambda c: phase.client(KEY, sent, state.replace(scales=scales), c)[1])
+    change = jax.tree.map(jnp.subtract, message(client), message(fewer))
+    flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(change)])
+    assert np.linalg.norm(flat) <= sensitivity("round", DIMS) * (1 + 1e-4)
+
+
 def test_scales_are_brought_into_the_range_of_an_honest_server():
     """The ball about 0.5 of radius 0.5 * 2 in four features; variances from a millionth of that."""
     sent = jnp.array([9.0, -9.0, np.nan, 0.6])
