@@ -46,15 +46,15 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         raise FileNotFoundError(f"{path}: no such folder")
     if not (path / "summary.json").exists():
         raise ValueError(f"{path}: has no summary.json; the job is not finished")
-    for name in ("rounds.csv", "data.json"):
-        if not (path / name).exists():
-            raise ValueError(f"{path}: has no {name}; allowed are folders of experiments.run")
+    if not (path / "rounds.csv").exists():
+        raise ValueError(f"{path}: has no rounds.csv; allowed are folders of experiments.run")
     try:
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         rounds = pd.read_csv(path / "rounds.csv")
         rounds[_OF_ROUNDS]  # all are there
-        hashes = json.loads((path / "data.json").read_text(encoding="utf-8")).values()
-        line = line_of(summary) | {"content": " ".join(x[:10] for x in hashes)}
+        data = path / "data.json"  # older runs have none
+        hashes = json.loads(data.read_text(encoding="utf-8")) if data.exists() else {}
+        line = line_of(summary) | {"content": " ".join(x[:10] for x in hashes.values())}
         return line, runs_of(summary), rounds
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no folder of a run ({error!r})") from error
@@ -145,8 +145,9 @@ def warnings(lines: pd.DataFrame) -> list[str]:
             shown = _unshared(values) if column == "views" else values
             found.append(f"{text}: {(' | ' if column == 'views' else ', ').join(shown)}")
     # Of one name, and yet another file, or scaled otherwise.
-    if (lines.groupby("data")["content"].nunique() > 1).any():
-        found.append(f"the contents of the data differ: {', '.join(lines['content'].unique())}")
+    for name, contents in lines.groupby("data")["content"]:
+        if contents.nunique() > 1:
+            found.append(f"the contents of {name} differ: {', '.join(contents.unique())}")
     return found
 
 
