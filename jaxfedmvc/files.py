@@ -79,3 +79,23 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Writes text to `path`, all or nothing."""
     with replacing(path) as file:
         file.write(text)
+
+
+def check_private(path: Path, name: str) -> None:
+    """Checks that nobody but its owner may open a file, as ssh does of its keys.
+
+    On Windows nothing is checked, whose modes say nothing of other users.
+
+    Args:
+      path: Of the file.
+      name: What the error calls it.
+
+    Raises:
+      ValueError: The group or others may.
+      OSError: It is not there.
+    """
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise ValueError(
+            f"{name}: other users of this machine may open {path}; allowed is its owner alone:"
+            f" chmod 600 {path}"
+        )

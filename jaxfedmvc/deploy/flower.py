@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 
+from jaxfedmvc import files
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.node import Node
 from jaxfedmvc.deploy.server import Server, Stopped
@@ -153,7 +154,7 @@ def serve(
         a new identity without one.
 
     Raises:
-      ValueError: The key is no ECDSA key, or has a password.
+      ValueError: The key is no ECDSA key, has a password, or other users may read it.
       OSError: It cannot be read; or the connection ended.
     """
     require_flower()
@@ -202,6 +203,7 @@ def _keys(file: Path) -> tuple[Any, Any]:
         raise ValueError(f"auth_key: {file} is no private key without a password") from error
     if not isinstance(private, EllipticCurvePrivateKey):
         raise ValueError(f"auth_key: {file} is no ECDSA key")
+    files.check_private(file, "auth_key")
     return private, private.public_key()
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, files
 from jaxfedmvc.deploy.wire import Refused
 
 _DOMAIN = b"jaxfedmvc secure sum 1"
@@ -38,7 +38,7 @@ def read_identity(path: Path) -> Any:
     """Reads a node's private Ed25519 key, in OpenSSH's form.
 
     Raises:
-      ValueError: It is none, or has a password.
+      ValueError: It is none, has a password, or other users of the machine may read it.
       OSError: It cannot be read.
       ImportError: The package cryptography is not installed.
     """
@@ -49,6 +49,7 @@ def read_identity(path: Path) -> Any:
         raise ValueError(f"identity: {path} is no private key without a password") from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ValueError(f"identity: {path} is no Ed25519 key")
+    files.check_private(path, "identity")
     return key
 
 

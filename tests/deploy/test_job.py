@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from jaxfedmvc.deploy import Job, Node, flower
 from jaxfedmvc.deploy.__main__ import main, parser
@@ -533,6 +533,11 @@ def test_a_node_says_what_is_wrong_with_its_key(tmp_path):
     for name, text in (("other", "no ECDSA key"), ("node0.toml", "no private key without a pass")):
         with pytest.raises(ValueError, match=f"^auth_key: {tmp_path / name} is {text}"):
             flower.serve(node, "127.0.0.1:1", key_file=tmp_path / name)
+    ecdsa = ec.generate_private_key(ec.SECP384R1())
+    (tmp_path / "open").write_bytes(ecdsa.private_bytes(serialization.Encoding.PEM, form, nothing))
+    (tmp_path / "open").chmod(0o644)
+    with pytest.raises(ValueError, match=r"^auth_key: other users of this machine may open"):
+        flower.serve(node, "127.0.0.1:1", key_file=tmp_path / "open")
 
 
 def test_a_finished_job_of_other_settings_is_no_success_of_this_one(tmp_path, capsys):

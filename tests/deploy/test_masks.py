@@ -34,6 +34,7 @@ def write_identities(folder, clients):
                 serialization.NoEncryption(),
             )
         )
+        (folder / f"identity{i}").chmod(0o600)
         public = key.public_key().public_bytes(
             serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         )
@@ -325,5 +326,8 @@ def test_identities_that_are_none_are_named(tmp_path):
     (tmp_path / "wrong").write_text("-----BEGIN")
     with pytest.raises(ValueError, match="identity: "):
         read_identity(tmp_path / "wrong")
+    (tmp_path / "identity0").chmod(0o640)
+    with pytest.raises(ValueError, match=r"identity: other users .* chmod 600 .*identity0"):
+        read_identity(tmp_path / "identity0")
     with pytest.raises(ValueError, match=r"identities\.3: got 'ssh-rsa x'"):
         read_public("ssh-rsa x", 3)

@@ -273,7 +273,7 @@ class PrivateFedHKConfig(FedHKConfig):
       origin: Centre of the features, a number for all views or one for each.
       radius: Moments are taken of samples scaled to within radius * sqrt(features) of the origin, a
         number for all views or one for each.
-      start_steps: Releases of k-means sums before the rounds.
+      start_steps: Releases of k-means sums before the rounds, at most 1000.
       rounds: Number of rounds, fixed beforehand, that the noise is calibrated for.
       n_clients: Number of clients that take part, whose noises add up if noise is "central".
     """
@@ -296,7 +296,9 @@ class PrivateFedHKConfig(FedHKConfig):
         super().__post_init__()
         check_accountable(self)
         checks.at_least(self, 0, "rounds")
-        checks.at_least(self, 1, "n_clients", "start_steps")
+        checks.at_least(self, 1, "n_clients")
+        # Each is an exchange of the method: a node builds them all before it can refuse a job.
+        checks.whole("start_steps", self.start_steps, 1, 1000)
         if not self.dp_epsilon > 0:
             raise checks.wrong("dp_epsilon", self.dp_epsilon, "more than 0, or inf")
         if not 0 < self.dp_delta < 1:

@@ -9,7 +9,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from jaxfedmvc.checks import POSITIVE, at_least, choices, numbers, wrong
+from jaxfedmvc.checks import POSITIVE, at_least, choices, numbers, whole, wrong
 
 Base = Literal["kmeans", "dbscan", "kernel_kmeans", "sc_srgf"]
 Similarity = Literal["cosine", "rbf", "laplacian", "rbf_median"]
@@ -64,7 +64,7 @@ class VertCoHiRFConfig:
       n_graphs: Subspace graphs of sc_srgf, two or more.
       refinements: Exchanges after the rounds in which agents list the clusters nearest to every
         sample, by means of their own features, and it joins the one of least rank sum. 0: none, as
-        in the paper. More than 128 clusters stay as they are.
+        in the paper. At most 1000. More than 128 clusters stay as they are.
     """
 
     n_clusters: int | None = None
@@ -88,7 +88,8 @@ class VertCoHiRFConfig:
         if not isinstance(self.local_clusters, str):
             at_least(self, 1, "local_clusters")
         at_least(self, 2, "n_graphs")
-        at_least(self, 0, "refinements")
+        # Each is an exchange of the method: a node builds them all before it can refuse a job.
+        whole("refinements", self.refinements, 0, 1000)
         self.bases()
 
     def bases(self) -> Bases:

@@ -197,5 +197,6 @@ def test_pieces_that_were_not_refined_are_chosen_only_where_there_is_nothing_els
 
 
 def test_refinements_are_checked():
-    with pytest.raises(ValueError, match="refinements: got -1; allowed is 0 or more"):
-        VertCoHiRFConfig(3, refinements=-1)
+    for n in (-1, 10**9):  # each would be an exchange, made before anybody can refuse the job
+        with pytest.raises(ValueError, match=f"refinements: got {n}; allowed is 0 to 1000"):
+            VertCoHiRFConfig(3, refinements=n)
