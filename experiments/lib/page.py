@@ -297,8 +297,8 @@ def scatter(
                     "mode": "markers",
                     "x": points[mine, 0],
                     "y": points[mine, 1],
-                    "name": title(int(name)),
-                    "text": [hover[i] for i in np.flatnonzero(mine).tolist()],
+                    "name": _plain(title(int(name))),
+                    "text": [_plain(hover[i]) for i in np.flatnonzero(mine).tolist()],
                     "hoverinfo": "text",
                     "marker": {"size": 6, "color": COLOURS[int(number) % len(COLOURS)]},
                     "visible": way == next(iter(colourings)),
@@ -311,6 +311,11 @@ def scatter(
     hidden = {"showticklabels": False, "zeroline": False}
     layout = {"xaxis": hidden, "yaxis": hidden, "height": 560, "legend": _ABOVE}
     return Figure(heading, traces, layout, views if len(views) > 1 else {}, note)
+
+
+def _plain(text: str) -> str:
+    """Returns text that Plotly shows as it is; it reads tags and entities."""
+    return html.escape(text, quote=False)
 
 
 def confusion(heading: str, table: np.ndarray, called: Callable[[int], str] = str) -> Figure:
@@ -331,7 +336,7 @@ def confusion(heading: str, table: np.ndarray, called: Callable[[int], str] = st
         "type": "heatmap",
         "z": [row.tolist() for row in table],
         "x": [f"cluster {k}" for k in order],
-        "y": [f"class {called(c)}" for c in range(rows)],
+        "y": [f"class {_plain(called(c))}" for c in range(rows)],
         "text": [[str(v) for v in row] for row in table],
         "texttemplate": "%{text}",
         "colorscale": SHADES,

@@ -72,8 +72,18 @@ def test_confusion_is_in_the_order_of_the_classes():
     assert trace["z"] == [[5, 0, 1], [0, 4, 0]]
     assert trace["x"] == ["cluster 1", "cluster 0", "cluster 2"]
     assert trace["y"] == ["class 0", "class 1"]
-    (trace,) = page.confusion("", np.eye(2, dtype=int), ["no", "yes"].__getitem__).traces
-    assert trace["y"] == ["class no", "class yes"]
+    (trace,) = page.confusion("", np.eye(2, dtype=int), ["no", "<b>yes"].__getitem__).traces
+    assert trace["y"] == ["class no", "class &lt;b&gt;yes"]
+
+
+def test_names_of_classes_are_text_to_plotly_too():
+    """It reads tags and entities of its own, "age <b> 5" would lose a letter."""
+    shown = page.scatter(
+        "", np.zeros((1, 2)), {"classes": np.zeros(1, int)}, ["a<b>&amp;"], "",
+        titles={"classes": lambda c: f"{c} <i>"},
+    )  # fmt: skip
+    (trace,) = shown.traces
+    assert trace["name"] == "0 &lt;i&gt;" and trace["text"] == ["a&lt;b&gt;&amp;amp;"]
 
 
 def test_numbers_that_are_not_finite_are_gaps():
