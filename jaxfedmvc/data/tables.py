@@ -444,7 +444,8 @@ def _columns(frame: pd.DataFrame, options: TableOptions) -> dict[str, list[str]]
                 raise ValueError(f"views: the column {pattern!r} of view {view} is labels or id")
             if not matching(free, pattern):
                 raise ValueError(
-                    f"views: {pattern!r} of view {view} matches no column of {some(frame.columns)}"
+                    f"views: {pattern!r} of view {view} matches no column of"
+                    f" {_columns_near(pattern, frame)}"
                 )
         matched = {column for pattern in wanted for column in matching(free, pattern)}
         mine = [column for column in free if column in matched]
@@ -467,11 +468,20 @@ def matching(columns: Sequence[str], pattern: str) -> list[str]:
     return [column for column in columns if fnmatch.fnmatchcase(column, pattern)]
 
 
+def _columns_near(name: str, frame: pd.DataFrame) -> str:
+    """Returns the first columns for an error, and the one that this name was probably meant for.
+
+    Of a wide table the first ones say nothing of it.
+    """
+    meant = checks.meant(name, map(str, frame.columns)).strip()
+    return some(frame.columns) + (f"; {meant}" if meant else "")
+
+
 def _check_given(frame: pd.DataFrame, options: TableOptions) -> None:
     """Checks that the columns of labels and ids are there."""
     for option, column in (("labels", options.labels), ("id", options.id)):
         if column is not None and column not in frame:
-            raise checks.wrong(option, column, f"a column: {some(frame.columns)}")
+            raise checks.wrong(option, column, f"a column: {_columns_near(column, frame)}")
 
 
 def _check_unnamed(columns: Sequence[str]) -> None:

@@ -228,6 +228,8 @@ def test_parquet_is_as_csv(tmp_path):
             TableOptions(labels="sick"),
             "labels: got 'sick'; allowed is a column: patient, hb",
         ),
+        (TABLE, TableOptions(labels="il"), "a column: patient, hb.*; did you mean 'ill'\\?"),
+        (TABLE, TableOptions("b=hb,img1"), "matches no column of patient.*; did you mean 'img_1'"),
         (TABLE, TableOptions("blood=hb,rbc"), "'rbc' of view blood matches no column of patient"),
         (TABLE, TableOptions("a=hb;b=h*"), "column 'hb' is in a and b"),
         (TABLE, TableOptions("a=hb,ill", labels="ill"), "column 'ill' of view a is labels or id"),
