@@ -39,6 +39,7 @@ from jaxfedmvc.algorithms.mgcd.sizes import predicted_bytes
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import to_sparse
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.nn import apply
 
 K, N, ROUNDS = 3, 24, 4
 KEY = jax.random.key(3)
@@ -457,6 +458,16 @@ def test_local_loss_is_the_full_formula(literal_client, batch_size):
         assert losses[1] < losses[0]
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
         assert np.abs(state.params["graph"] - start["graph"]).max() > 0
+
+
+def test_latent_vectors_are_the_sum_of_two_encoders_of_which_the_second_is_the_views_own(
+    literal_client,
+):
+    x, _, params, _ = literal_client
+    z, z_d = encode(params, LITERAL, x)
+    consensus, specific = (apply(params[name], x) for name in ("consensus", "specific"))
+    close(z_d, specific)
+    close(z, consensus + specific)
 
 
 def test_uploaded_graph_is_linear_in_the_latent_vectors(literal_client):
