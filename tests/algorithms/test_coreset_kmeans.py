@@ -305,3 +305,18 @@ def test_bad_input_is_named():
     )
     with pytest.raises(ValueError, match="vertical"):
         engine.start(coreset_kmeans(CoresetKMeansConfig(2)), shared, key)
+
+
+def test_the_server_weighs_the_rows_that_were_drawn():
+    """One cluster: its centroid is the weighted mean."""
+    views = [np.eye(9, 2, dtype=np.float32), np.eye(9, 1, dtype=np.float32)]
+    algorithm = coreset_kmeans(CoresetKMeansConfig(1, n_coreset=3, n_init=1))
+    state = algorithm.init(
+        jax.random.key(0), Federation.from_agents([(range(9), v) for v in views])
+    )
+    state = state[0]._replace(rows=jnp.array([4, 0, 2]), weights=jnp.array([0.5, 0.3, 0.2]))
+    rows = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), jnp.array([[0.0], [0.0], [1.0]])
+    messages = {(0,): rows[0][None]}, {(1,): rows[1][None]}
+    server, _ = algorithm.setup[1].server(jax.random.key(0), state, messages, ())
+    np.testing.assert_allclose(server.centroids[0,], [[0.5, 0.3]], rtol=1e-6)
+    np.testing.assert_allclose(server.centroids[1,], [[0.2]], rtol=1e-6)

@@ -113,7 +113,7 @@ def fit_copies(
     kinds = {kind: tuple(sorted(kind)) for kind in models}
     placed = {kind: by_place(model) for kind, model in models.items()}
     start = nn.alike(placed, nn.stacks(config.stack_views))
-    rows = client.by_view(), jax.lax.stop_gradient(target)
+    rows = client.by_view(), target
     trained, history = _fit(config, hyper, key, start, loss, rows, client.mask, epochs, keyed=True)
     return {kind: by_view(model, kind) for kind, model in nn.apart(trained).items()}, history
 

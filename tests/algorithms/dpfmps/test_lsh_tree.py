@@ -96,6 +96,29 @@ def test_capacity_bounds_the_tree_and_loses_no_row():
     assert leaves.counts.max() <= 30
 
 
+def leaves_of_groups(*groups):
+    """Leaves of 80 rows by 100 keys without noise: of groups `(rows, where they lie)`."""
+    x = np.concatenate([np.tile(np.float32(at), (n, 1)) for n, at in groups])
+    # The least count is 80 / (2 K) = 10.
+    return many_leaves(KEYS, x, K, np.ones(80, bool), TreeNoise(jnp.inf, 1.0, 0.0))
+
+
+def test_a_node_branches_from_three_times_the_least_count_on():
+    """One of 24 rows does not, though a tenth of a radian and more lies between its halves."""
+    groups = (56, [1, 0, 0]), (12, [-0.9, 0.09, 0]), (12, [-0.9, -0.09, 0])
+    counts = np.asarray(leaves_of_groups(*groups).counts)
+    # But for the few directions that part them before they are a node of their own.
+    assert np.mean(np.any(counts == 24, axis=1)) > 0.8
+
+
+def test_rows_of_a_dropped_node_are_out_for_good():
+    """Eight rows are too few. Others, which part later, may take the place of their node."""
+    leaves = leaves_of_groups((40, [0.5, 0, 0]), (32, [0.4, 0.4, 0]), (8, [-0.5, -0.2, 0]))
+    counts = np.asarray(leaves.counts)
+    np.testing.assert_array_equal(counts.sum(axis=1), 72)
+    assert set(np.unique(counts)) == {0, 32, 40, 72}
+
+
 @pytest.mark.slow
 def test_padding_and_vmap_change_nothing():
     x, _ = blobs()

@@ -12,8 +12,11 @@ from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, DPFMPSP2EstConfig, dpfmps, dpfmps_p2est
+from jaxfedmvc.algorithms.dpfmps import agent as agent_lib
+from jaxfedmvc.algorithms.dpfmps import server as server_lib
 from jaxfedmvc.algorithms.dpfmps.agent import scaled
-from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA
+from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA, sketch_noise
+from jaxfedmvc.algorithms.dpfmps.fm_sketch import add_noise, complement_counts, sketch_clusters
 from jaxfedmvc.algorithms.dpfmps.server import grid_centres
 from jaxfedmvc.algorithms.dpfmps.settings import MAX_CELLS
 from jaxfedmvc.data.partition import Part
@@ -110,6 +113,56 @@ def test_the_size_carries_laplace_noise():
     errors = np.asarray(sizes) - N
     assert np.abs(errors).mean() == pytest.approx(1 / (0.05 * 2.0), rel=0.1)
     assert abs(errors.mean()) < 2
+
+
+def test_sketches_are_of_an_agents_own_rows_with_the_noise_of_their_budget(monkeypatch):
+    """Around given centres; what is sketched and noised, its parts do by tests of their own."""
+    centres = jnp.array([[-0.5, -0.5], [0.5, 0.5], [0.5, -0.5]])
+    drawn = []
+    monkeypatch.setattr(
+        agent_lib, "private_centres", lambda key, *_, **__: (drawn.append(key), centres)[1]
+    )
+    algorithm = dpfmps(DPFMPSConfig(K, dp_epsilon=4.0, n_sketches=40))
+    state = engine.start(algorithm, PADDED, jax.random.key(0)).clients[1]
+    agent, client = jax.tree.map(lambda leaf: leaf[0], (state, PADDED.cohorts[1]))
+    # Ids are not the places of the rows, and most rows are padding.
+    ids = 7 * jnp.arange(len(client.mask)) + 3
+    client = client.replace(sample_ids=ids, mask=client.mask & (ids < 200))
+    size, key = jnp.int32(140), jax.random.key(1)
+    _, message, _ = algorithm.setup[1].client(key, size, agent, client)
+    x = np.asarray(scaled(client))
+    labels = np.argmin(((x[:, None] - np.asarray(centres)[None]) ** 2).sum(-1), axis=1)
+    labels = jnp.where(client.mask, jnp.asarray(labels, jnp.int32), -1)
+    plain = sketch_clusters(agent.hash_key, ids, labels, K, 40)
+    noise = sketch_noise(agent.budget.memberships, 40, 1 / 140)
+    of_tree, of_phantoms = jax.random.split(key)
+    assert drawn == [of_tree]
+    np.testing.assert_array_equal(message[0]["centres"], centres)
+    np.testing.assert_array_equal(message[0]["sketches"], add_noise(of_phantoms, plain, noise))
+    assert not np.array_equal(message[0]["sketches"], plain)
+
+
+def test_the_server_takes_the_phantoms_out_and_a_size_of_one_at_least(monkeypatch):
+    monkeypatch.setattr(server_lib, "grid_centres", lambda key, local, *_: local)
+    algorithm = dpfmps(DPFMPSConfig(K, dp_epsilon=60.0, n_sketches=40))
+    state = engine.start(algorithm, PADDED, jax.random.key(0)).server
+    low, _ = algorithm.setup[0].server(jax.random.key(0), state, ({"size": jnp.array([-5])},), ())
+    assert low.size == 1
+    noise = sketch_noise(state.budget.memberships, 40, MAX_DELTA)
+    # The greatest of fifteen geometric variables and the phantoms', for each cluster and function.
+    n = 15 + int(noise.n_phantoms)
+    draws = np.random.default_rng(0).uniform(size=(2, K, 40))
+    sketches = jnp.asarray(np.ceil(-np.log2(1 - draws ** (1 / n))), jnp.uint8)
+    messages = tuple(
+        {a: {"centres": jnp.zeros((1, K, WIDTHS[a])), "sketches": sketches[a][None]}} for a in ORDER
+    )
+    state = state._replace(size=jnp.int32(90))
+    _, info = algorithm.setup[1].server(jax.random.key(0), state, messages, ())
+    with_them, without = (
+        float(complement_counts(sketches, jnp.float32(90), phantoms).sum())
+        for phantoms in (0.0, noise.n_phantoms)
+    )
+    assert info["mass"] == pytest.approx(without, rel=1e-6) and abs(without - with_them) > 1
 
 
 @pytest.mark.slow

@@ -26,11 +26,12 @@ from jaxfedmvc.algorithms.fedhk.client import (
     gradient_step,
     local_step,
     local_sums,
+    nearest,
     personalised,
 )
 from jaxfedmvc.algorithms.fedhk.method import best, best_start
-from jaxfedmvc.algorithms.fedhk.model import Model, Scale, ServerState
-from jaxfedmvc.algorithms.fedhk.rounds import guarded
+from jaxfedmvc.algorithms.fedhk.model import Averages, Model, Scale, ServerState, Sums, whole
+from jaxfedmvc.algorithms.fedhk.rounds import broadcast, guarded, statistics_round
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import check_sums, secure_aggregation
@@ -333,7 +334,138 @@ def test_setup_finds_the_scales_of_the_pooled_samples():
     chex.assert_trees_all_equal(server.counts, expected.counts)
 
 
+def test_scales_of_a_view_are_of_those_who_hold_it():
+    """By hand: of two clients one lacks the second view, and counts there nowhere."""
+    of = Federation.from_clients(
+        [{0: np.array([[1.0], [3.0]]), 1: np.array([[5.0], [9.0]])}, {0: np.array([[8.0]])}]
+    )
+    algorithm = e_fkmvc(FedHKConfig(1))
+    algorithm = algorithm._replace(setup=algorithm.setup[:2])
+    server = engine.setup(algorithm, of, KEY, engine.start(algorithm, of, KEY))[0].server
+    assert (server.counts[0], server.counts[1]) == (3, 2)
+    for v, mean, variance in ((0, 4.0, (9 + 1 + 16) / 3), (1, 7.0, 4.0)):
+        np.testing.assert_allclose(server.scales[v].origin, [mean])
+        np.testing.assert_allclose(server.scales[v].variance, variance, rtol=1e-6)
+
+
+def test_what_a_client_that_is_absent_would_say_before_the_rounds_counts_nowhere():
+    views, _ = make_views()
+    algorithm = e_fkmvc(FedHKConfig(C, "minmax", n_restarts=1))
+    server, _ = algorithm.init(KEY, federation(views, shares("iid")))
+    server = server._replace(scales=started(views, "minmax").scales)
+    _, _, ranges, summaries, *_ = algorithm.setup
+    there = jnp.array([1.0, 0.0])
+    blank = server._replace(
+        scales={v: s._replace(low=s.low + 99, high=s.high - 99) for v, s in server.scales.items()}
+    )
+    told = {
+        v: (jnp.zeros((2, d)).at[1].set(-500.0), jnp.ones((2, d)).at[1].set(500.0))
+        for v, d in enumerate(WIDTHS)
+    }
+    found, _ = ranges.server(KEY, blank, (told,), (there,))
+    for scale in found.scales.values():
+        assert np.all(scale.low == 0) and np.all(scale.high == 1)
+    rows = jax.random.normal(KEY, (2, 2 * C, D)).at[1].add(50.0)
+    counts = jnp.full((2, 2 * C), 5.0)
+    start = jax.jit(summaries.server)
+    absent, _ = start(KEY, server, ((rows, counts),), (there,))
+    silent, _ = start(KEY, server, ((rows, counts.at[1].set(0.0)),), (jnp.ones(2),))
+    chex.assert_trees_all_equal(absent.models.fit, silent.models.fit)
+    turned, _ = start(KEY, server, ((rows[::-1], counts[::-1]),), (there[::-1],))
+    chex.assert_trees_all_equal(absent.models.fit, turned.models.fit)  # nor does their order
+    assert (
+        max(
+            float(jnp.abs(a / jnp.sqrt(server.scales[v].variance)).max())
+            for v, a in absent.models.fit.items()
+        )
+        < 10
+    )
+
+
+def test_no_summary_is_of_one_sample_and_starts_are_in_units_of_the_features():
+    """By hand: ten samples about the origin and one far from them; a variance of 9."""
+    x = np.append(np.linspace(-1, 1, 20).reshape(10, 2), [[90.0, 90.0]], axis=0)
+    of = Federation.from_clients([{0: x}])
+    algorithm = e_fkmvc(FedHKConfig(2, n_restarts=1))
+    server, (state,) = algorithm.init(KEY, of)
+    scales = {0: server.scales[0]._replace(variance=jnp.float32(9.0))}
+    phase, server = algorithm.setup[2], server._replace(scales=scales)
+    sent = phase.broadcast(server, (0,))
+    _, (means, counts), _ = phase.client(
+        KEY, sent, *jax.tree.map(lambda a: a[0], (state, of.cohorts[0]))
+    )
+    place = int(np.argmax(counts))
+    assert sorted(counts.tolist()) == [0, 0, 0, 10]
+    np.testing.assert_allclose(means[place], x[:10].mean(axis=0) / 3, atol=1e-6)
+    assert not np.delete(means, place, axis=0).any()
+    rows = jnp.zeros((1, 4, 2)).at[0, 1].set(1.0)
+    after, _ = phase.server(KEY, server, ((rows, jnp.full((1, 4), 5.0)),), (jnp.ones(1),))
+    found = np.sort(np.asarray(after.models.fit[0][0]), axis=0)
+    np.testing.assert_allclose(found, [[0, 0], [3, 3]], atol=1e-5)
+
+
+def test_weights_of_views_travel_with_the_views():
+    server = started(make_views()[0])
+    models = server.models._replace(view_weights=jnp.array([[0.3, 0.7]]))
+    fits, weights = broadcast(whole(), server._replace(models=models), (1,))
+    assert set(fits) == {1} and np.array_equal(weights, np.float32([[0.7]]))
+
+
 # --- The objective --------------------------------------------------------------------------------
+
+
+def test_views_weigh_in_a_fit_as_in_the_objective_and_its_change_is_told():
+    """By hand: variances 2 and 5, costs 4 and 1. A codec that tells of relevance: delta v^alpha."""
+
+    def told(fit, numerators, weights, relevance, *_):
+        return {v: jnp.full_like(a, relevance[v]) for v, a in fit.items()}
+
+    phase = statistics_round(FedHKConfig(C), hyperparams(alpha=3.0), whole()._replace(update=told))
+    server = started(make_views()[0])
+    scales = {v: s._replace(variance=jnp.float32(2 + 3 * v)) for v, s in server.scales.items()}
+    models = server.models._replace(log_objective=jnp.ones(1))
+    nothing = jax.tree.map(jnp.zeros_like, models.fit)
+    weights = {v: jnp.ones((1, C)) for v in range(S)}
+    costs = {0: jnp.array([4.0]), 1: jnp.array([1.0])}
+    sums = Sums(nothing, weights, costs, jnp.ones(1), jnp.ones(1))
+    new, _ = phase.server(
+        KEY, server._replace(scales=scales, models=models), (sums,), (jnp.float32(1),)
+    )
+    # v is C^(-1/2), that is 1/3 and 2/3; the present objective is that of the weights before.
+    np.testing.assert_allclose(new.models.view_weights, [[1 / 3, 2 / 3]], rtol=1e-5)
+    ratio = new.models.fit[1][0, 0, 0] / new.models.fit[0][0, 0, 0]
+    assert ratio == pytest.approx((2 / 5) * 2**3, rel=1e-5)
+    np.testing.assert_allclose(new.models.log_objective, [np.log(5 / 8)], rtol=1e-5)
+    np.testing.assert_allclose(new.models.change, [1 - np.log(5 / 8)], rtol=1e-5)
+
+
+def test_a_run_ends_when_every_start_does():
+    done = e_fkmvc(FedHKConfig(C), FedHKHyperparams(tol=1e-3)).done
+    server = started(make_views()[0])
+    for changes, expected in (([0.0, 1e-2], False), ([1e-3, 0.0], True)):
+        models = server.models._replace(change=jnp.array(changes))
+        assert done(server._replace(models=models)) == expected
+
+
+def test_far_from_all_centres_the_weighted_exponents_tell():
+    """By hand: all KED are 1. 36 + 121 / 4 is less than 64 + 81 / 4, and without weights more."""
+    samples = Samples(
+        dict.fromkeys((0, 1), jnp.array([[10.0]])), dict.fromkeys((0, 1), jnp.ones(())), jnp.ones(1)
+    )
+    centres = {0: jnp.array([[4.0], [2.0]]), 1: jnp.array([[-1.0], [1.0]])}
+    for weights, expected in (((2 / 3, 1 / 3), 0), ((1 / 2, 1 / 2), 1)):
+        found = nearest(hyperparams(alpha=2.0), samples, centres, jnp.array(weights))
+        assert found.tolist() == [expected]
+    # Who was not there for the end has nothing of its own, and takes the model's weights as well.
+    of = Federation.from_clients([dict.fromkeys((0, 1), np.full((2, 1), 10.0))])
+    method = e_fkmvc(FedHKConfig(2, personal="mix", n_restarts=1), hyperparams(alpha=2.0))
+    server, (state,) = method.init(KEY, of)
+    scales = {v: s._replace(variance=jnp.float32(0.5)) for v, s in server.scales.items()}
+    fit = {v: a[None] for v, a in centres.items()}
+    models = server.models._replace(fit=fit, view_weights=jnp.array([[2 / 3, 1 / 3]]))
+    state, client = jax.tree.map(lambda a: a[0], (state, of.cohorts[0]))
+    labels = method.assign(server._replace(models=models, scales=scales), state, client)
+    assert labels[client.mask].tolist() == [0, 0]
 
 
 @functools.cache
@@ -543,6 +675,28 @@ def test_averages_count_stale_centres_and_sums_do_not():
         np.testing.assert_allclose(summed.fit[v][0, 1], mean, atol=0.01)
         held_back = np.asarray(start[v][0, 1]) * 34 / 48 + mean * 14 / 48
         np.testing.assert_allclose(averaged.fit[v][0, 1], held_back, atol=0.01)
+
+
+def test_averages_of_a_view_are_over_those_who_hold_it():
+    """By hand: clients of weight 6 and 2, of which the second lacks the second view."""
+    (phase,) = e_fkmvc(FedHKConfig(C, aggregation="average")).round
+    server = started(make_views()[0])
+    ones = {v: jnp.ones((1, C, d)) for v, d in enumerate(WIDTHS)}
+    first = Averages(
+        {0: 6 * ones[0], 1: 12 * ones[1]},
+        {0: jnp.array([3.0]), 1: jnp.array([3.0])},
+        jnp.array([6.0]),
+        jnp.array([5.0]),
+    )
+    second = Averages({0: 10 * ones[0]}, {0: jnp.array([1.8])}, jnp.array([2.0]), jnp.array([3.0]))
+    models = server.models._replace(log_objective=jnp.zeros(1))
+    state = server._replace(models=models)
+    new, _ = phase.server(KEY, state, (first, second), (jnp.float32(1), jnp.float32(1)))
+    np.testing.assert_allclose(new.models.fit[0], 2 * ones[0], rtol=1e-6)
+    np.testing.assert_allclose(new.models.fit[1], 2 * ones[1], rtol=1e-6)
+    # 4.8 / 8 and 3 / 6, which do not add up to 1.
+    np.testing.assert_allclose(new.models.view_weights, [[0.6 / 1.1, 0.5 / 1.1]], rtol=1e-5)
+    np.testing.assert_allclose(new.models.change, [np.log(8)], rtol=1e-5)
 
 
 # --- Personal centres -----------------------------------------------------------------------------

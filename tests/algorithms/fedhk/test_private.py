@@ -19,7 +19,7 @@ from jaxfedmvc.algorithms.fedhk.accounting import (
     releases,
     spent,
 )
-from jaxfedmvc.algorithms.fedhk.client import local_sums, samples_of
+from jaxfedmvc.algorithms.fedhk.client import Samples, local_sums, samples_of
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import Model, Scale, ServerState
 from jaxfedmvc.algorithms.fedhk.private import (
@@ -342,13 +342,13 @@ def test_every_exchange_that_sends_is_counted(start_steps):
 
 
 @jax.jit
-def moments_released(z, total):
+def moments_released(z, total, n_clients=float(M), clip=1.0):
     """What the server makes of a release of two views of two features each."""
     scale = Scale(jnp.zeros(2), jnp.float32(0), jnp.zeros(0), jnp.zeros(0))
     model = Model({}, jnp.ones((1, 2)), jnp.zeros(1), jnp.zeros(1))
     state = ServerState({}, {0: scale, 1: scale}, (), model, {})
-    server = e_fkmvc_with_noise(CONFIG, HYPER, settings(z)).setup[0].server
-    return server(KEY, state, (total,), (jnp.float32(M),))[0]
+    server = e_fkmvc_with_noise(CONFIG, HYPER, settings(z, clip=clip)).setup[0].server
+    return server(KEY, state, (total,), (n_clients,))[0]
 
 
 def test_moments_from_a_release_by_hand():
@@ -363,14 +363,71 @@ def test_moments_from_a_release_by_hand():
     np.testing.assert_allclose(new.scales[1].variance, 0.5 * 5**0.5 / 9 * 0.5, rtol=1e-5)
 
 
-def test_first_centres_of_views_lie_in_directions_of_their_own():
-    """Views of the same width too."""
+@pytest.mark.parametrize(("clip", "share"), [(0.25, 0.25), (3.0, 1.0)])
+def test_first_centres_of_views_lie_in_directions_of_their_own(clip, share):
+    """Views of the same width too; as far out as a typical sample, and no farther than B."""
     total = Release({v: jnp.zeros(2) for v in (0, 1)}, jnp.float32(9), {0: 1.0, 1: 1.0})
-    fit = moments_released(0.0, total).models.fit
-    first, second = (np.asarray(fit[v][0]) for v in (0, 1))
+    new = moments_released(0.0, total, float(M), clip)
+    first, second = (np.asarray(new.models.fit[v][0]) for v in (0, 1))
     lengths = [np.linalg.norm(a, axis=1) for a in (first, second)]
-    np.testing.assert_allclose(*lengths, rtol=1e-5)
+    # A ninth of the squared radius, 0.5^2 * 2.
+    np.testing.assert_allclose(lengths, share * math.sqrt(0.5 / 9), rtol=1e-5)
     assert np.abs(first - second).max(axis=1).min() > 1e-2 * lengths[0][0]
+
+
+def test_a_release_of_fewer_clients_than_share_the_noise_is_refused():
+    total = Release({v: jnp.zeros(2) for v in (0, 1)}, jnp.float32(9), {0: 1.0, 1: 1.0})
+    assert np.all(np.isnan(moments_released(0.0, total, M - 1.0, 3.0).models.fit[0]))
+
+
+def test_a_step_of_k_means_measures_every_view_in_its_variance():
+    """By hand: in their own units the first view is the nearer to its centre, in theirs the other.
+
+    Of two samples, one of them padding: sums of u = x / B, and g = sqrt(2) / 4^(1/4) times sizes.
+    """
+    scales = {
+        v: Scale(jnp.zeros(2), jnp.float32(variance), jnp.zeros(0), jnp.zeros(0))
+        for v, variance in ((0, 100.0), (1, 1.0))
+    }
+    x = {0: jnp.array([[5.0, 0.0]] * 2), 1: jnp.array([[0.0, 0.8]] * 2)}
+    centres = {0: jnp.array([[5.0, 0.0], [0.0, 0.0]]), 1: jnp.array([[0.0, 0.0], [0.0, 0.8]])}
+    samples = Samples(x, {}, jnp.array([True, False]))
+    found = start_sums(settings(clip=2.0), scales, samples, centres)
+    # (5 / 10)^2 is less than 0.8^2, and 5^2 more.
+    np.testing.assert_allclose(found.sums[0], [[0, 0], [5 / 20, 0]], rtol=1e-6)
+    np.testing.assert_allclose(found.sums[1], [[0, 0], [0, 0.8 / 2]], rtol=1e-6)
+    np.testing.assert_allclose(found.weights, [0, 1], rtol=1e-6)
+
+
+def test_costs_that_noise_hides_count_as_large_as_the_noise():
+    """A view whose noisy cost is negative does not lose its weight."""
+    scale = Scale(jnp.zeros(2), jnp.float32(1.0), jnp.zeros(0), jnp.zeros(0))
+    model = Model(
+        {v: jnp.zeros((1, C, 2)) for v in (0, 1)}, jnp.full((1, 2), 0.5), *jnp.zeros((2, 1))
+    )
+    state = ServerState({}, {0: scale, 1: scale}, (), model, {})
+    (phase,) = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0)).round
+    sigma = sensitivity("round", (2, 2))
+    zeros = {v: jnp.zeros((C, 2)) for v in (0, 1)}
+    total = Release(zeros, {v: jnp.zeros(C) for v in (0, 1)}, {0: -7.0, 1: 16 * sigma})
+    new, _ = phase.server(KEY, state, (total,), (jnp.float32(M),))
+    # alpha is 5: C^(-1/4).
+    np.testing.assert_allclose(new.models.view_weights, [[2 / 3, 1 / 3]], rtol=1e-5)
+
+
+def test_rows_are_labelled_as_they_were_clipped():
+    """By hand: (3, 4) is nearer to (0.9, 0), and (0.6, 0.8), to which B = 1 brings it, to (0, 0.2).
+
+    Rounds see samples no farther out than B, and make their centres of these.
+    """
+    of = Federation.from_clients([{0: np.array([[3.0, 4.0], [0.0, 0.0]])}])
+    algorithm = e_fkmvc_with_noise(FedHKConfig(2), HYPER, settings(shared_by=1))
+    server, (states,) = algorithm.init(KEY, of)
+    state, client = jax.tree.map(lambda x: x[0], (states, of.cohorts[0]))
+    models = server.models._replace(fit={0: jnp.array([[[0.9, 0.0], [0.0, 0.2]]])})
+    scales = {0: server.scales[0]._replace(variance=jnp.float32(1.0))}
+    labels = algorithm.assign(server._replace(models=models, scales=scales), state, client)
+    np.testing.assert_array_equal(labels[:2], [1, 1])
 
 
 def test_centres_from_a_release_by_hand():
@@ -421,8 +478,9 @@ def test_noise_is_calibrated_to_the_budget():
     assert found == PrivacySettings(z, (0.0, 0.5), 2.0, 1.5, shared_by=M, start_steps=3)
     assert spent(config)[0] == pytest.approx(2.0, rel=1e-3) and spent(config)[0] <= 2.0
     assert privacy_settings(private(dp_epsilon=math.inf)).noise_multiplier == 0
-    local = private(noise="local", n_clients=None)
-    assert privacy_settings(local).shared_by == 1
+    for n_clients in (None, M):  # which local noise is not shared out over
+        local = private(noise="local", n_clients=n_clients)
+        assert privacy_settings(local).shared_by == 1
 
 
 @pytest.mark.slow

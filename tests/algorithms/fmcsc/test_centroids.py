@@ -12,8 +12,10 @@ from sklearn.cluster import KMeans
 
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams
+from jaxfedmvc.algorithms.fmcsc import centroids as centroids_module
 from jaxfedmvc.algorithms.fmcsc.centroids import phases as centroids_of
 from jaxfedmvc.algorithms.fmcsc.server import ServerState
+from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort
 from tests.algorithms.fmcsc.by_numpy import np_features
 from tests.algorithms.fmcsc.tiny import (
@@ -145,18 +147,57 @@ def test_own_centroids_of_small_clusters_are_not_sent_and_not_counted(federation
 
 
 @pytest.mark.parametrize("starts", [1, 3])
-def test_the_order_of_clients_makes_no_difference(started, starts):
+def test_the_order_of_clients_makes_no_difference_nor_does_one_that_is_absent(started, starts):
     """Seeds are drawn by place, which would be another one for each order."""
     phase = build(centroids="federated", centroid_starts=starts).finish[0]
     rng = np.random.default_rng(2)
-    centroids = jnp.asarray(rng.normal(size=(5, K, CONFIG.latent_dim)), jnp.float32)
-    sizes = jnp.asarray(rng.integers(1, 9, size=(5, K)), jnp.float32)
+    centroids = jnp.asarray(rng.normal(size=(6, K, CONFIG.latent_dim)), jnp.float32)
+    sizes = jnp.asarray(rng.integers(1, 9, size=(6, K)), jnp.float32)
     server = started.server._replace(starts=jnp.zeros(()))
     found = []
-    for order in (np.arange(5), np.array([3, 0, 4, 2, 1])):
-        message = centroids[order], sizes[order], jnp.arange(5)[order]
-        found.append(phase.server(KEY, server, (message,), (jnp.ones(5),))[0])
-    chex.assert_trees_all_equal(*((s.centroids, s.starts) for s in found))
+    for order in (np.arange(6), np.array([3, 0, 4, 2, 5, 1])):
+        message = centroids[order], sizes[order], jnp.arange(6)[order]
+        there = jnp.asarray(order < 5, jnp.float32)
+        found.append(phase.server(KEY, server, (message,), (there,))[0])
+    message = centroids.at[5].set(50.0), sizes.at[5].set(90.0), jnp.arange(6)
+    found.append(phase.server(KEY, server, (message,), (jnp.ones(6).at[5].set(0.0),))[0])
+    for other in found[1:]:
+        chex.assert_trees_all_equal(
+            (found[0].centroids, found[0].starts), (other.centroids, other.starts)
+        )
+
+
+def test_a_centroid_without_rows_stays_where_it_is():
+    config = dataclasses.replace(CONFIG, centroids="federated", centroid_rounds=1)
+    move = centroids_of(config, FMCSCHyperparams())[1].server
+    server = ServerState({}, jnp.array([[1.0, 1.0], [5.0, 6.0]]))
+    sums = jnp.array([[2.0, 8.0], [0.0, 0.0]]), jnp.array([2.0, 0.0])
+    moved, _ = move(KEY, server, (sums, sums), (1, 1))
+    np.testing.assert_array_equal(moved.centroids, [[1.0, 4.0], [5.0, 6.0]])
+
+
+def test_means_that_are_sent_with_a_guard_are_of_the_rows_that_it_counts(
+    federation, pretrained, monkeypatch
+):
+    """Where k-means stops, its centroids are means of the labels before."""
+
+    def stopped(*arguments, **settings):
+        return kmeans(*arguments, **settings)._replace(centroids=jnp.full((3, 4), 9.0))
+
+    monkeypatch.setattr(centroids_module, "kmeans", stopped)
+    config = dataclasses.replace(
+        CONFIG, n_clusters=3, centroids="federated", centroid_rounds=1, min_cluster_size=1
+    )
+    phase = centroids_of(config, FMCSCHyperparams(limit=2))[0]
+    client = at(federation.cohorts[1], 0)
+    sent = phase.broadcast(pretrained.server, client.view_ids)
+    kept, (means, sizes, _), _ = phase.client(KEY, sent, NOTHING, client)
+    assert sizes[2] == 0 and np.all(sizes[:2] > 0)  # clusters beyond the limit have no rows
+    rows = np.asarray(kept.h)[np.asarray(client.mask)]
+    assert sizes.sum() == len(rows)
+    away = ((rows[:, None] - np.asarray(means)[None, :2]) ** 2).sum(-1)
+    expected = [rows[away.argmin(1) == k].mean(0) for k in range(2)]
+    np.testing.assert_allclose(means[:2], expected, atol=1e-5)
 
 
 def new_clients(view_ids, n=3, rows=9):
@@ -210,16 +251,17 @@ def test_of_several_starts_the_one_of_least_inertia_counts(limit):
     """Each start makes Lloyd's steps on all rows; sums, sizes and inertias are all that travels."""
     rng = np.random.default_rng(0)
     rows = [rng.normal(size=(n, CONFIG.latent_dim)).astype(np.float32) for n in (9, 14)]
+    k, size = K, K if limit is None else limit + 1
     config = dataclasses.replace(
-        CONFIG, centroids="federated", centroid_rounds=2, centroid_starts=5
+        CONFIG, n_clusters=size, centroids="federated", centroid_rounds=2, centroid_starts=5
     )
     own, first, _, last = centroids_of(config, FMCSCHyperparams(limit=limit))
-    k = K if limit is None else limit
-    server = ServerState({}, jnp.zeros((K, 3)), jnp.zeros((5, K, CONFIG.latent_dim)))
-    found = [KMeans(K, n_init=1, random_state=0).fit(x) for x in rows]
+    server = ServerState({}, jnp.zeros((size, 3)), jnp.zeros((5, size, CONFIG.latent_dim)))
+    found = [KMeans(k, n_init=1, random_state=0).fit(x) for x in rows]
+    more = ((0, 0), (0, size - k), (0, 0))
     message = [
-        jnp.stack([jnp.asarray(f.cluster_centers_, jnp.float32) for f in found]),
-        jnp.stack([jnp.bincount(f.labels_, length=K).astype(jnp.float32) for f in found]),
+        jnp.pad(jnp.stack([jnp.asarray(f.cluster_centers_, jnp.float32) for f in found]), more),
+        jnp.stack([jnp.bincount(f.labels_, length=size).astype(jnp.float32) for f in found]),
         jnp.arange(2),
     ]
     server, _ = own.server(KEY, server, (tuple(message),), (jnp.ones(2),))
@@ -244,4 +286,4 @@ def test_of_several_starts_the_one_of_least_inertia_counts(limit):
     np.testing.assert_allclose(np.asarray(server.starts)[:, :k], starts, rtol=1e-4, atol=1e-5)
     best = np.argmin(np.asarray(info["inertia"]))
     np.testing.assert_array_equal(server.centroids, np.asarray(server.starts)[best])
-    assert last.broadcast(server, FULL).shape == (K, CONFIG.latent_dim)
+    assert last.broadcast(server, FULL).shape == (size, CONFIG.latent_dim)

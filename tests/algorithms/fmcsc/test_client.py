@@ -7,14 +7,18 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfedmvc import engine
+from jaxfedmvc import engine, nn
 from jaxfedmvc.algorithms.fmcsc import fmcsc
 from jaxfedmvc.algorithms.fmcsc.networks import features
 from jaxfedmvc.algorithms.fmcsc.objective import (
     distillation_loss,
+    hide_features,
     multi_view_loss,
     partial_view_loss,
+    reconstruction_loss,
 )
+from jaxfedmvc.algorithms.fmcsc.training import fit_autoencoders, fit_copies, fit_multi_view
+from jaxfedmvc.federation import Cohort
 from tests.algorithms.fmcsc.by_numpy import np_features, np_paper_contrast, np_reconstruction
 from tests.algorithms.fmcsc.tiny import (
     CONFIG,
@@ -146,6 +150,37 @@ def test_the_target_of_the_copies_may_be_the_new_global_model(federation, pretra
     assert set(second.broadcast(pretrained.server, PAIR)) == {PAIR}
     # Without B there is nothing to fit.
     assert len(build("ACD", target="global").round) == 1
+
+
+def test_what_is_minimised_sees_what_is_left_and_the_settings_reach_the_loop(sample, monkeypatch):
+    """Caught where it is handed to the training loop, which is followed by tests of its own."""
+    models, views, mask, _ = sample
+    caught = []
+
+    def fit(key, params, loss, rows, mask, keyed=False, **settings):
+        caught.append((float(loss(params, rows, mask, *[key] * keyed)), settings))
+        return params, np.zeros(1)
+
+    monkeypatch.setattr(nn, "fit", fit)
+    config = dataclasses.replace(CONFIG, batch_size=5, least_steps=3)
+    hyper = dataclasses.replace(HYPER, mask_rate=0.5)
+    client = Cohort(tuple(views.values()), mask, None, None, FULL)
+    target = np.random.default_rng(4).normal(size=(8, CONFIG.latent_dim)).astype(np.float32)
+    full, pair = models[FULL], {PAIR: models[PAIR]}
+    seen = hide_features(KEY, views, 0.5)
+    fit_autoencoders(config, hyper, KEY, full, client, 7)
+    fit_multi_view(config, hyper, KEY, full, client, 8)
+    fit_copies(config, hyper, KEY, pair, target, client, 9)
+    values, settings = zip(*caught, strict=True)
+    out = features(CONFIG, full, views)
+    expected = (
+        reconstruction_loss(out.reconstruction, views, mask),
+        multi_view_loss(CONFIG, TAU_M, full, views, mask, seen),
+        distillation_loss(CONFIG, pair, views, target, mask, seen),
+    )
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+    same = {"batch_size": 5, "learning_rate": HYPER.learning_rate, "least_steps": 3}
+    assert settings == tuple({"epochs": epochs, **same} for epochs in (7, 8, 9))
 
 
 @pytest.mark.slow

@@ -9,11 +9,12 @@ import pytest
 import scipy.stats
 
 from jaxfedmvc import nn
-from jaxfedmvc.algorithms.fmcsc import fmcsc
-from jaxfedmvc.algorithms.fmcsc.client import Update
-from jaxfedmvc.algorithms.fmcsc.uploads import add_noise, clip_update
+from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams, fmcsc
+from jaxfedmvc.algorithms.fmcsc.client import Update, weighted
+from jaxfedmvc.algorithms.fmcsc.uploads import add_noise, clip_update, released
 from tests.algorithms.fmcsc.tiny import (
     CONFIG,
+    FLOOR,
     FULL,
     HYPER,
     KEY,
@@ -70,6 +71,27 @@ def test_an_update_without_a_finite_norm_is_zero(wrong):
     found = clip_update(1.0, message, received)
     assert found.weights == {FULL: 1.0}
     assert difference(found.models, received).tolist() == [0, 0, 0]
+
+
+def test_the_norm_is_a_sum_of_sizes_and_noise_comes_on_top():
+    """By hand: an update of 3 and -4 has a norm of 7. Noise that is clipped, too, hides less."""
+    received = {FULL: {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}}
+    trained = {FULL: {"a": jnp.array([4.0, -2.0]), "b": jnp.array([5.0])}}
+    clipped = clip_update(3.5, trained, received)
+    np.testing.assert_allclose(difference(clipped, received), [1.5, -2.0, 0.0])
+    both = released(FMCSCHyperparams(upload_clip=3.5, upload_noise=100.0))(KEY, trained, received)
+    close(both, add_noise(100.0, KEY, clipped))
+    assert np.abs(difference(both, received)).sum() > 35
+
+
+def test_weights_are_bits_with_a_floor_and_ones_with_a_bound():
+    """Weights travel without noise, and tell something of the data."""
+    models, bits = {FULL: jnp.ones(2), PAIR: jnp.ones(2)}, {FULL: 2.0, PAIR: FLOOR / 2}
+    found = weighted(CONFIG, HYPER, models, bits)
+    close(found.weights, {FULL: 2.0, PAIR: FLOOR})
+    close(found.models, {FULL: 2 * jnp.ones(2), PAIR: FLOOR * jnp.ones(2)})
+    found = weighted(CONFIG, dataclasses.replace(HYPER, upload_clip=1.0), models, bits)
+    close(found, Update(models, {FULL: 1.0, PAIR: 1.0}))
 
 
 @pytest.mark.parametrize("what", ["pre-training", "leader", "round"])

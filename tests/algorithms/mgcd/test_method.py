@@ -18,6 +18,7 @@ from jaxfedmvc.algorithms.mgcd import (
     MGCDHyperparams,
     affinity,
     client,
+    method,
     mgcd,
     server,
     sparse_spectral,
@@ -38,6 +39,7 @@ from jaxfedmvc.algorithms.mgcd.sizes import predicted_bytes
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import to_sparse
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.nn import apply
 
 K, N, ROUNDS = 3, 24, 4
 KEY = jax.random.key(3)
@@ -409,6 +411,8 @@ def literal_client():
     x, mask = np.zeros((12, 5), np.float32), np.arange(12) < 10
     x[:10] = planted((5,), n=10)[0][0]
     params = jit(lambda: init_autoencoder(KEY, LITERAL, 5))()
+    # Padding has a latent vector, too.
+    params = jax.tree.map(lambda a: a + 0.2 if a.ndim == 1 else a, params)
     rng = np.random.default_rng(2)
     params["graph"] = jnp.asarray(0.3 * rng.normal(size=(3, 12)), jnp.float32)
     old = Factored(*(0.3 * g for g in random_graph(2, seed=6, n=12)))
@@ -454,6 +458,16 @@ def test_local_loss_is_the_full_formula(literal_client, batch_size):
         assert losses[1] < losses[0]
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
         assert np.abs(state.params["graph"] - start["graph"]).max() > 0
+
+
+def test_latent_vectors_are_the_sum_of_two_encoders_of_which_the_second_is_the_views_own(
+    literal_client,
+):
+    x, _, params, _ = literal_client
+    z, z_d = encode(params, LITERAL, x)
+    consensus, specific = (apply(params[name], x) for name in ("consensus", "specific"))
+    close(z_d, specific)
+    close(z, consensus + specific)
 
 
 def test_uploaded_graph_is_linear_in_the_latent_vectors(literal_client):
@@ -586,6 +600,73 @@ def test_of_two_the_later_counts_if_it_separates_better_by_the_factor():
 
     for later, factor, kept in ((1.04, 1.0, 1.04), (1.04, 1.05, 1.0), (1.06, 1.05, 1.06)):
         close(affinity.better(made(1.0), made(later), factor).separation, kept)
+
+
+def test_a_separation_is_of_the_eigenvalues_about_the_number_of_clusters(monkeypatch):
+    vectors = np.random.default_rng(0).normal(size=(N, K + 1)).astype(np.float32)
+    found = sparse_spectral.Embedding(jnp.asarray(vectors), jnp.array([1.0, 0.9, 0.5, 0.2]))
+    monkeypatch.setattr(affinity, "sparse_embedding", lambda *_, **__: found)
+    _, rows, separation = affinity._cut(KEY, None, EVERYONE, BASE)
+    close(separation, 0.8 / 0.5)
+    close(rows, vectors[:, :K] / np.linalg.norm(vectors[:, :K], axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("literal", 10), ("robust", 1)])
+def test_diversity_weighs_by_the_samples_in_the_literal_mode(mode, rows):
+    config = dataclasses.replace(BASE, mode=mode)
+    found = server.weighted(2.0, 3.0, jnp.arange(12) < 10, config, HYPER)
+    close(found, 2 + diversity_weight(config, HYPER) * rows * 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "counted", "kept", "is_last"),
+    [
+        (0.0, 1.04, [True, False, True], 1.04, False),  # the first round: views are chosen
+        (1.0, 1.04, [True, True, False], 1.0, True),
+        (1.0, 1.06, [True, True, False], 1.06, False),
+    ],
+)
+def test_a_round_adds_the_mean_of_clean_uploads_and_the_last_separates_no_better(
+    monkeypatch, before, told, counted, kept, is_last
+):
+    """By hand, where separations are told; a sample of padding, and diagonals."""
+    cut = []
+
+    def clusters(key, refined, mean, where, config, views):
+        cut.append((refined, mean))
+        return state.clusters._replace(separation=jnp.float32(told))
+
+    monkeypatch.setattr(method, "clusters", clusters)
+    monkeypatch.setattr(method, "views_that_agree", lambda *_: jnp.array([True, False, True]))
+    config = dataclasses.replace(RUNS["average"][0], dense=True)
+    algorithm = mgcd(config)
+    state = algorithm.init(KEY, make_federation(planted(RUNS["average"][1])[0], extra=1))[0]
+    rng = np.random.default_rng(0)
+    uploads = rng.normal(size=(3, N + 1, N + 1)).astype(np.float32)
+    clean = uploads * (1 - np.eye(N + 1, dtype=np.float32))
+    clean[:, N], clean[:, :, N] = 0, 0
+    old = jnp.asarray(clean[0] * 0.7)
+    state = state._replace(
+        graph=old,
+        clusters=state.clusters._replace(separation=jnp.float32(before)),
+        kept=jnp.array([True, True, False]),
+    )
+    messages = tuple(jnp.asarray(upload)[None] for upload in uploads)
+    after, _ = algorithm.round[0].server(KEY, state, messages, (jnp.ones(1),) * 3)
+    close(after.graph, old + clean[counted].mean(axis=0))
+    ((refined, mean),) = cut
+    close(np.stack(refined), old[None] + clean)
+    close(mean, after.graph)
+    assert after.clusters.separation == np.float32(kept) and after.finished == is_last
+    assert after.kept.tolist() == counted
+
+
+def test_clients_draw_networks_of_their_own():
+    views = [np.ones((N, 5), np.float32)] * 2
+    config = dataclasses.replace(RUNS["literal"][0])
+    _, states = mgcd(config).init(KEY, make_federation(views))
+    first, second = (state.params["graph"] for state in states)
+    assert np.abs(first - second).max() > 0.1
 
 
 # --- Whole runs ----------------------------------------------------------------------------------
@@ -882,5 +963,7 @@ def test_latent_vectors_on_the_sphere_hang_on_no_unit(exponent):
     expected = np.asarray(on_sphere(jnp.asarray(z), mask))
     found = np.asarray(on_sphere(jnp.asarray(z * np.float32(2.0**exponent)), mask))
     np.testing.assert_array_equal(found, expected)
-    np.testing.assert_allclose(np.linalg.norm(expected[:15], axis=1), 2.0, rtol=1e-5)
+    about = z[:15] - z[:15].mean(axis=0)
+    on_paper = 2 * about / np.linalg.norm(about, axis=1, keepdims=True)
+    np.testing.assert_allclose(expected[:15], on_paper, atol=1e-5)
     assert not np.asarray(on_sphere(jnp.zeros((20, 4)), mask)).any()

@@ -190,3 +190,16 @@ def test_what_cannot_be_tried_is_refused(config, tried, told):
     agents = federation([view.astype(np.float32) for view in views])
     with pytest.raises(ValueError, match=told):
         next(choice.trials(config, HYPER, agents, jax.random.key(0), rounds=2, tried=tried))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "share", "widths"),
+    [("cosine", 1.0, (4, 4)), ("laplacian", 1.0, (2, 4)), ("cosine", 0.5, (2, 4))],
+)
+def test_agents_are_padded_to_one_width_where_nothing_sees_it(similarity, share, widths):
+    """Other similarities divide by the number of features, and subsets would draw from zeros."""
+    agents = federation([np.ones((20, 2)), np.ones((20, 4))])
+    config = VertCoHiRFConfig(repetitions=1, similarity=similarity)
+    found = choice._of_one_width(config, VertCoHiRFHyperparams(share), agents)
+    assert tuple(c.views[0].shape[-1] for c in found.cohorts) == found.view_dims == widths
+    assert float(found.cohorts[0].views[0].sum()) == 40

@@ -122,6 +122,16 @@ def test_relaxed_consensus_drops_the_column_at_odds():
     assert strictly == 4
 
 
+def test_of_two_columns_equally_at_odds_the_first_goes_and_at_a_threshold_of_1_none_that_agrees():
+    halves, turns = np.arange(C) // (C // 2), np.arange(C) % 2
+    labels = np.stack([halves, turns, halves, turns]).astype(np.int32)
+    first = np.array([True, True, False, False])
+    np.testing.assert_array_equal(relaxed(labels, np.ones(C, bool), first, 0.8), turns)
+    # Without any one of them the others say the same; without two they would not.
+    codes = relaxed(labels, np.ones(C, bool), np.ones(4, bool), 1.0)
+    np.testing.assert_array_equal(codes, codes_by_numpy(labels))
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("threshold", [0.3, 0.8])
 def test_relaxed_consensus_is_the_plain_transcription(seed, threshold):

@@ -50,6 +50,13 @@ def test_every_level_of_seven_samples(level):
     np.testing.assert_array_equal(SEVEN.labels(level), LABELS[level])
 
 
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_a_chain_of_all_samples_is_followed_to_its_end(n):
+    parents = np.minimum(np.arange(n) + 1, n - 1)
+    absorbed_at = np.append(np.arange(n - 1), NEVER)
+    assert follow(parents, absorbed_at).tolist() == [n - 1] * n
+
+
 @pytest.mark.parametrize("level", [2, 7, None])
 def test_without_roots_final_labels_are_in_order_of_ids(level):
     labels = labels_jit(PARENTS, ABSORBED_AT, None, level)

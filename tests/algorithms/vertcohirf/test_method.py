@@ -21,7 +21,8 @@ from jaxfedmvc.algorithms.vertcohirf import (
     vertcohirf_of_steps,
 )
 from jaxfedmvc.algorithms.vertcohirf.communication import communication
-from jaxfedmvc.algorithms.vertcohirf.hierarchy import labels_at
+from jaxfedmvc.algorithms.vertcohirf.hierarchy import NEVER, labels_at
+from jaxfedmvc.algorithms.vertcohirf.method import merge
 from jaxfedmvc.algorithms.vertcohirf.prediction import medoid_rankings, predict
 from jaxfedmvc.algorithms.vertcohirf.rankings import (
     centrality,
@@ -126,6 +127,11 @@ def test_six_points_by_hand():
     assert total.tolist() == [3, 0, 3, 0, 2, 0]
     assert least_rank_sum(total, codes, everyone, active)[:3].tolist() == [1, 3, 5]
     assert state.n_active == 3 and np.asarray(state.parents)[[3, 4, 5]].tolist() == [3, 3, 5]
+    # Whoever is a medoid was not absorbed.
+    assert np.asarray(state.absorbed_at)[[3, 4, 5]].tolist() == [NEVER, 0, NEVER]
+    # Clusters that were refined before are not those of another round.
+    again = merge(state._replace(refined=jnp.zeros(6, jnp.int32)), state.active)
+    assert np.all(again.refined == -1)
 
 
 def test_ends_when_nothing_merges_and_counts_the_idle_round():

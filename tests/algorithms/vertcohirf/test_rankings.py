@@ -29,6 +29,17 @@ def test_who_is_not_listed_ranks_last():
     assert rank_sum(jnp.array([[2, 7, -1]]), codes, everyone, active).tolist() == [3, 3, 0]
 
 
+def test_an_id_that_is_listed_twice_has_the_better_rank():
+    codes, everyone, active = jnp.zeros(3, int), jnp.ones(3, bool), jnp.array([10, 11, 12])
+    assert rank_sum(jnp.array([[10, 11, 10]]), codes, everyone, active).tolist() == [0, 1, 3]
+
+
+def test_scores_that_differ_by_rounding_rank_by_position():
+    codes, everyone = jnp.zeros(2, int), jnp.ones(2, bool)
+    scores = jnp.array([0.5, np.nextafter(np.float32(0.5), np.float32(1))])
+    assert ranked_ids(scores, codes, everyone, jnp.array([7, 3])).tolist() == [7, 3]
+
+
 def example(seed=0, n=30):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 4)).astype(np.float32)
