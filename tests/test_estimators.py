@@ -21,7 +21,7 @@ from jaxfedmvc.estimators import FederatedClusterer, parameters
 TRUTH = np.arange(60) % 3
 RNG = np.random.default_rng(0)
 VIEWS = [np.eye(3, d)[TRUTH] + 0.1 * RNG.normal(size=(60, d)) for d in (5, 4)]
-ROWS = (slice(0, 24), slice(24, 42), slice(42, 60))
+ROWS = (slice(0, 24), slice(24, 43), slice(43, 60))
 CLIENTS = [
     {0: VIEWS[0][ROWS[0]], 1: VIEWS[1][ROWS[0]]},
     {1: VIEWS[1][ROWS[1]]},
@@ -52,6 +52,19 @@ def test_clusters_are_those_of_the_engine(fitted):
     traffic = engine.traffic(algorithm, federation)
     times = {"setup": 1, "round": fitted.n_rounds_, "finish": 1}
     assert fitted.bytes_up_ == sum(n * traffic[stage].up for stage, n in times.items())
+    assert fitted.bytes_down_ == sum(n * traffic[stage].down for stage, n in times.items())
+
+
+def test_the_end_is_that_of_the_last_round(fitted, monkeypatch):
+    ends, evaluate = [], estimators.Steps.evaluate
+
+    def noted(steps, federation, key, state, r):
+        ends.append(r)
+        return evaluate(steps, federation, key, state, r)
+
+    monkeypatch.setattr(estimators.Steps, "evaluate", noted)
+    assert make(tau=5.0).fit(CLIENTS).n_rounds_ == fitted.n_rounds_ > 1
+    assert ends[-1] == fitted.n_rounds_ - 1  # behind those of shapes alone
 
 
 def test_columns_of_tables_are_told_by_name(fitted):
@@ -148,6 +161,14 @@ def test_the_same_seed_finds_the_same_and_a_clone_is_unfitted(fitted):
     )
 
 
+def test_another_seed_is_another_run_and_no_rounds_are_none(fitted):
+    other = make(tau=5.0, random_state=1, rounds=0).fit(CLIENTS)
+    again = make(tau=5.0, rounds=0).fit(CLIENTS)
+    assert other.n_rounds_ == again.n_rounds_ == 0
+    states = zip(*(jax.tree.leaves(found.server_state_) for found in (other, again)), strict=True)
+    assert any(np.any(a != b) for a, b in states)
+
+
 def test_other_seeds_rows_and_numbers_compile_nothing(monkeypatch):
     compiled, compile_one = [], jax.stages.Lowered.compile
 
@@ -178,6 +199,8 @@ def test_other_seeds_rows_and_numbers_compile_nothing(monkeypatch):
 def test_settings_are_parameters_that_can_be_searched(fitted):
     for setting in ParameterGrid({"tau": [1.0, 8.0], "n_clusters": [2, 3]}):
         assert clone(fitted).set_params(**setting).get_params().items() >= setting.items()
+    both = make().set_params(tau=1.0).set_params(fuzzifier=1.5).get_params()
+    assert (both["tau"], both["fuzzifier"]) == (1.0, 1.5)
     with pytest.raises(ValueError, match="parameter: got 'colour'; allowed is method, n_clusters"):
         make().set_params(colour=1)
     assert {"n_clusters", "tau"} <= set(parameters("e_fkmvc"))
@@ -228,9 +251,12 @@ def test_bytes_of_rounds_that_shrink_are_each_rounds_own():
 
 
 def test_a_model_that_is_nan_has_no_clusters(monkeypatch):
-    monkeypatch.setattr(checks, "has_nan", lambda states: True)
+    given = []
+    monkeypatch.setattr(checks, "has_nan", lambda states: given.append(states) or True)
     with pytest.raises(ValueError, match="fit: the model of local_kmeans is NaN after 0 rounds"):
         FederatedClusterer("local_kmeans", 3, random_state=0).fit(CLIENTS)
+    ((_, of_clients),) = given  # beside the server's
+    assert len(of_clients) == 3
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxfedmvc.data.partition import Part
-from jaxfedmvc.federation import Federation, check_views, single_client
+from jaxfedmvc.federation import Federation, check_views, has_features, single_client
 
 N = 14
 DIMS = (3, 2, 4)
@@ -507,3 +507,10 @@ def test_an_agent_must_have_a_feature_that_varies_over_its_own_rows():
         in_cohorts((varied, constant), *told).check_features()
     with pytest.raises(ValueError, match=r"^agent 0: all of its 2 features are constant"):
         in_cohorts((constant, constant), *told).check_features()
+
+
+def test_features_can_be_looked_at_though_a_view_is_all_zeros():
+    zeros, ones = np.zeros((4, 2)), np.ones((4, 1))
+    found = [Federation.from_clients([{0: zeros, 1: x}]) for x in (zeros[:, :1], ones)]
+    assert list(map(has_features, found)) == [False, True]
+    assert not jax.eval_shape(lambda f: jnp.zeros(int(has_features(f))), found[1]).size

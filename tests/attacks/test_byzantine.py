@@ -1,5 +1,7 @@
 """Byzantine agents: property 3.4 for any message, and each of the attacks."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,13 @@ from jaxfedmvc import engine
 from jaxfedmvc.algorithms.vertcohirf.consensus import strict_consensus
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import labels_at
 from jaxfedmvc.algorithms.vertcohirf.rankings import least_rank_sum, rank_sum
-from jaxfedmvc.attacks.byzantine import ATTACKS, attacked, inverse_ranking
+from jaxfedmvc.attacks.byzantine import (
+    ATTACKS,
+    attacked,
+    inverse_ranking,
+    random_labels,
+    random_ranking,
+)
 from tests.helpers.vertical import HALVES, N, federation, make_views, messages
 
 
@@ -90,6 +98,25 @@ def test_inverse_ranking_turns_every_list_around():
     assert turned["ranking"][:6].tolist() == [2, 0, 4, 1, 3, -1]
     again = inverse_ranking(jax.random.key(0), turned, state)["ranking"]
     np.testing.assert_array_equal(again, ranking)
+
+
+def test_random_labels_are_as_many_as_the_agent_found_and_of_real_samples():
+    labels = jnp.array([0, 2, 1] * 20 + [-1] * 4)
+    found = np.asarray(random_labels(jax.random.key(0), {"labels": labels}, None)["labels"])
+    assert set(found[:60]) == {0, 1, 2} and (found[60:] == -1).all()
+    assert (found != labels).any()
+
+
+def test_a_random_ranking_lists_every_clusters_candidates_in_any_order():
+    codes = jnp.array([0, 1] * 10 + [-1] * 4)
+    state = SimpleNamespace(codes=codes, candidates=codes >= 0, active=jnp.arange(24))
+    draw = jax.jit(lambda key: random_ranking(key, {}, state)["ranking"])
+    one, other = (np.asarray(draw(jax.random.key(seed))) for seed in range(2))
+    assert (one != other).any()
+    for found in (one, other):
+        for code in (0, 1):
+            members = found[10 * code : 10 * (code + 1)].tolist()
+            assert sorted(members) == list(range(code, 20, 2)) != members
 
 
 def test_unknown_attack():

@@ -59,6 +59,15 @@ def test_rows_are_permuted_alike_and_whole():
     assert order.tolist() != [0, 1, 2, 3] and number == 0
 
 
+def test_rows_are_those_of_the_last_axis_but_one_and_stay_beside_their_numbers():
+    def client(key, sent, state, client):
+        return state, (jnp.arange(40).reshape(2, 10, 2), jnp.arange(10)), {}
+
+    stacks, numbers = sent_by(permuted_rows()(exchange()._replace(client=client), [0]), 0)
+    assert sorted(numbers.tolist()) == list(range(10)) != numbers.tolist()
+    np.testing.assert_array_equal(stacks, np.arange(40).reshape(2, 10, 2)[:, numbers])
+
+
 def test_a_claim_is_a_quotient_of_great_weight():
     phase = claimed(7.0, 100.0)(exchange(), [2])
     matrix, weight = sent_by(phase, 2)

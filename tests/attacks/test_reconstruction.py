@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, Ridge
 from sklearn.metrics import r2_score
 
 from jaxfedmvc.algorithms.mgcd.graph import Factored, dense, without_diagonal
@@ -165,6 +165,30 @@ def test_a_network_finds_what_no_line_does():
     found = learn(KEY, angle[:300], bowl[:300], angle[300:])
     assert found.validation[-1] > 0.95 and np.max(found.validation[:-1]) < 0.3
     assert leakage.r2(bowl[300:], found.features) > 0.95
+
+
+def test_candidates_are_judged_by_known_samples_that_they_have_not_seen():
+    """By scikit-learn's ridge regression; of noise, where what was seen is fitted all the same."""
+    points = np.random.default_rng(1).normal(size=(N, RANK)).astype(np.float32)
+    held = np.asarray(leakage._drawn(jax.random.split(KEY, 3)[0], jnp.ones(30, bool), 0.2))
+    points[np.argmax(held)] *= 50  # far from all others: it must not blow up
+    seen, x, y = ~held, points[:30], X[:30]
+    x = np.clip((x - x[seen].mean(axis=0)) / x[seen].std(axis=0), -4, 4)
+    expected = []
+    for penalty in CONFIG.penalties:
+        ridge = Ridge(penalty * seen.sum()).fit(x[seen], y[seen])
+        guess = ridge.predict(x[held])
+        expected.append(r2_score(y[held], guess, multioutput="variance_weighted"))
+    found = invert(KEY, points[:30], X[:30], points[30:])
+    assert held.sum() == 6
+    np.testing.assert_allclose(found.validation[: len(expected)], expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("n", "expected"), [(5, 1), (6, 2), (10, 2), (11, 3)])
+def test_a_share_of_known_samples_is_rounded_up(n, expected):
+    where = jnp.arange(12) < n
+    drawn = leakage._drawn(KEY, where, 0.2)
+    assert drawn.sum() == expected and not (drawn & ~where).any()
 
 
 def test_features_that_do_not_differ_are_guessed():

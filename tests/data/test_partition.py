@@ -265,6 +265,12 @@ def test_clients_of_several_kinds_are_numbered_as_they_are_known():
     assert third.client_ids.tolist() == [3] and third.sample_ids.tolist() == [[3]]
 
 
+def test_kinds_get_clients_so_that_sizes_differ_least():
+    held = np.repeat([[True, True], [True, False], [False, True]], (9, 4, 2), axis=0)
+    sizes = [p.sample_ids.shape for p in partition_as_held(0, held, 6)]
+    assert sizes == [(3, 3), (2, 2), (1, 2)]
+
+
 def test_the_seed_decides_which_client_of_its_kind_a_sample_lies_with():
     held = np.ones((40, 2), bool)
     (one,), (again,), (other,) = (partition_as_held(seed, held, 2) for seed in (0, 0, 1))

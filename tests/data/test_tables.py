@@ -170,6 +170,10 @@ def test_a_class_may_stand_in_either_of_two_tables(tmp_path):
     paths = [tmp_path / "blood.csv", tmp_path / "cells.csv"]
     found = read(paths, TableOptions(labels="ill", id="patient"))
     assert dict(zip(found.ids.tolist(), found.labels.tolist(), strict=True)) == dict(a=0, b=1, c=0)
+    others = with_cell("ill", 1, "no").loc[[1, 2], ["patient", "wbc", "ill"]]
+    others.to_csv(tmp_path / "cells.csv", index=False)
+    with pytest.raises(ValueError, match="labels: tables differ in 'ill' of the same id"):
+        read(paths, TableOptions(labels="ill", id="patient"))
 
 
 def test_a_folder_has_a_table_for_each_client(tmp_path):
@@ -183,6 +187,15 @@ def test_a_folder_has_a_table_for_each_client(tmp_path):
     parts = data.partition_as_held(0, found.held, clients=found.clients)
     told = [(p.view_ids, p.sample_ids.tolist(), p.client_ids.tolist()) for p in parts]
     assert told == [((0, 1), [[0]], [0]), ((0,), [[1, -1], [2, 3]], [1, 2])]
+
+
+def test_clients_number_their_rows_each_by_itself(tmp_path):
+    for name, ids in (("berlin", "12"), ("paris", "21")):
+        (tmp_path / f"{name}.csv").write_text(f"n,x\n{ids[0]},1\n{ids[1]},2\n")
+    assert read([tmp_path], TableOptions(id="n")).ids.tolist() == ["1", "2", "2", "1"]
+    (tmp_path / "paris.csv").write_text("n,x\n1,3\n1,4\n")
+    with pytest.raises(ValueError, match=r"id: .* has '1' twice in 'n'"):
+        read([tmp_path], TableOptions(id="n"))
 
 
 def test_an_empty_row_of_a_client_is_left_out_with_its_client_and_label(tmp_path):

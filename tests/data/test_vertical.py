@@ -305,6 +305,7 @@ def test_a_share_of_places_is_shuffled_at_all_agents_but_the_first():
     for part, mine in zip(found, moved, strict=True):
         assert sorted(part.sample_ids[0]) == list(range(50)) and mine.sum() <= 20
     assert (moved[1] | moved[2]).sum() <= 20 and moved[1].sum() > 14
+    assert np.flatnonzero(moved[1]).max() >= 20  # not the first rows alone
     assert (found[1].sample_ids != found[2].sample_ids).any()
     with pytest.raises(ValueError, match=r"share: got 1\.5; allowed is from 0 to 1"):
         shuffle_places(0, partition, 1.5)

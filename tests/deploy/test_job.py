@@ -325,6 +325,13 @@ def test_bounds_hold_for_what_a_run_is_and_spends():
     )
 
 
+def test_nan_is_within_no_bounds(monkeypatch):
+    monkeypatch.setattr(Job, "setting", lambda job, name: float("nan"))
+    policy = Policy(("e_fkmvc",), settings={"rounds": {"most": 50}})
+    with pytest.raises(Refused, match="rounds: nan; this node wants -inf to 50"):
+        policy.check(Job("a", "e_fkmvc", 3, SETTINGS), 3, 6)
+
+
 # --- Plans ----------------------------------------------------------------------------------------
 
 

@@ -126,7 +126,13 @@ def test_a_stream_is_chacha20():
     assert _stream(bytes(32), 8).tobytes().hex() == "76b8e0ada0f13d90"
 
 
-@pytest.mark.parametrize("how", ["another key", "another client", "unsigned", "missing", "unknown"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("another key", "another client", "another job", "another of the same identity"),
+        *("unsigned", "missing", "unknown"),
+    ],
+)
 def test_a_server_in_the_middle_is_refused(how):
     parties = {i: Party(bytes([i]) * 32, i, "agreed") for i in (1, 2)}
     keys = {i: ed25519.Ed25519PrivateKey.generate() for i in parties}
@@ -138,6 +144,10 @@ def test_a_server_in_the_middle_is_refused(how):
         }
     elif how == "another client":
         offers[2] = offers[1]
+    elif how == "another job":
+        offers[2] = Party(bytes([2]) * 32, 2, "agreed before").offer(keys[2])
+    elif how == "another of the same identity":
+        offers[2] = Party(bytes([2]) * 32, 3, "agreed").offer(keys[2])
     elif how == "unsigned":
         offers[2] = {"public": offers[2]["public"]}
     elif how == "missing":
@@ -148,6 +158,11 @@ def test_a_server_in_the_middle_is_refused(how):
         parties[1].agree(offers, identities)
     with pytest.raises(Refused, match="not agreed on"):
         parties[1].masked(bytes(8), 1, "")
+
+
+def test_a_nodes_key_is_of_one_job():
+    of_jobs = {Party(bytes(32), 1, job).public for job in ("one", "other")}
+    assert len(of_jobs) == 2 and Party(bytes(32), 1, "one").public in of_jobs
 
 
 def test_keys_that_are_refused_leave_no_mask_of_some():

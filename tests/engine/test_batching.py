@@ -56,6 +56,9 @@ def test_partitions_that_are_not_alike_are_refused():
     other = [Part((0,), np.arange(6).reshape(3, 2), np.arange(3))]
     with pytest.raises(ValueError, match="partitions: one seed has"):
         batching.pooled(views, None, [one, other])
+    wrong = [Part((0,), np.arange(1, 7).reshape(2, 3), np.arange(2))]
+    with pytest.raises(ValueError, match=r"partition: sample_ids .* lie in 1\.\.6"):
+        batching.pooled(views, None, [one, wrong])
 
 
 @pytest.mark.parametrize("dealt", [False, True])

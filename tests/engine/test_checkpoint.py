@@ -1,5 +1,6 @@
 """Checkpoints: the same bits back, or one line that says what is wrong."""
 
+import os
 import re
 
 import jax
@@ -164,6 +165,16 @@ def test_what_cannot_be_kept_leaves_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         checkpoint.save(path, LIKE, {"x": object()})
     assert raw(checkpoint.restore(path, LIKE)[0]) == raw(LIKE)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened")
+def test_what_is_renamed_lies_on_the_disk_before_and_its_name_after(tmp_path, monkeypatch):
+    events = []
+    for name in ("fsync", "replace"):
+        function = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, n=name, f=function: (events.append(n), f(*a))[1])
+    checkpoint.save(tmp_path / "state.npz", {"x": np.zeros(3)}, META)
+    assert events == ["fsync", "replace", "fsync"]
 
 
 def test_numbers_of_python_come_back(tmp_path):

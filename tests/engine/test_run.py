@@ -434,6 +434,13 @@ def test_shares_outside_the_range_raise(share):
         engine.start(TOY, FEDERATION, KEY, participation=share)
 
 
+def test_another_round_draws_others():
+    draws = [engine.draw_participants(FEDERATION, KEY, 0.4, r) for r in range(6)]
+    assert len({tuple(map(int, d[0])) for d in draws}) > 2
+    # The first draw is that of `start`.
+    assert_equal(engine.start(TOY, FEDERATION, KEY, participation=0.4).participants, draws[0])
+
+
 @pytest.mark.slow
 def test_participants_may_be_drawn_anew_every_round():
     rounds, share = 6, 0.4
@@ -444,7 +451,6 @@ def test_participants_may_be_drawn_anew_every_round():
         )
     )(KEY)
     draws = [engine.draw_participants(FEDERATION, KEY, share, r) for r in range(rounds)]
-    assert len({tuple(map(int, d[0])) for d in draws}) > 2
     assert_equal(got.state.participants, draws[-1])
     for c, n in enumerate((5, 3)):
         times = np.zeros(n)
@@ -453,8 +459,6 @@ def test_participants_may_be_drawn_anew_every_round():
             ids = got.info["rounds"][0]["clients"][c]["id"][r]
             np.testing.assert_array_equal(ids, np.array(IDS[c])[d[c]])
         np.testing.assert_array_equal(got.state.clients[c]["times"], times)
-    # The first draw is that of `start`.
-    assert_equal(engine.start(TOY, FEDERATION, KEY, participation=share).participants, draws[0])
 
 
 # --- Clients without rows, and the leader ----------------------------------------------------
@@ -678,6 +682,19 @@ def test_rounds_end_where_the_method_is_done_and_the_rest_is_zero():
         assert got.info["finish"][0]["server"] == jax.random.uniform(key)
 
 
+def test_rounds_whose_state_shrinks_draw_what_those_of_a_run_draw():
+    method = counter(3)
+    (count,), (draw,) = method.round, method.finish
+    method = method._replace(round=(count, draw), compact=lambda server: server)
+    plain = jax.jit(lambda f, key: engine.run(method, f, key, 5))(FEDERATION, KEY)
+    found = engine.run_compacting(lambda _: method, FEDERATION, KEY, 5)
+    assert found.n_rounds == plain.n_rounds == 3
+    drawn = plain.info["rounds"][1]["server"][:3]
+    assert len(np.unique(drawn)) == 3
+    assert_equal(found.info["rounds"][1]["server"], drawn)
+    assert_equal(found.info["finish"], plain.info["finish"])
+
+
 def test_fewer_clients_than_a_method_needs_are_refused():
     engine.start(counter(1)._replace(least_clients=8), FEDERATION, KEY)
     with pytest.raises(ValueError, match=r"participation: got 1\.0; allowed is .* 9 clients .* 8$"):
@@ -790,6 +807,12 @@ def test_among_peers_every_message_goes_to_all_others_and_nothing_is_broadcast()
     exchanged = [Exchanged(3, 10, 99), Exchanged(2, 100, 99)]
     assert total(exchanged, None) == (230, 5 * 99)
     assert total(exchanged, 5) == (4 * 230, 4 * 230)
+
+
+def test_peers_send_to_those_who_take_part_and_to_no_others():
+    found = engine.traffic(TOY._replace(peers=True), FEDERATION, participation=0.5)
+    setup = (2 + 2) * 3 * 12  # to three each: a mean and a count
+    assert found["setup"] == Traffic(setup, setup)
 
 
 def test_traffic_of_a_run_counts_its_rounds_and_all_else_once():

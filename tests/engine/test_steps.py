@@ -6,10 +6,12 @@ from concurrent.futures import Future
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxfedmvc import Federation, data, engine
+from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS as METHODS_OF_ALL
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, FMCSCHyperparams, fmcsc
@@ -129,6 +131,17 @@ def test_clients_that_are_drawn_anew_are_those_of_a_whole_run():
         np.testing.assert_array_equal(labels, others)
 
 
+def test_each_round_draws_who_takes_part_in_it():
+    silent = toys.TOY._replace(round=())
+    settings = {"participation": 0.4, "resample_participants": True}
+    steps = Steps(lambda hyper: silent, None, toys.FEDERATION, **settings)
+    state = steps.start(toys.FEDERATION, KEY)
+    for r in range(3):
+        state, _ = steps.one_round(toys.FEDERATION, KEY, state, r)
+        expected = engine.draw_participants(toys.FEDERATION, KEY, 0.4, r)
+        chex.assert_trees_all_equal(state.participants, jax.device_get(expected))
+
+
 def test_hyperparameters_are_arguments_of_the_programs():
     """So that another value finds the same programs in JAX's cache."""
     make, hyper = METHODS["e_fkmvc"]
@@ -186,6 +199,29 @@ def test_bytes_among_peers_are_known_without_a_walk_ahead():
     assert steps.traffic()["setup"].up == 0
 
 
+def test_bytes_among_peers_are_those_of_who_takes_part():
+    peers = toys.TOY._replace(peers=True)
+    steps = Steps(lambda hyper: peers, None, toys.FEDERATION, participation=0.5)
+    steps.state_shapes()
+    expected = engine.traffic(peers, toys.FEDERATION, participation=0.5)
+    assert steps.traffic() == expected != engine.traffic(peers, toys.FEDERATION)
+
+
+def test_a_number_that_a_state_takes_over_is_read():
+    """Though nothing is computed from it there: what follows depends on it."""
+
+    def make(hyper):
+        return FederatedAlgorithm(
+            init=lambda *_: (hyper["limit"], ((), ())),
+            **dict.fromkeys(("setup", "round", "finish"), ()),
+            assign=lambda server, state, client: jnp.zeros(client.mask.shape, jnp.int32),
+        )
+
+    steps = Steps(make, {"limit": 3, "other": 4}, toys.FEDERATION)
+    assert steps.stages_that_read("limit") == {"start"}
+    assert steps.stages_that_read("other") == set()
+
+
 @pytest.mark.parametrize(
     ("done", "goes_on"), [(None, [True, True, False]), (False, [True, True, False]), (True, [True])]
 )
@@ -196,6 +232,23 @@ def test_a_run_goes_on_until_its_rounds_are_made_or_it_is_done(done, goes_on):
     found = [steps.goes_on(state, made, 2) for made in range(len(goes_on))]
     assert found == goes_on
     assert steps.goes_on(state, 1, 2) == (not done) and not steps.goes_on(state, 0, 0)
+
+
+def test_clusters_are_found_after_the_end_which_the_rounds_know_nothing_of():
+    count = toys.counter(9).round
+    method = toys.counter(9)._replace(
+        finish=count,
+        assign=lambda server, state, client: jnp.full(client.mask.shape, server),
+        embed=lambda server, state, client: jnp.full((*client.mask.shape, 1), server),
+    )
+    steps = Steps(lambda hyper: method, None, toys.FEDERATION)
+    state = steps.start(toys.FEDERATION, KEY)
+    for r in range(2):
+        state, _ = steps.one_round(toys.FEDERATION, KEY, state, r)
+        found = steps.evaluate(toys.FEDERATION, KEY, state, r)
+        assert (state.server, found.state.server) == (r + 1, r + 2)
+        for rows in (*found.labels, *found.embedding):
+            assert (rows == r + 2).all()
 
 
 def test_a_chunk_below_one_is_refused():

@@ -10,6 +10,7 @@ from jaxfedmvc import engine
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.fedhk import FedHKConfig, e_fkmvc
 from jaxfedmvc.engine.streaming import _one_behind, open_mapped, run_streaming
+from jaxfedmvc.federation import Federation
 from tests.algorithms import test_common as common
 from tests.engine import test_run as toys
 
@@ -108,6 +109,24 @@ def test_absent_clients_are_neither_read_nor_changed():
     assert_same(after, before, rtol=0, atol=0)
     for x in jax.tree.leaves(after.state.server):
         assert np.isfinite(x).all()
+
+
+def test_each_client_of_a_padded_chunk_keeps_its_own_state():
+    """Ten clients are three chunks of four, the last of them two clients and two copies."""
+    phase = Phase(
+        lambda server, view_ids: (),
+        lambda key, sent, state, client: (client.client_ids, client.client_ids, ()),
+        lambda key, server, messages, weights: (server, (messages, weights)),
+    )
+    algorithm = FederatedAlgorithm(
+        lambda key, f: ((), (np.zeros(10, np.int32),)), (phase,), (), (), lambda *_: None
+    )
+    clients = on_host(Federation.from_clients([{0: np.ones((1, 1))}] * 10))
+    found = run_streaming(algorithm, clients, KEY, 0, client_chunk=4, assign=False)
+    (messages,), (weights,) = found.info["setup"][0]["server"]
+    for each in (found.state.clients[0], messages):
+        np.testing.assert_array_equal(each, np.arange(10))
+    np.testing.assert_array_equal(weights, np.ones(10))
 
 
 def test_clients_are_traced_once_a_phase_and_cohort():

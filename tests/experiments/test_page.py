@@ -208,6 +208,10 @@ def test_runs_side_by_side(folders, capsys):
     assert lines["mb_up"]["two"] == 0 and "local_kmeans" in out
     summary["bytes_choice"] = {"up": 3_000_000, "down": 0}
     assert compare.line_of(summary)["mb_up"] == 3
+    # A seed that ends earlier than others sends less.
+    sent = {"up": [1e6 * seed for seed in summary["seeds"]], "down": [0] * len(summary["seeds"])}
+    uneven = compare.runs_of(summary | {"bytes_rounds": sent})
+    assert len(uneven) > 1 and list(uneven["mb_up"]) == [3 + seed for seed in summary["seeds"]]
     given = summary | {"command": ["--views=a=x,y; b=z"]}
     assert compare.line_of(given)["command"] == "'--views=a=x,y; b=z'"
     assert summary["n_samples"] == 48 and not compare.warnings(lines)

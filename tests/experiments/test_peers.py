@@ -104,11 +104,13 @@ def test_a_picture_says_how_much_of_the_training_there_was():
 def test_means_and_sample_deviations_stand_beside_the_papers(ran):
     runs = ran[2].copy()
     runs.loc[runs["x"] == "1:1", "acc"] = [0.5, 0.7]
+    runs.loc[runs["x"] == "1:1", ["bytes_up", "bytes_down"]] = [[10**6, 2 * 10**6], [10**6, 0]]
     name = runs["set"].iloc[0]
     index = pd.MultiIndex.from_tuples([(name, "1:1", "IMVC-CBG")])
     table = peers.compare(runs, pd.DataFrame({"acc": [0.9]}, index=index))
     line = table.iloc[0]
     np.testing.assert_allclose([line["acc"], line["acc_std"]], [0.6, 0.02**0.5])
+    assert line["megabytes"] == 2
     assert line["acc_published"] == 0.9 and np.isnan(line["nmi_published"])
     text = peers.markdown(table, {name: "Toy"})
     assert "| Toy | 1:1 | IMVC-CBG | 2 | 0.600 +- 0.141 | 0.900 |" in text

@@ -189,6 +189,16 @@ def test_what_looks_at_features_does_not_look_at_those_of_an_outline():
     assert not any(np.any(view) for cohort in found.federation.cohorts for view in cohort.views)
 
 
+def test_in_a_sweep_those_take_part_who_do_in_a_job():
+    flags = ["--algorithm=fmcsc", "--dataset=digits", "--n_clients=12"]
+    part = ["--participation=0.5,1", "--resample_participants"]
+    whole, some = groups.groups_of([parse(flags), parse([*flags, *part])], [{}, {}])
+    assert not whole.resample_participants and set(whole.participation) == {1}
+    sizes = [cohort.n_clients for cohort in some.federation.cohorts]
+    taking_part = np.multiply(some.participation, sizes)
+    assert some.resample_participants and taking_part.tolist() == [3, 2, 2, 2]
+
+
 def test_whole_numbers_that_mean_something_else_are_another_program():
     values = ("0.5", "1", "1.0")
     commands = [

@@ -109,6 +109,11 @@ def test_geometric_median_does_not_depend_on_where_the_origin_is():
     assert 1024 * (found - 4096) == pytest.approx(1.0, abs=0.3)
 
 
+def test_geometric_median_is_as_good_of_small_numbers():
+    found = combined("geometric_median", np.float32(1e-9) * X)
+    np.testing.assert_allclose(1e9 * found, combined("geometric_median", X), atol=1e-4)
+
+
 def test_multi_krum_looks_at_as_many_others_as_it_says():
     """Of six at f = 1 sums over three others leave out 0, those over two or four the last."""
     x = np.array([[0.0], [1.0], [6.0], [7.0], [8.0], [12.0]], np.float32)

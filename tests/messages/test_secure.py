@@ -340,6 +340,14 @@ def test_masks_of_any_participants_sum_to_zero():
             assert np.any(leaf) == (len(ids) > 1)
 
 
+def test_no_two_pairs_share_a_mask():
+    """Not even pairs whose ids have one sum, product or difference."""
+    mask = jax.jit(pairwise_mask)
+    pairs = [(0, 3), (1, 2), (3, 4), (2, 6), (0, 1)]
+    drawn = [mask(SECRETS, jnp.int32(a), jnp.array([a, b]), np.zeros(3)) for a, b in pairs]
+    assert np.unique(np.concatenate(drawn)).size == 3 * len(pairs)
+
+
 # --- Fixed point ----------------------------------------------------------------------------------
 
 
@@ -440,6 +448,17 @@ def test_a_sum_that_lacks_a_client_is_refused():
         assert np.isfinite(report.inner["messages"][1]["sum"]).all()
         with pytest.raises(ValueError, match=rf"\(cohort 0\): {missing} of 5 clients' messages"):
             check_sums(report)
+
+
+def test_a_sum_over_other_clients_is_refused_though_their_number_is_right():
+    phase = masked().round[1]
+    stacked = look_at("stack")
+    for places, is_garbled in (([0, 1, 2, 3, 4], False), ([0, 1, 2, 3, 3], True)):
+        five = jax.tree.map(lambda x, p=places: x[np.array(p)].sum(0, np.uint32), stacked[0])
+        others = [jax.tree.map(lambda x: x.sum(0, np.uint32), m) for m in stacked[1:]]
+        weights = (np.float32(5), np.float32(2), np.float32(1))
+        _, report = phase.server(KEY, state_in_round(0), (five, *others), weights)
+        np.testing.assert_array_equal(report.garbled, [is_garbled, False, False])
 
 
 def test_a_client_that_drops_out_of_a_run_is_noticed():
