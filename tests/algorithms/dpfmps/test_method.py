@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, DPFMPSP2EstConfig, dpfmps, dpfmps_p2est
 from jaxfedmvc.algorithms.dpfmps.agent import scaled
-from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA
+from jaxfedmvc.algorithms.dpfmps.budget import spent, split
 from jaxfedmvc.algorithms.dpfmps.server import grid_centres
 from jaxfedmvc.algorithms.dpfmps.settings import MAX_CELLS
 from jaxfedmvc.data.partition import Part
@@ -89,9 +89,8 @@ def test_a_private_run_is_finite_and_differs_from_key_to_key():
         assert set(np.unique(of_agent)) <= {-1, *range(K)}
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server, info)))
     assert float(info[1]["server"]["epsilon"]) == pytest.approx(1.0, rel=1e-6)
-    size = float(state.server.size)
-    delta = 2 * (1e-6 + min(1 / size, MAX_DELTA))
-    assert float(info[1]["server"]["delta"]) == pytest.approx(delta, rel=1e-5)
+    _, delta = spent(split(1.0, 2, 0.05), state.server.size, M)
+    assert float(info[1]["server"]["delta"]) == pytest.approx(float(delta), rel=1e-4)
 
     same, other = results(1.0)[1].server, results(1.0, key=1)[1].server
     jax.tree.map(np.testing.assert_array_equal, state.server, same)
