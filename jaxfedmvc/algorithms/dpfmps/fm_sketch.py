@@ -21,12 +21,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxfedmvc.algorithms.dpfmps.budget import SketchNoise
+from jaxfedmvc.algorithms.dpfmps.budget import GREATEST_VALUE, SketchNoise
 
 # Rows that are hashed, and cells that are estimated, at once: so many times m values in memory.
 _BLOCK = 256
-# Hashes have 32 bits: the value of a hash of zero.
-_GREATEST = 33
 # Least mass of a cell of the fitted grid.
 _FLOOR = 1e-5
 
@@ -79,7 +77,7 @@ def add_noise(key: Array, sketches: Array, noise: SketchNoise) -> Array:
     draw = jax.random.exponential(key, sketches.shape) / noise.n_phantoms
     greatest = jnp.ceil(-jnp.log2(-jnp.expm1(-draw)))
     greatest = jnp.where(noise.n_phantoms > 0, greatest, 0.0)
-    return jnp.maximum(sketches, jnp.clip(greatest, noise.least, _GREATEST).astype(jnp.uint8))
+    return jnp.maximum(sketches, jnp.clip(greatest, noise.least, GREATEST_VALUE).astype(jnp.uint8))
 
 
 def estimate_size(weights: Array) -> Array:

@@ -11,11 +11,13 @@ ask each of them would cost the budget several times. (2) All are sent that numb
 and sketches. (3) All are sent their columns. The sketches are private only to those who do not
 know the hash functions: agents hold the key of these in common, the server never sees it.
 
-What is protected, and against what neighbours: see `dpfmps.budget`. Three things are outside
-the guarantee. Each agent scales each of its features to [-1, 1] by least and greatest value; these
-ranges are taken to be public or fixed beforehand, for a range that follows the data moves with one
-row. Shapes are public, hence the number of rows to ten where the number of sketches derives from
-it: set `n_sketches` where it is not. Labels and the centres in an agent's own units stay with it.
+What is protected, and against what neighbours: see `dpfmps.budget`. The delta that a run reports is
+not the paper's sum over agents: these hash alike, and from three agents on their sketches tell far
+more together. Three things are outside the guarantee. Each agent scales each of its features to
+[-1, 1] by least and greatest value; these ranges are taken to be public or fixed beforehand, for a
+range that follows the data moves with one row. Shapes are public, hence the number of rows to ten
+where the number of sketches derives from it: set `n_sketches` where it is not. Labels and the
+centres in an agent's own units stay with it.
 
 The number of cells is k^A: the method does not scale to many agents, and more than MAX_CELLS cells
 are refused.
@@ -53,8 +55,8 @@ from jaxfedmvc.federation import Federation
 def dpfmps(config: DPFMPSConfig, hyperparams: NoHyperparams | None = None) -> FederatedAlgorithm:
     """Returns differentially private vertical k-means; run it for 0 rounds.
 
-    What a run spends is `budget.spent(budget, size)`, which the server's info of the second
-    exchange reports.
+    What a run spends is `budget.spent(budget, size, n_sketches)`, which the server's info of the
+    second exchange reports. `dp_epsilon` is kept at the delta that it says.
 
     Raises:
       ValueError: From `init`: as `Federation.check_vertical`, less than two agents, fewer samples

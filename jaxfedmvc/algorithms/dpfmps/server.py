@@ -55,7 +55,8 @@ def cluster_grid(
         one_way, two_way = marginals(sketches, total, noise.n_phantoms)
         counts = fit_grid(fit_key, one_way, two_way, total)
     final = grid_centres(kmeans_key, local, counts, config.n_clusters, config.n_init)
-    epsilon, delta = spent(state.budget, state.size)
+    budget = state.budget._replace(n_agents=len(agents))
+    epsilon, delta = spent(budget, state.size, sketches.shape[-1])
     info = {"epsilon": epsilon, "delta": delta, "mass": jnp.sum(counts)}
     return state._replace(centres=dict(zip(agents, final, strict=True))), info
 

@@ -21,7 +21,8 @@ class DPFMPSConfig:
 
     Attributes:
       n_clusters: Number of clusters k of the local clusterings and of the final one, 2 or more.
-      dp_epsilon: Privacy budget epsilon of the whole run, above 0; inf: no noise.
+      dp_epsilon: Privacy budget epsilon of the whole run, above 0; inf: no noise. The delta that
+        goes with it is reported, and grows with the number of agents to a hundredth and more.
       n_sketches: Number of hash functions of each sketch (the authors' example takes 4096); none: a
         tenth of the rows, padding included.
       estimator: How cells are counted: complement, from one union for each cell; p2est, from the

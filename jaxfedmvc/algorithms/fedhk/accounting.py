@@ -122,11 +122,12 @@ def privacy_statement(
             " client's noise",
             "not_covered": [
                 "clients (all samples of one together, and which of them have any)",
+                "the number of a client's samples, which real nodes tell to the server",
                 "settings measured on the data, such as ranges to scale features by",
                 "labels, if published",
                 "several runs on the same samples, such as seeds: epsilon and delta are of one, and"
                 " add up",
-                "the low bits of floating-point noise",
+                "the low bits of floating-point noise and sums",
                 _SIMULATED,
             ],
         }

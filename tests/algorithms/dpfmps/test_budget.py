@@ -1,5 +1,7 @@
 """Shares of the budget, scales of sketch noise, and what a run of DPFMPS spends."""
 
+import collections
+import functools
 import math
 
 import jax
@@ -22,7 +24,6 @@ def test_shares_compose_to_epsilon(epsilon, n_agents, size_share):
     for _ in range(n_agents):
         total += shares.counts + shares.sums + shares.memberships
     assert total == pytest.approx(epsilon, rel=1e-12)
-    assert budget.spent(shares, 100)[0] == pytest.approx(epsilon, rel=1e-12)
     assert min(shares) > 0
 
 
@@ -31,13 +32,16 @@ def test_shares_of_a_hand_worked_case():
     np.testing.assert_allclose(shares, (0.05, 0.0475, 0.19, 0.2375, 2), rtol=1e-12)
 
 
-def test_delta_of_a_run_adds_up_over_agents():
-    epsilon, delta = budget.spent(budget.split(1.0, 3, 0.05), 1000)
+def test_delta_of_a_run_is_that_of_sums_and_of_all_sketches_together():
+    shares = budget.split(1.0, 3, 0.05)
+    epsilon, delta = jax.jit(lambda size: budget.spent(shares, size, 100))(1000)
     assert epsilon == pytest.approx(1.0)
-    assert float(delta) == pytest.approx(3 * (1e-3 + 1e-6), rel=1e-5)
+    noise = budget.sketch_noise(shares.memberships, 100, 1e-3)
+    sketches = jit_delta(3 * shares.memberships, 3, 100, noise)
+    assert float(delta) == pytest.approx(3e-6 + float(sketches), rel=1e-5)
     # A small size must not stand for "anything may be published".
     assert float(budget.sketch_delta(1)) == pytest.approx(0.01)
-    assert budget.spent(budget.split(math.inf, 3, 0.05), 1000)[1] == 0
+    assert budget.spent(budget.split(math.inf, 3, 0.05), 1000, 100)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,61 @@ def test_shares_of_sketches_compose_to_at_most_epsilon(epsilon, m, delta):
     share = epsilon / (4 * math.sqrt(m * math.log(1 / delta)))
     composed = share * math.sqrt(2 * m * math.log(1 / delta)) + m * share * math.expm1(share)
     assert composed <= epsilon
+
+
+def published(n_agents, noise, with_row):
+    """Exact: what agents of one hash function publish of a row alone in its clusters, or of none.
+
+    Returns the probabilities of their values, [34, ..., 34].
+    """
+    values = np.arange(34)
+    phantoms = (1 - 2.0**-values) ** float(noise.n_phantoms)
+    phantoms[33] = 1.0
+    joint = 0.0
+    for value in range(1, 34) if with_row else [0]:
+        own = 2.0 ** -min(value, 32) if with_row else 1.0
+        at_most = np.where(values >= max(value, int(noise.least)), phantoms, 0.0)
+        of_agent = np.diff(at_most, prepend=0.0)
+        joint = joint + own * functools.reduce(np.multiply.outer, [of_agent] * n_agents)
+    return joint
+
+
+@pytest.mark.parametrize("n_agents, m", [(1, 1), (2, 1), (3, 1), (2, 200), (3, 200)])
+def test_delta_of_sketches_is_little_above_the_exact_one(n_agents, m):
+    """By enumeration for one hash function, and by the accountant's composition for more."""
+    from dp_accounting.pld import pld_pmf
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    epsilon, grid = 0.8, 1e-3
+    noise = budget.SketchNoise(jnp.float32(40.0 * math.sqrt(m)), jnp.int32(7))
+    first, second = (published(n_agents, noise, row).ravel() for row in (True, False))
+    exact = []
+    for one, other in ((first, second), (second, first)):
+        if m == 1:
+            exact.append(np.maximum(one - math.exp(epsilon) * other, 0.0).sum())
+            continue
+        some = (one > 0) & (other > 0)
+        losses = np.floor(np.log(one[some] / other[some]) / grid).astype(int)  # a lower bound
+        table = collections.Counter()
+        for loss, chance in zip(losses.tolist(), one[some].tolist(), strict=True):
+            table[loss] += chance
+        pmf = pld_pmf.create_pmf(table, grid, one[other == 0].sum(), False)
+        composed = PrivacyLossDistribution(pmf).self_compose(m)
+        exact.append(composed.get_delta_for_epsilon(epsilon))
+    found = float(jit_delta(epsilon, n_agents, m, noise))
+    assert 0.98 * max(exact) <= found <= 4 * max(exact) + 1e-9
+    # More agents give a rare value away, of which one alone hardly tells.
+    assert n_agents > 1 or found < 1e-12
+
+
+def test_sketches_that_hide_nothing_spend_a_delta_of_one():
+    nothing = budget.SketchNoise(jnp.float32(1.0), jnp.int32(1))
+    assert float(jit_delta(0.1, 3, 5000, nothing)) == 1.0
+    hardly = budget.sketch_noise(1e-6, 100, 1e-3)
+    assert 0 < float(jit_delta(3e-6, 3, 100, hardly)) < 1e-3
+
+
+jit_delta = jax.jit(budget.sketches_delta, static_argnums=(1, 2))
 
 
 def test_discrete_laplace_has_its_distribution():

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from scipy.stats import chisquare
+from scipy.stats import beta, chisquare
 
-from jaxfedmvc.algorithms.dpfmps.budget import SketchNoise
+from jaxfedmvc.algorithms.dpfmps.budget import (
+    SketchNoise,
+    sketch_delta,
+    sketch_noise,
+    sketches_delta,
+    split,
+)
 from jaxfedmvc.algorithms.dpfmps.fm_sketch import (
     add_noise,
     complement_counts,
@@ -244,3 +250,40 @@ def test_fit_leaves_independent_agents_as_they_are():
     counts = 600 * np.einsum("i,j,k->ijk", *shares)
     found = jit_fit(jax.random.key(1), *exact_marginals(counts), jnp.float32(600))
     np.testing.assert_allclose(found, counts, rtol=1e-3)
+
+
+# --- What sketches tell together ------------------------------------------------------------------
+
+
+@pytest.mark.ci
+def test_sketches_of_agents_tell_more_together_than_apart_and_no_more_than_is_said():
+    """Clopper-Pearson intervals of how often three agents show a rare value at once.
+
+    Every cluster holds one row, or none: a draw each.
+    """
+    n_agents, m, level, n_clusters, n_keys = 3, 30, 14, 256, 300
+    delta = float(sketch_delta(1e5))
+    budget = split(4.0, n_agents, 0.05)
+    noise = sketch_noise(budget.memberships, m, delta)
+    rows = jnp.arange(n_clusters)
+
+    @jax.jit
+    def shown(keys, present):
+        def one(key):
+            of_all, *own = jax.random.split(key, n_agents + 1)
+            labels = jnp.where(present, rows, -1)
+            sketches = sketch_clusters(of_all, rows, labels, n_clusters, m)
+            noisy = jnp.stack([add_noise(k, sketches, noise) for k in own])
+            return jnp.sum(jnp.max(jnp.min(noisy, axis=0), axis=1) >= level)
+
+        return jnp.sum(jax.lax.map(one, keys))
+
+    keys = jax.random.split(jax.random.key(0), n_keys)
+    n_draws = n_clusters * n_keys
+    with_row, without = int(shown(keys, True)), int(shown(keys[::-1], False))
+    least = beta.ppf(0.025, with_row, n_draws - with_row + 1)
+    most = beta.ppf(0.975, without + 1, n_draws - without)
+    epsilon = n_agents * budget.memberships
+    lost = least - np.exp(epsilon) * most
+    assert lost > 30 * n_agents * delta
+    assert lost < sketches_delta(epsilon, n_agents, m, noise) < 0.1

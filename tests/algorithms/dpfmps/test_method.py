@@ -15,7 +15,7 @@ from jaxfedmvc.algorithms.dpfmps import DPFMPSConfig, DPFMPSP2EstConfig, dpfmps,
 from jaxfedmvc.algorithms.dpfmps import agent as agent_lib
 from jaxfedmvc.algorithms.dpfmps import server as server_lib
 from jaxfedmvc.algorithms.dpfmps.agent import scaled
-from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA, sketch_noise
+from jaxfedmvc.algorithms.dpfmps.budget import MAX_DELTA, sketch_noise, spent, split
 from jaxfedmvc.algorithms.dpfmps.fm_sketch import add_noise, complement_counts, sketch_clusters
 from jaxfedmvc.algorithms.dpfmps.server import grid_centres
 from jaxfedmvc.algorithms.dpfmps.settings import MAX_CELLS
@@ -92,9 +92,8 @@ def test_a_private_run_is_finite_and_differs_from_key_to_key():
         assert set(np.unique(of_agent)) <= {-1, *range(K)}
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.server, info)))
     assert float(info[1]["server"]["epsilon"]) == pytest.approx(1.0, rel=1e-6)
-    size = float(state.server.size)
-    delta = 2 * (1e-6 + min(1 / size, MAX_DELTA))
-    assert float(info[1]["server"]["delta"]) == pytest.approx(delta, rel=1e-5)
+    _, delta = spent(split(1.0, 2, 0.05), state.server.size, M)
+    assert float(info[1]["server"]["delta"]) == pytest.approx(float(delta), rel=1e-4)
 
     same, other = results(1.0)[1].server, results(1.0, key=1)[1].server
     jax.tree.map(np.testing.assert_array_equal, state.server, same)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import chi2, kstest
+from scipy.stats import beta, chi2, kstest
 from sklearn.metrics import adjusted_rand_score
 
 from jaxfedmvc import engine
@@ -291,6 +291,66 @@ def send_all(z, keys, shared_by):
     return jax.vmap(one)(keys)
 
 
+@pytest.mark.ci
+def test_what_can_be_told_of_a_sample_is_little_less_than_epsilon():
+    """By the likelihood ratio of all messages, of a server that puts a centre on the sample.
+
+    A threshold is chosen on half of the draws; on the others Clopper-Pearson intervals bound
+    epsilon from below.
+    """
+    epsilon, delta, n, width = 1.0, 0.1, 40_000, 2
+    z = gaussian_noise_multiplier(epsilon, delta, 3)
+    views = {0: np.float32([[9.0] * width, [0.3] * width, [0.6] * width])}
+    (cohort,) = (of := Federation.from_clients([views])).cohorts
+    config = private(noise="local", start_steps=1, rounds=1, n_clients=1)
+    noisy, clean = (
+        e_fkmvc_with_noise(config, HYPER, settings(x, shared_by=1, start_steps=1)) for x in (z, 0.0)
+    )
+    server, (state,) = noisy.init(KEY, of)
+    state, there = jax.tree.map(lambda x: x[0], (state, cohort))
+    gone = there.replace(mask=there.mask.at[0].set(False))
+    phases = [*zip(KINDS, noisy.setup + noisy.round, clean.setup + clean.round, strict=True)]
+
+    def one(key, has_sample):
+        at, client, evidence = server, state, 0.0
+        for i, (kind, phase, exact) in enumerate(phases):
+            own = jax.random.fold_in(key, i)
+            if i:  # norm B about the released mean, where clipping brings the sample
+                scale = at.scales[0]
+                away = 9.0 - scale.origin
+                away *= jnp.minimum(1.0, jnp.sqrt(scale.variance) / jnp.linalg.norm(away))
+                fit = at.models.fit[0].at[0, 0].set(away).at[0, 1:].set(-away[None])
+                at = at._replace(models=at.models._replace(fit={0: fit}))
+            sent = phase.broadcast(at, (0,))
+            with_it, without = (exact.client(own, sent, client, x)[1] for x in (there, gone))
+            mine = there.replace(mask=jnp.where(has_sample, there.mask, gone.mask))
+            client, message, _ = phase.client(own, sent, client, mine)
+            at, _ = phase.server(own, at, (message,), (jnp.float32(1.0),))
+            squares = [
+                sum(
+                    jnp.sum(jnp.square(a - b))
+                    for a, b in zip(*map(jax.tree.leaves, pair), strict=True)
+                )
+                for pair in ((message, without), (message, with_it))
+            ]
+            evidence += (squares[0] - squares[1]) / sensitivity(kind, [width]) ** 2
+        return evidence
+
+    keys = jax.random.split(jax.random.key(3), 2 * n)
+    told = np.asarray(jax.jit(jax.vmap(one))(keys, jnp.arange(2 * n) % 2 == 1))
+    without, with_it = told[0::2], told[1::2]
+
+    def bound(threshold, part):
+        hits, errors = (np.sum(x[part] > threshold) for x in (with_it, without))
+        power = beta.ppf(0.025, hits, n // 2 - hits + 1) - delta
+        return np.log(np.maximum(power, 1e-9) / beta.ppf(0.975, errors + 1, n // 2 - errors))
+
+    first, second = slice(0, n // 2), slice(n // 2, n)
+    thresholds = np.quantile(told[:n], np.linspace(0.05, 0.95, 200))
+    best = thresholds[np.argmax([bound(x, first) for x in thresholds])]
+    assert 0.85 * epsilon < bound(best, second) < epsilon
+
+
 @pytest.mark.parametrize("shared_by", [1, M])
 def test_noise_is_normal_with_the_stated_deviation_in_every_leaf(shared_by):
     z = 0.7
@@ -511,7 +571,7 @@ def test_a_statement_says_what_is_covered_and_what_is_not():
     assert told["epsilon"] == pytest.approx(2, rel=1e-3) and told["delta"] == 1e-5
     n = releases(2, ROUNDS)
     assert f"all {n} releases" in told["covered"] and f"{M} clients" in told["covered"]
-    for part in ("clients (all", "seeds", "ranges", "losses and scores"):
+    for part in ("clients (all", "number of", "seeds", "ranges", "losses and scores"):
         assert any(part in line for line in told["not_covered"]), part
     local = privacy_statement(private(noise="local", dp_epsilon=math.inf))
     assert "all messages" in local["covered"] and local["epsilon"] is None
