@@ -39,7 +39,8 @@ _ROWS = Reveals("rows", "All rows are uploaded.")
 _NOTHING = Reveals("nothing", "Nothing leaves a client.")
 _DPFMPS = Reveals(
     "noise",
-    "Differential privacy of a sample, but for the ranges of features and the number of rows.",
+    "Differential privacy of a sample, with a large delta from three agents on; but for the ranges"
+    " of features and the number of rows.",
 )
 _CODES = Reveals(
     "codes",

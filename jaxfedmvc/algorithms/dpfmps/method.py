@@ -55,8 +55,8 @@ from jaxfedmvc.federation import Federation
 def dpfmps(config: DPFMPSConfig, hyperparams: NoHyperparams | None = None) -> FederatedAlgorithm:
     """Returns differentially private vertical k-means; run it for 0 rounds.
 
-    What a run spends is `budget.spent(budget, size, n_sketches)`, which the server's info of the
-    second exchange reports. `dp_epsilon` is kept at the delta that it says.
+    What a run spends is `budget.spent(budget, size, n_sketches)`, which the server's state and its
+    info of the second exchange report. `dp_epsilon` is kept at the delta that they say.
 
     Raises:
       ValueError: From `init`: as `Federation.check_vertical`, less than two agents, fewer samples
@@ -112,7 +112,8 @@ def _init(
         state = agent.AgentState(key, budget, tree_noise(budget, d), own)
         agents.append(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state))
     public = jax.tree.map(jnp.asarray, budget)
-    return server.ServerState(public, jnp.int32(0), centres), tuple(agents)
+    nothing = jnp.float32(0), jnp.float32(0)
+    return server.ServerState(public, jnp.int32(0), centres, nothing), tuple(agents)
 
 
 def _send_size_back(state: server.ServerState, view_ids: tuple[int, ...]) -> Array:

@@ -26,11 +26,13 @@ class ServerState(NamedTuple):
       size: The noisy number of rows, int32, at least 1; 0 before it is published.
       centres: For each agent, by its number, its columns [k, p_a] of the final centres, in the
         agent's scaled units.
+      spent: (epsilon, delta) of the run, see `budget.spent`; zeros before its sketches are sent.
     """
 
     budget: Budget
     size: Array
     centres: dict[int, Array]
+    spent: tuple[Array, Array]
 
 
 def keep_size(key: Array, state: ServerState, messages: Any, weights: Any) -> Any:
@@ -58,7 +60,8 @@ def cluster_grid(
     budget = state.budget._replace(n_agents=len(agents))
     epsilon, delta = spent(budget, state.size, sketches.shape[-1])
     info = {"epsilon": epsilon, "delta": delta, "mass": jnp.sum(counts)}
-    return state._replace(centres=dict(zip(agents, final, strict=True))), info
+    centres = dict(zip(agents, final, strict=True))
+    return state._replace(centres=centres, spent=(jnp.float32(epsilon), delta)), info
 
 
 def grid_centres(

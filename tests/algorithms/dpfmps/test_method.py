@@ -83,6 +83,9 @@ def test_separate_groups_are_found_by_every_agent(epsilon):
         np.testing.assert_array_equal(of_agent.centres[0], state.server.centres[agent])
     assert float(info[1]["server"]["epsilon"]) == pytest.approx(epsilon, rel=1e-6)
     assert abs(float(state.server.size) - N) <= 1
+    # What is left in the state is what the exchange said.
+    told = [float(info[1]["server"][name]) for name in ("epsilon", "delta")]
+    assert [float(x) for x in state.server.spent] == told
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""DPFMPS: what a run has spent."""
