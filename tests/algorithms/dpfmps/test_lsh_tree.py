@@ -172,7 +172,7 @@ def test_each_level_counts_with_noise_of_its_own():
     expected = (1 - lowest) ** (DEPTH + 1)
     sigma = np.sqrt(expected * (1 - expected) / len(KEYS))
     assert np.mean(counts.max(axis=1) >= 3) == pytest.approx(expected, abs=4 * sigma)
-    # Children without rows are counted with noise, too, or a leaf would tell that somebody is there.
+    # Children without rows are counted with noise, too: no leaf tells that somebody is there.
     assert np.mean(np.any((leaves.counts > 0) & ~has_rows, axis=1)) > 0.5
 
 
