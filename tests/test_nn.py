@@ -136,12 +136,12 @@ def test_few_rows_are_gone_through_until_there_are_enough_steps(n_real, n_rows, 
         assert len(orders) > len(epochs)
 
 
-def test_steps_of_further_passes_have_keys_of_their_own():
+def test_every_step_has_a_key_of_its_own():
     def loss(w, rows, mask, key):
         return jnp.sum(jnp.where(mask, rows, 0.0)) * 0 + w * jax.random.uniform(key)
 
-    def values(n_rows, epochs, **options):
-        rows, mask = jnp.ones(n_rows), jnp.arange(n_rows) < 2
+    def values(n_rows, epochs, n_real=2, **options):
+        rows, mask = jnp.ones(n_rows), jnp.arange(n_rows) < n_real
         options |= {"epochs": epochs, "batch_size": 3, "learning_rate": 0.0, "keyed": True}
         return nn.fit(jax.random.key(1), jnp.ones(()), loss, rows, mask, **options)[1]
 
@@ -151,6 +151,12 @@ def test_steps_of_further_passes_have_keys_of_their_own():
     assert len(np.unique(np.round(np.concatenate([one, others]), 5))) == 12
     assert np.all((others > 0) & (others < 2))
     np.testing.assert_allclose(values(7, 6, least_steps=3), three, rtol=1e-6)
+    # The second of two batches; and none has a key that an epoch is shuffled by.
+    second = values(6, 6, n_real=6) * 2 - one
+    shuffles = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(jax.random.key(1), i)))
+    assert (
+        len(np.unique(np.round(np.concatenate([one, second, shuffles(jnp.arange(12))]), 5))) == 24
+    )
 
 
 def test_minibatches_are_adam_on_each_batch(data):

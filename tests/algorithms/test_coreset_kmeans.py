@@ -307,6 +307,18 @@ def test_bad_input_is_named():
         engine.start(coreset_kmeans(CoresetKMeansConfig(2)), shared, key)
 
 
+def test_of_fewer_rows_than_clusters_each_is_a_centroid():
+    algorithm = coreset_kmeans(CoresetKMeansConfig(2, n_coreset=1, n_init=1))
+    federation = Federation.from_agents([(range(9), np.eye(9, 2, dtype=np.float32))])
+    with pytest.warns(UserWarning, match="n_coreset: 1 rows are drawn"):
+        state, _ = algorithm.init(jax.random.key(0), federation)
+    state = state._replace(rows=jnp.array([4]), weights=jnp.array([0.5]))
+    message = {(0,): jnp.array([[[3.0, 1.0]]])}
+    state, _ = jit(algorithm.setup[1].server)(jax.random.key(0), state, (message,), ())
+    assert state.n_centroids == 1
+    np.testing.assert_array_equal(state.centroids[0,][0], [3.0, 1.0])
+
+
 def test_the_server_weighs_the_rows_that_were_drawn():
     """One cluster: its centroid is the weighted mean."""
     views = [np.eye(9, 2, dtype=np.float32), np.eye(9, 1, dtype=np.float32)]

@@ -1,5 +1,7 @@
 """The consensus of labels: each formula against plain NumPy, and what the whole exchange finds."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,11 @@ from jaxfedmvc.algorithms.label_consensus import (
     agreement,
     consensus,
     embedding,
+    labels_of,
     lists_in_order,
     parts,
 )
+from jaxfedmvc.clustering import kmeans
 from tests.helpers.vertical import federation
 
 NUMBERS = (2, 3, 4)
@@ -107,13 +111,47 @@ def test_agreement_is_with_the_half_of_each_agents_lists_that_agree_best(used):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_parts_are_of_the_first_coordinates_alone():
+def test_parts_are_of_the_directions_of_the_first_coordinates_alone():
     rng = np.random.default_rng(0)
     first = np.eye(2)[np.arange(30) % 2] + 0.01 * rng.normal(size=(30, 2))
+    first[::4] *= 10  # by lengths these would be a part of their own
     rows = jnp.array(np.concatenate([first, 100 * rng.normal(size=(30, 2))], axis=1), jnp.float32)
     found = parts(KEY, rows, jnp.arange(30) < 28, jnp.int32(2), 2)
     assert adjusted_rand_score(np.arange(28) % 2, found[:28]) == 1.0
     assert (found[28:] == -1).all()
+
+
+def test_each_list_is_of_starts_of_its_own():
+    """Of rows without clusters, and of one start."""
+    x = jnp.array(np.random.default_rng(0).uniform(size=(60, 3)), jnp.float32)
+    config = LabelConsensusConfig(local_clusters=(3, 2), n_init=1)
+
+    @jax.jit
+    def both():
+        def alone(c):
+            return kmeans(jax.random.fold_in(KEY, c), x, 3, n_init=1, limit=c).labels
+
+        return labels_of(KEY, x, jnp.ones(60, bool), config), jax.lax.map(alone, jnp.array([2, 3]))
+
+    np.testing.assert_array_equal(*both())
+
+
+def test_edges_of_an_agent_weigh_the_root_of_what_it_counts(monkeypatch):
+    """And none are of lists with fewer than ten samples for a cluster: 37 are too few for 4."""
+    made, edges = jnp.array(lists()), []
+
+    def watched(lists, edges_of_lists, *rest):
+        edges.append(edges_of_lists)
+        raise InterruptedError  # the rest takes a second
+
+    module = importlib.import_module("jaxfedmvc.algorithms.label_consensus")
+    monkeypatch.setattr(module, "embedding", watched)
+    with pytest.raises(InterruptedError):
+        consensus(KEY, made, CONFIG)
+    used = np.array([True, True, False])
+    expected = np.sqrt(agent_weights(made, jnp.array(used), 4))
+    assert 0.1 < expected.min() < 0.9
+    np.testing.assert_allclose(edges[0], expected[:, None] * used, rtol=1e-5)
 
 
 def test_lists_are_put_in_the_order_of_their_numbers():

@@ -83,6 +83,12 @@ def test_inertia_is_that_of_sklearn_on_the_concatenated_views(federation, result
         assert inertia == pytest.approx(best, rel=1e-4)
 
 
+def test_every_client_has_a_key_of_its_own(federation):
+    state = engine.start(local_kmeans(LocalKMeansConfig(K)), federation, jax.random.key(0))
+    keys = np.concatenate([jax.random.key_data(keys) for keys in state.clients])
+    assert len(np.unique(keys, axis=0)) == len(keys) == len(ROWS)
+
+
 def test_nothing_is_exchanged(federation):
     algorithm = local_kmeans(LocalKMeansConfig(K))
     assert (algorithm.setup, algorithm.round, algorithm.finish) == ((), (), ())

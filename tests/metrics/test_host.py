@@ -57,6 +57,28 @@ def test_the_share_of_rows_in_a_cluster_stands_beside_their_scores():
     assert nowhere["clustered"] == {"share": 0.0} and np.isnan(nowhere["pooled"]["acc"])
 
 
+def test_groups_are_by_views_and_by_participation_alone():
+    """Clients 0 and 1 hold both views, 2 and 3 one; the second of each two takes no part."""
+    both, one = {0: np.ones((2, 1)), 1: np.ones((2, 1))}, {1: np.ones((2, 1))}
+    federation = Federation.from_clients([both, both, one, one], [np.arange(2)] * 4)
+    found = host.members(federation, [np.array([0]), np.array([1])])
+    expected = {
+        "all": [0, 1, 2, 3],
+        "multi_view": [0, 1],
+        "partial_view": [2, 3],
+        "participating": [0, 3],
+        "non_participating": [1, 2],
+    }
+    assert {name: np.flatnonzero(chosen).tolist() for name, chosen in found.items()} == expected
+
+
+def test_a_client_without_rows_is_left_out_of_the_mean_over_clients():
+    tables = np.array([[[2, 0], [0, 2]], [[0, 0], [0, 0]], [[2, 0], [2, 0]]])
+    found = host.group_scores(tables, {"all": np.ones(3, bool)})["all"]
+    assert found["per_client"]["acc"] == 0.75
+    assert found["pooled"]["acc"] == 0.75
+
+
 def test_tables_inside_a_program_are_those_of_the_host():
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 3, 60)

@@ -26,9 +26,8 @@ K = 4
 FAST = {"xla_llvm_disable_expensive_passes": True}
 jit_leaves = jax.jit(private_leaves, static_argnums=2, compiler_options=FAST)
 jit_centres = jax.jit(partial(private_centres, n_init=4), static_argnums=2, compiler_options=FAST)
-many_leaves = jax.jit(
-    jax.vmap(private_leaves, (0, None, None, None, None)), static_argnums=2, compiler_options=FAST
-)
+# The number of clusters is traced, too: one program for all tests.
+many_leaves = jax.jit(jax.vmap(private_leaves, (0, None, None, None, None)), compiler_options=FAST)
 KEYS = jax.random.split(jax.random.key(0), 100)
 
 
@@ -155,6 +154,40 @@ def test_noise_of_a_mean_has_its_scale():
     sigma = 4.0 / np.sqrt(errors.size)
     assert np.abs(errors).mean() == pytest.approx(4.0, abs=4 * sigma)
     assert np.abs(errors.mean()) < 4 * np.sqrt(2) * sigma
+
+
+def test_each_level_counts_with_noise_of_its_own():
+    """Equal rows go down together while 80 + z >= 3 on each of DEPTH + 1 levels.
+
+    One noise for all levels would be averaged out by whoever sees more than one.
+    """
+    epsilon = 0.022
+    x = np.tile(np.float32([0.25, -0.5, 0.0]), (80, 1))
+    leaves = many_leaves(KEYS, x, K, np.ones(80, bool), TreeNoise(epsilon, 0.0, 0.0))
+    # No noise on sums: the mean of a leaf without rows is zero.
+    has_rows = np.any(leaves.means != 0, axis=2)
+    counts = np.where(has_rows, leaves.counts, 0)
+    assert (np.count_nonzero(counts, axis=1) <= 1).all()
+    lowest = np.exp(-78 * epsilon) / (1 + np.exp(-epsilon))  # P(z <= -78)
+    expected = (1 - lowest) ** (DEPTH + 1)
+    sigma = np.sqrt(expected * (1 - expected) / len(KEYS))
+    assert np.mean(counts.max(axis=1) >= 3) == pytest.approx(expected, abs=4 * sigma)
+    # Children without rows are counted with noise, too: no leaf tells that somebody is there.
+    assert np.mean(np.any((leaves.counts > 0) & ~has_rows, axis=1)) > 0.5
+
+
+def test_noises_of_counts_and_sums_have_nothing_in_common():
+    """For one cluster the least count is half the total, and the root the only leaf."""
+    x = np.tile(np.float32([0.25, -0.5, 0.0]), (80, 1))
+    leaves = many_leaves(KEYS, x, 1, np.ones(80, bool), TreeNoise(0.1, 100.0, 4.0))
+    assert (np.asarray(leaves.counts > 0).sum(axis=1) == 1).all()
+    place = np.arange(len(KEYS)), np.argmax(leaves.counts, axis=1)
+    counts = np.asarray(leaves.counts)[place]
+    sums = counts[:, None] * np.asarray(leaves.means)[place]
+    noises = np.stack([counts - 80, *(sums - 80 * x[0]).T])
+    # Of 100 independent pairs a correlation deviates by a tenth.
+    off_diagonal = np.corrcoef(noises)[np.triu_indices(4, k=1)]
+    assert np.abs(off_diagonal).max() < 0.4
 
 
 def test_means_stay_in_the_box_and_same_key_gives_same_bits():

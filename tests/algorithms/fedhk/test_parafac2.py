@@ -181,6 +181,157 @@ def f64(tree):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
+def sweep_in_numpy(slices, h, q, root):
+    """A weighted sweep over slices (s, what it was, mean, weights): P and s of each, H and Q."""
+    q_root = q * root[:, None]
+    h_sum, q_sum, squares, kept = 0, 0, 0, []
+    for s, fitted, mean, w in slices:
+        target = fitted + w / w.max() * (mean - fitted)
+        left, _, right = np.linalg.svd(
+            (target * root) @ q_root @ np.diag(s) @ h.T, full_matrices=False
+        )
+        p = left @ right
+        y = p.T @ target
+        gram = (h.T @ h) * (q_root.T @ q_root)
+        s = np.linalg.solve(gram, np.diag(h.T @ (y * root) @ q_root))
+        h_sum = h_sum + w.max() * (y * root) @ q_root @ np.diag(s)
+        squares = squares + w.max() * np.outer(s, s)
+        kept.append((w.max(), p, y, s))
+    h = h_sum @ np.linalg.inv((q_root.T @ q_root) * squares)
+    for peak, _, y, s in kept:
+        q_sum = q_sum + peak * y.T @ h @ np.diag(s)
+    return [(p, s) for _, p, _, s in kept], h, q_sum @ np.linalg.inv((h.T @ h) * squares)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Of one start: algorithm, data, server and clients, the first three with random factors."""
+    rng = np.random.default_rng(0)
+    config = dataclasses.replace(CONFIG, n_restarts=1)
+    algorithm, _ = method("clients", R, config, alpha=2.0)
+    fed = federation(0)
+    server, (clients, last) = jax.jit(algorithm.init)(jax.random.key(0), fed)
+
+    def draw(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    h, q = draw(1, R, R), {v: draw(1, d, R) for v, d in enumerate(WIDTHS)}
+    variances = dict(enumerate(np.float32([1.0, 4.0, 0.25])))
+    scales = {v: scale._replace(variance=variances[v]) for v, scale in server.scales.items()}
+    fit = server.models.fit._replace(h=h, q=q)
+    models = server.models._replace(fit=fit, view_weights=np.float32([[0.5, 0.2, 0.3]]))
+    weights = {v: rng.uniform(1, 3, (3, 1, C)).astype(np.float32) for v in range(S)}
+    weights[1][2] = 0  # as if the last one did not hold view 1
+    own = clients.basis._replace(
+        projection=np.linalg.qr(draw(3, 1, C, R))[0],
+        scales=draw(3, 1, R),
+        h=np.stack([h] * 3),
+        q={v: np.stack([x] * 3) for v, x in q.items()},
+        numerators={v: draw(3, 1, C, d) * weights[v][..., None] for v, d in enumerate(WIDTHS)},
+        weights=weights,
+    )
+    server = server._replace(scales=scales, models=models)
+    return algorithm, fed, server, (dataclasses.replace(clients, basis=own), last)
+
+
+def test_exchanges_of_a_round_make_a_weighted_sweep(drawn):
+    algorithm, fed, server, (clients, _) = drawn
+    _, second, third = algorithm.round
+
+    @jax.jit
+    def sweep(server, clients):
+        key, add = jax.random.key(0), lambda tree: jax.tree.map(lambda x: x.sum(axis=0), tree)
+        for phase in (second, third):
+            sent = phase.broadcast(server, (0, 1, 2))
+            many = jax.vmap(phase.client, (None, None, 0, 0))
+            clients, messages, _ = many(key, sent, clients, fed.cohorts[0])
+            server, _ = phase.server(key, server, (add(messages),), (jnp.float32(3),))
+        return server.models.fit, clients.basis
+
+    fit, found = jax.tree.map(lambda x: np.asarray(x), sweep(server, clients))
+    own = jax.tree.map(lambda x: np.asarray(x[:, 0], np.float64), clients.basis)
+    h, q = server.models.fit.h[0], np.concatenate([x[0] for x in server.models.fit.q.values()])
+    relevance = (np.array([0.5, 0.2, 0.3]) / 0.5) ** 2
+    root = np.repeat(np.sqrt(0.25 / np.array([1.0, 4.0, 0.25])), WIDTHS)  # the greatest is 1
+    slices = []
+    for i in range(3):
+        fitted = own.projection[i] @ h @ np.diag(own.scales[i]) @ q.T
+        w = np.concatenate(
+            [np.outer(own.weights[v][i], [relevance[v]] * d) for v, d in enumerate(WIDTHS)], 1
+        )
+        sums = np.concatenate(
+            [own.numerators[v][i] / np.maximum(own.weights[v][i], 1)[:, None] for v in range(S)], 1
+        )
+        slices.append((own.scales[i], fitted, np.where(w > 0, sums, fitted), w))
+    swept, h, q = sweep_in_numpy(slices, h, q, root)
+    for i, (p, s) in enumerate(swept):
+        np.testing.assert_allclose(found.projection[i, 0], p, atol=1e-3)
+        np.testing.assert_allclose(found.scales[i, 0], s, rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(fit.h[0], h, atol=1e-3 * np.abs(h).max())
+    np.testing.assert_allclose(np.concatenate([*fit.q.values()], 1)[0], q, rtol=1e-2, atol=1e-2)
+
+
+def test_weights_of_views_that_a_client_lacks_or_that_are_left_out(drawn):
+    """The former do not enter its objective; the latter stay zero."""
+    algorithm, fed, server, clients = drawn
+    key, phase, fit = jax.random.key(0), algorithm.round[0], server.models.fit
+    state, client = jax.tree.map(lambda x: x[0], (clients[1], fed.cohorts[1]))
+    own = state.basis._replace(projection=jnp.eye(C, R)[None], scales=jnp.ones((1, R)))
+
+    @jax.jit
+    def objective(weights):
+        sent = (fit.h, fit.q), weights[None]
+        return phase.client(key, sent, dataclasses.replace(state, basis=own), client)[1][2]
+
+    one, same, other = map(
+        objective, np.float32([[0.5, 0.2, 0.3], [0.5, 0.4, 0.3], [0.5, 0.2, 0.1]])
+    )
+    assert one == same and one > 1.1 * other
+
+    without_one = np.float32([[0.5, 0.0, 0.5]])
+    server = server._replace(models=server.models._replace(view_weights=without_one))
+    costs = {v: jnp.full(1, 1.0 + v) for v in range(S)}
+    message, weights = (costs, jnp.ones(1), jnp.ones(1)), jnp.ones(1)
+    after, _ = jax.jit(phase.server)(key, server, (message,), (weights,))
+    found = after.models.view_weights[0]
+    # (31): of alpha = 2 the weights are as 1 / C.
+    np.testing.assert_allclose(found, [0.75, 0.0, 0.25], rtol=1e-5)
+
+
+def test_views_of_no_relevance_move_no_common_factor():
+    """Nor do those with few rows: the weight of a slice is what its bound weighs most."""
+    rng = np.random.default_rng(0)
+    codec = views_codec(FedHKParafac2Config(C, rank=R, placement="views"))
+    h, q, s = (rng.normal(size=x).astype(np.float32) for x in ((R, R), (C, R), (S, R)))
+    targets = {v: rng.normal(size=(C, R)).astype(np.float32) for v in range(S)}
+    widths = dict(enumerate(WIDTHS))
+
+    @jax.jit
+    def update(last, relevance, count):
+        weights = dict.fromkeys(range(S), jnp.ones(C)) | {2: jnp.full(C, count)}
+        numerators = {v: x * weights[v][:, None] for v, x in (targets | {2: last}).items()}
+        h_new, q_new, s_new = codec.update((h, q, s), numerators, weights, relevance, {}, widths)
+        return h_new, q_new, s_new[:2]
+
+    def moved(relevance, count):
+        relevance = np.float32([1.0, 1.0, relevance])
+        found = [update(x, relevance, np.float32(count)) for x in (targets[2], -3 * targets[2])]
+        return max(np.abs(x - y).max() for x, y in zip(*found, strict=True))
+
+    assert moved(1.0, 1.0) > 0.1
+    assert moved(1e-7, 1.0) < 1e-3
+    assert moved(1.0, 1e-7) < 1e-3
+
+
+def test_directions_of_views_are_of_rows_as_often_as_they_count():
+    codec = views_codec(FedHKParafac2Config(1, rank=1, placement="views"))
+    rows = {0: jnp.array([[2.0, 0.0], [0.0, 1.0]]), 1: jnp.array([[0.0, 2.0], [1.0, 0.0]])}
+    centres = {v: x[None, :1] for v, x in rows.items()}
+    basis = jax.jit(lambda counts: codec.start(rows, counts, centres)[0])(jnp.array([1.0, 9.0]))
+    for v in rows:  # the square of the second row counts nine times 1, that of the first 4
+        np.testing.assert_allclose(np.abs(basis[v][:, 0]), rows[v][1], atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "run", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 4))]
@@ -220,28 +371,15 @@ def test_a_round_is_a_weighted_sweep_over_the_clients_centres(run):
     # Bounds of J before and after, and the sweep: P and s of each slice, H, then Q.
     new_q = np.concatenate(list(new.q.values()))
     bound = np.zeros(2)
-    h_sum, q_sum, squares, kept = 0, 0, 0, []
-    for old, own, fitted, mean, w in slices:
+    for _, own, fitted, mean, w in slices:
         fits = fitted, own.projection @ new.h @ np.diag(own.scales) @ new_q.T
         bound += [np.sum(w * root**2 * (x - mean) ** 2) for x in fits]
-        target = fitted + w / w.max() * (mean - fitted)
-        q_root = q * root[:, None]
-        left, _, right = np.linalg.svd(
-            (target * root) @ q_root @ np.diag(old.scales) @ h.T, full_matrices=False
-        )
-        p = left @ right
-        y = p.T @ target
-        gram = (h.T @ h) * (q_root.T @ q_root)
-        s = np.linalg.solve(gram, np.diag(h.T @ (y * root) @ q_root))
+    swept, h, q = sweep_in_numpy(
+        [(old.scales, fitted, mean, w) for old, _, fitted, mean, w in slices], h, q, root
+    )
+    for (_, own, *_), (p, s) in zip(slices, swept, strict=True):
         np.testing.assert_allclose(own.projection, p, atol=2e-3)
         np.testing.assert_allclose(own.scales, s, rtol=5e-3, atol=2e-3)
-        h_sum = h_sum + w.max() * (y * root) @ q_root @ np.diag(s)
-        squares = squares + w.max() * np.outer(s, s)
-        kept.append((w.max(), y, s))
-    h = h_sum @ np.linalg.inv((q_root.T @ q_root) * squares)
-    for peak, y, s in kept:
-        q_sum = q_sum + peak * y.T @ h @ np.diag(s)
-    q = q_sum @ np.linalg.inv((h.T @ h) * squares)
     np.testing.assert_allclose(new.h, h, atol=5e-3)
     np.testing.assert_allclose(new_q, q, atol=5e-3)
     assert bound[1] < bound[0]

@@ -239,6 +239,18 @@ def test_an_update_of_all_modes_lowers_the_weighted_error_from_the_centres_that_
         assert bound[1] < 0.99 * bound[0]
 
 
+def test_a_view_of_no_relevance_moves_no_other():
+    numerators, weights, old, _ = sums(0)
+    changed = numerators | {2: -3 * numerators[2]}
+
+    def moved(relevance):
+        relevance = np.array([0.3, 1.0, relevance], "float32")
+        found = [one_update(ALL)(x, weights, old, relevance)[3] for x in (numerators, changed)]
+        return np.abs(found[0] - found[1])[:, :, :2].max()
+
+    assert moved(1.0) > 0.1 and moved(1e-7) < 1e-3
+
+
 def test_a_basis_of_features_is_of_the_rows_as_j_weighs_them():
     rng = np.random.default_rng(3)
     rows = {v: rng.normal(size=(6, d)).astype("float32") for v, d in enumerate(WIDTHS)}
@@ -307,6 +319,33 @@ def test_gauges_must_agree_before_averages():
     naive = distance(mean_form(first, second), tensor)
     aligned = distance(mean_form(first, tk.procrustes(second, first.factors)), tensor)
     assert naive > 0.3 and aligned < 1e-5
+
+
+def test_a_client_turns_its_factors_and_the_server_makes_averages_orthonormal():
+    """No turn brings F nearer to F' if F^T F' is symmetric and positive."""
+    codec = codec_of(AVERAGE, ALL, "procrustes")
+    rng = np.random.default_rng(0)
+    sizes = tuple(zip((C, WIDTHS[0], 3), ALL, strict=True))
+    factors = tuple(np.linalg.qr(rng.normal(size=x))[0].astype("float32") for x in sizes)
+    sent = tk.Tucker(rng.normal(size=ALL).astype("float32"), factors)
+    own = {v: rng.normal(size=(C, d)).astype("float32") for v, d in enumerate(WIDTHS)}
+
+    @jax.jit
+    def of_one_and_three(own, sent):
+        found = codec.encode(own, sent, ())
+        payloads = [found, jax.tree.map(lambda x: 3 * x, sent)]
+        return found, codec.decode(payloads, [jnp.float32(1.0), jnp.float32(3.0)], sent, (), {})
+
+    found, new = jax.tree.map(np.asarray, of_one_and_three(own, sent))
+    for factor, old in zip(found.factors, sent.factors, strict=True):
+        product = factor.T @ old
+        np.testing.assert_allclose(product, product.T, atol=1e-5)
+        assert np.linalg.eigvalsh(product).min() > -1e-5
+        assert np.abs(factor - old).max() > 0.1  # there was something to turn
+    np.testing.assert_allclose(new.core, 0.25 * found.core + 0.75 * sent.core, atol=1e-5)
+    for factor, one, other in zip(new.factors, found.factors, sent.factors, strict=True):
+        left, _, right = np.linalg.svd(one + 3 * other, full_matrices=False)
+        np.testing.assert_allclose(factor, left @ right, atol=1e-5)
 
 
 @functools.cache

@@ -661,6 +661,30 @@ def test_a_round_adds_the_mean_of_clean_uploads_and_the_last_separates_no_better
     assert after.kept.tolist() == counted
 
 
+def test_the_server_trains_on_from_what_it_and_its_optimiser_were(monkeypatch):
+    def more(tree):
+        return jax.tree.map(lambda x: x + 1, tree)
+
+    def training(key, networks, opt_state, *_):
+        return more(networks), more(opt_state), jnp.zeros(1)
+
+    config = dataclasses.replace(RUNS["trained"][0], dense=True)
+    algorithm = mgcd(config)
+    federation = make_federation(planted(RUNS["trained"][1])[0])
+    first = state = jit(lambda: algorithm.init(KEY, federation)[0])()
+    monkeypatch.setattr(server, "server_training", training)
+    monkeypatch.setattr(server, "refined_graphs", lambda n, c, uploads, old, *_: (uploads, old))
+    monkeypatch.setattr(method, "clusters", lambda *_: first.clusters)
+    for _ in range(2):
+        messages = (jnp.zeros((1, N, N)),) * 2
+        state, _ = algorithm.round[0].server(KEY, state, messages, (jnp.ones(1),) * 2)
+    for found, start in (
+        (state.networks, first.networks),
+        (state.opt_state, first.opt_state),
+    ):
+        jax.tree.map(close, found, more(more(start)))
+
+
 def test_clients_draw_networks_of_their_own():
     views = [np.ones((N, 5), np.float32)] * 2
     config = dataclasses.replace(RUNS["literal"][0])
