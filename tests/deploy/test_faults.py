@@ -483,6 +483,31 @@ def test_a_plan_that_names_a_client_twice_is_refused(undisturbed, tmp_path):
         assert answer["error"] == "malformed" and "plan" in answer["text"]
 
 
+def test_those_of_the_plan_must_be_enough_for_the_operator_and_for_the_settings(
+    undisturbed, tmp_path
+):
+    """A server could tell of many clients in the job, and plan with few."""
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    (request,) = [r for i, r, _ in lab.transport.log if i == identity and kind(r) == "join"]
+    meta, body = wire.unpack(request)
+    (mine,) = [group for group in meta["plan"]["groups"] if 0 in group["clients"]]
+    few = meta | {"plan": meta["plan"] | {"groups": [mine | {"clients": [0]}]}}
+    shutil.copy(lab.folder / "data0.npz", tmp_path)
+    for least, rule, code, text in (
+        (2, None, "policy", "clients: 1; this node wants 2 or more"),
+        # A third of all are left out, which of one is nobody.
+        (1, {"rule": "trimmed_mean", "share": 0.34}, "plan", "plan: 1 clients; robust: share"),
+    ):
+        path = tmp_path / "node0.toml"
+        told = lab.paths[0].read_text()
+        path.write_text(told.replace("least_clients = 2", f"least_clients = {least}"))
+        job = dataclasses.replace(lab.job, robust=rule)
+        told = wire.pack(few | {"settings": job.to_json()}, body)
+        answer, _ = wire.unpack(Node(path).handle(told))
+        assert answer["error"] == code and answer["text"].startswith(text), answer
+
+
 def test_a_node_makes_its_initial_state_itself(undisturbed, tmp_path):
     """One that a server sends could be another for each client, and tell clients apart."""
     lab, _ = undisturbed

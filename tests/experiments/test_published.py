@@ -92,6 +92,46 @@ def test_a_cell_has_one_setting_and_each_seed_once(commands, seeds, said, tmp_pa
     assert found == ([] if said is None else [f"runs.csv, a: {said}"])
 
 
+def test_rows_of_papers_that_nobody_has_run_are_listed(tmp_path, monkeypatch):
+    """Their own methods are left out, and what ran with a share of the training is said so."""
+    monkeypatch.setattr(published, "ROOT", tmp_path)
+    cells = pd.MultiIndex.from_tuples(
+        ("a", x, method) for x in ("1:1", "2:1") for method in ("FMCSC", "MFLVC", "LMVSC")
+    )
+    paper = pd.DataFrame({"acc": 0.5}, index=cells)
+    whole, short = [("a", "1:1", "lmvsc")], [("a", "1:1", "mflvc"), ("a", "2:1", "lmvsc")]
+    for name, ran in (("fmcsc", (whole, short)), ("mgcd", (whole + short, []))):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(published, name.upper(), tmp_path / name)
+        for file, rows in zip(("peers.csv", "peers_short.csv"), ran, strict=True):
+            table = pd.DataFrame(rows, columns=["set", "x", "method"])
+            table.to_csv(tmp_path / name / file, index=False)
+    monkeypatch.setattr(published, "published_fmcsc", lambda: paper)
+    monkeypatch.setattr(published.mgcd, "published_peers", lambda: paper)
+    assert list(published.missing()) == [
+        "fmcsc/peers.csv, a 1:1: no whole run of MFLVC (a tenth was run)",
+        "fmcsc/peers.csv, a 2:1: no whole run of MFLVC, LMVSC (a tenth was run)",
+        "mgcd/peers.csv, a 2:1: no whole run of MFLVC",
+    ]
+
+
+def test_errors_are_pages_and_mixed_cells_and_not_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(published, "SHOWN", ("p",))
+    monkeypatch.setattr(published, "ROWS", ("r",))
+    for name in ("absent", "mixed", "unsaid"):
+        monkeypatch.setattr(published, name, lambda of, name=name: [f"{name} of {of}"])
+    monkeypatch.setattr(published, "missing", lambda: ["a cell"])
+    assert published.check() == 2
+    assert capsys.readouterr().out.splitlines() == [
+        "1 tables, 1 files of rows: 2 errors",
+        "  absent of p",
+        "  mixed of r",
+        "missing, which is no error: 2",
+        "  unsaid of r",
+        "  a cell",
+    ]
+
+
 def test_help_without_a_paper_tells_of_all_of_them(capsys):
     reproduce.main(["--help"])
     out = capsys.readouterr().out

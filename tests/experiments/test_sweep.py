@@ -281,6 +281,7 @@ WRONG = {
     ("--algorithm=lmvsc", "--participation=0.5"): "participation: got (0.5,) for lmvsc",
     ("--algorithm=mgcd", "--participation=0.5"): "for mgcd, which needs every agent's features",
     ("--resume",): "resume: needs --output_dir",
+    ("--scale=standard", "--scale_by=client"): "scale_by: got 'client' for a sweep",
     ("--algorithm=vertcohirf", "--level=1"): "level: a sweep scores the final clusters",
 }
 

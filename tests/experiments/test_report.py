@@ -1,0 +1,167 @@
+"""What a report says of rounds, bytes, losses and clusters, by hand."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+
+from experiments.lib import references
+from experiments.lib.command import parse
+from experiments.lib.data import Problem
+from experiments.lib.hooks import SeedResult
+from experiments.lib.report import Report, _mean_cell, losses_of
+from jaxfedmvc import Federation
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.engine import Traffic
+
+# Five rows of two views; client 1 holds both views of three, and client 0 one view of two.
+PARTS = [
+    Part((0, 1), np.array([[4, 0, 2]], np.int32), np.array([1], np.int32)),
+    Part((0,), np.array([[3, 1, -1]], np.int32), np.array([0], np.int32)),
+]
+ROWS = np.array(["a", "b", "c", "d", "e"])
+
+
+def problem(parts, **more):
+    rng = np.random.default_rng(0)
+    views = [rng.normal(size=(5, 2)) for _ in range(2)]
+    return Problem(Federation.from_arrays(views, partition=parts), views, None, ROWS, **more)
+
+
+def report_of(path, data, *flags):
+    command = parse(["--dataset=toy.npz", "--n_clusters=2", *flags])
+    return Report(command, path, data, "title")
+
+
+def result(data, labels, seed=3):
+    return SeedResult(seed, data, None, labels, None, [])
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize(
+    ("values", "with_deviation", "shown"),
+    [
+        ([0.25, 0.75], True, "0.500 +- 0.354"),  # the root of an eighth
+        ([0.25, 0.75], False, "0.500"),
+        ([0.25], True, "0.250"),
+        ([0.25, np.nan], True, "-"),
+    ],
+)
+def test_a_cell_is_mean_and_sample_deviation(values, with_deviation, shown):
+    assert _mean_cell(values, with_deviation) == shown
+
+
+def test_losses_are_those_of_each_kind_of_client_and_of_all():
+    """Of two phases the later one counts, where it says something."""
+    federation = problem(PARTS).federation
+    first, second = {"loss": np.array([9.0])}, {"loss": np.array([1.0])}
+    info = [{"clients": [first, second]}, {"clients": [{"loss": np.array([4.0])}, {}]}]
+    found = losses_of(info, federation)
+    assert found == {"loss": 2.5, "loss_multi_view": 4.0, "loss_partial_view": 1.0}
+    assert losses_of([{"clients": [{}, second]}], federation) == {
+        "loss": 1.0,
+        "loss_partial_view": 1.0,
+    }
+    assert losses_of([{"clients": [{}, {}]}], federation) == {}
+
+
+def test_labels_name_clients_and_what_their_rows_are_called(tmp_path):
+    data = problem(PARTS)
+    report = report_of(tmp_path, data, "--algorithm=e_fkmvc")
+    report.add_labels(result(data, [np.array([[0, 1, 0]]), np.array([[1, -1, 7]])]))
+    report.add_labels(result(data, [np.array([[1, 1, 1]]), np.array([[0, 0, 7]])], seed=4))
+    header, *rows = rows_of(tmp_path / "labels.csv")
+    assert header == ["seed", "client", "row", "cluster"]
+    assert rows[:5] == [
+        line.split() for line in ("3 1 e 0", "3 1 a 1", "3 1 c 0", "3 0 d 1", "3 0 b -1")
+    ]
+    assert [row[0] for row in rows[5:]] == ["4"] * 5
+
+
+def test_agents_have_a_column_each_by_their_numbers(tmp_path):
+    """Cohorts are in the order of their views; rows that repeat a sample have its clusters."""
+    ids = np.arange(5, dtype=np.int32)[None]
+    parts = [Part((v,), ids, np.array([1 - v], np.int32)) for v in (0, 1)]
+    data = problem(parts, repeats=(np.array(["f"]), np.array([2])))
+    report = report_of(tmp_path, data, "--algorithm=vertcohirf")
+    report.add_labels(result(data, [np.array([[0, 0, 1, 1, 0]]), np.array([[5, 6, 7, 8, 9]])]))
+    header, *rows = rows_of(tmp_path / "labels.csv")
+    assert header == ["seed", "id", "row", "agent_0", "agent_1"]
+    lines = ("3 0 a 5 0", "3 1 b 6 0", "3 2 c 7 1", "3 3 d 8 1", "3 4 e 9 0", "3 2 f 7 1")
+    assert rows == [line.split() for line in lines]
+
+
+def test_rounds_and_bytes_are_each_seeds_own(tmp_path, monkeypatch):
+    """Rounds get smaller, and the first seed makes one more; the last lines tell the longest."""
+    data = problem(PARTS)
+    report = report_of(tmp_path, data, "--algorithm=e_fkmvc", "--seeds=2", "--rounds=5")
+    monkeypatch.setattr(report, "_draw", lambda *told: None)
+    sent = {0: (3_000_000, 2_000_000, 1_000_000), 1: (3_000_000, 2_000_000)}
+    report.rows = [
+        {"seed": seed, "round": r, "bytes_up": n, "bytes_down": 2 * n}
+        for seed, mine in sent.items()
+        for r, n in enumerate(mine, start=1)
+    ]
+    report.references = [
+        {"e_fkmvc": {"internal": {"silhouette": s, "clusters": 2.0}}} for s in (0.25, 0.75)
+    ]
+    traffic = {
+        "setup": Traffic(10_000_000, 20_000_000),
+        "round": Traffic(7, 7),
+        "finish": Traffic(100_000_000, 200_000_000),
+    }
+    last = result(data, [np.array([[0, 1, 0]]), np.array([[1, 0, 7]])])
+    lines = "\n".join(report.finish(last, traffic, {"n_clusters": 2}))
+    assert "ended by itself after 3 of at most 5 rounds" not in lines
+    assert "ended by itself after 2 to 3 of at most 5 rounds" in lines
+    assert (
+        "the longest run of 3 rounds, all clients: 116.000 MB up, 232.000 MB down"
+        " (30.000 before and 300.000 after the rounds, both ways)"
+    ) in lines
+    assert "rows of each cluster, seed 3: 3, 2" in lines and "0.500 +- 0.354" in lines
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    expected = {
+        "rounds_made": [3, 2],
+        "bytes_rounds": {"up": [6_000_000, 5_000_000], "down": [12_000_000, 10_000_000]},
+        "bytes_per_round": {"up": 2_000_000, "down": 4_000_000},
+        "bytes_setup": {"up": 10_000_000, "down": 20_000_000},
+        "bytes_finish": {"up": 100_000_000, "down": 200_000_000},
+        "seeds": [0, 1],
+        "n_samples": 5,
+    }
+    assert {name: summary[name] for name in expected} == expected
+
+
+def test_references_are_k_means_of_scikit_learn_with_the_runs_seed():
+    data = problem(PARTS)
+    held = [np.asarray(cohort.mask[0]) for cohort in data.federation.cohorts]
+    own = [np.concatenate([v[[4, 0, 2]] for v in data.views], axis=1), data.views[0][[3, 1]]]
+    embedding = [np.arange(3.0)[None, :, None] ** 2, np.array([[[5.0], [1.5], [99.0]]])]
+
+    def by_sklearn(x, seed):
+        x = np.asarray(x, np.float32)
+        return KMeans(2, n_init=10, random_state=seed).fit_predict(x).tolist()
+
+    names = references.ALONE, references.POOLED, references.POOLED_EMBEDDING
+    seen = {name: set() for name in names}
+    for seed in range(6):
+        found = references.references(data, 2, seed, embedding)
+        shown = {
+            name: [labels[0][mask].tolist() for labels, mask in zip(mine, held, strict=True)]
+            for name, mine in found.items()
+        }
+        assert all(mine[1][0, 2] == -1 for mine in found.values())  # padding is in no cluster
+        assert shown[references.ALONE] == [by_sklearn(x, seed) for x in own]
+        pooled = by_sklearn(np.concatenate(data.views, axis=1), seed)
+        assert shown[references.POOLED] == [[pooled[i] for i in ids] for ids in ([4, 0, 2], [3, 1])]
+        rows = by_sklearn([[0.0], [1.0], [4.0], [5.0], [1.5]], seed)
+        assert shown[references.POOLED_EMBEDDING] == [rows[:3], rows[3:]]
+        for name in seen:
+            seen[name].add(str(shown[name]))
+    assert min(map(len, seen.values())) > 1  # or any seed would do
