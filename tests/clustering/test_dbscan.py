@@ -154,6 +154,16 @@ def test_border_between_two_clusters_joins_the_lower_number(swap):
     np.testing.assert_array_equal(labels, [0] + [0] * 4 + [1] * 4)
 
 
+def test_a_border_row_joins_the_lower_number_though_the_other_cluster_is_nearer():
+    """It is compared with the eight nearest blocks first, all of them of cluster 1."""
+    near, far = np.linspace(0.5, 0.57, 8), np.linspace(1.1, 1.12, 3)
+    lower = -np.append(0.99, np.linspace(1.1, 1.19, 10))
+    x = np.concatenate([lower, near, far, [0.0]])[:, None]
+    assert len(x) == 23  # row 22 has ten in reach, itself among them
+    labels = run(x, 1.0, 11, block=1)
+    np.testing.assert_array_equal(labels, [0] * 11 + [1] * 11 + [0])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [1, 8, 1000])
 def test_labels_do_not_depend_on_the_block(block):
