@@ -489,7 +489,8 @@ def _of(out: PyTree, i: int) -> PyTree:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:200]
+    """Returns what an error says first; its name where it says nothing, as Python's MemoryError."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 # --- Rows of runs.csv -----------------------------------------------------------------------------

@@ -119,6 +119,30 @@ def test_a_job_goes_on_with_its_data_alone(tmp_path):
     assert opened({}, False) == tmp_path / "out"
 
 
+def test_a_job_goes_on_with_its_flags_and_with_later_ones_at_their_defaults(tmp_path):
+    """Versions bring flags: one that flags.txt lacks is as it was, unless it is given now."""
+    (tmp_path / "flags.txt").write_text("--seeds=2\n--noprogress\n--resample\n--gone=1\n")
+    defaults = {"seeds": "1", "later": "auto", "gone": "0", "resample": "false"}
+
+    def refused(**now):
+        values = defaults | {"seeds": "2", "resample": "true", "gone": "1"} | now
+        command = SimpleNamespace(
+            folder=FolderSettings(output_dir=str(tmp_path), resume=True),
+            flags={n: SimpleNamespace(value=v, default=defaults[n]) for n, v in values.items()},
+            flag_lines=lambda: [f"--{n}={v}" for n, v in values.items()] + ["--progress"],
+        )
+        try:
+            assert folder.open_folder(command, "job") == tmp_path
+        except ValueError as error:
+            return str(error).partition("other flags: ")[2].partition(";")[0]
+
+    assert refused() is None
+    assert refused(later="1") == "later (none then, 1 now)"
+    # At its default now, and not then.
+    assert refused(seeds="1", gone="0") == "gone (1 then, 0 now), seeds (2 then, 1 now)"
+    assert refused(resample="false") == "resample (true then, false now)"
+
+
 def test_a_fingerprint_tells_values_shapes_and_ids_apart():
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
     sets = [

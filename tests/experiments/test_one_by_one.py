@@ -97,6 +97,22 @@ def test_a_group_that_cannot_be_compiled_fails_alone(tmp_path, monkeypatch):
     assert fixed == [min(fixed)] * 4 and 0 <= fixed[0] < int(kept.rows[4]["bytes_up"])
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(MemoryError(), "MemoryError"), (MemoryError("\nno room\nfor x"), "no room")],
+)
+def test_a_run_that_fails_alone_says_why_in_a_line(error, reason, monkeypatch):
+    """Python's own MemoryError says nothing."""
+    program = batches.Program(group())
+
+    def fail(runs):
+        raise error
+
+    monkeypatch.setattr(program, "run", fail)
+    row = batches._alone(program, 1, (1, 0))
+    assert (row["status"], row["rate"], row["seed"]) == (f"failed: {reason}", "0.6", 0)
+
+
 @pytest.mark.ci
 def test_methods_without_rounds_and_with_keys_in_their_states(tmp_path):
     """Local k-means draws from a key that each client keeps, and makes no round."""

@@ -4,15 +4,19 @@ import json
 import os
 import shutil
 import sys
+from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
 from experiments import run
+from experiments.lib import runner
 from jaxfedmvc import data
 from jaxfedmvc.engine import checkpoint
+from jaxfedmvc.engine.phases import RunState
 from tests.helpers import binaries, kills
 
 N_KILLS, ROUNDS, SEEDS = 3, 3, 2
@@ -237,6 +241,43 @@ def test_every_kind_of_job_goes_on(name, digits, tmp_path, monkeypatch):
             binaries.launch(run.main, *arguments, again, *resume)
     assert binaries.launch(run.main, *arguments, again, "--resume")[0] == 0
     assert contents(tmp_path / "again") == contents(tmp_path / "whole")
+
+
+def stored(folder):
+    """A job without programs, whose checkpoint lies in a folder."""
+    job = object.__new__(runner._Runner)
+    state = RunState(jnp.arange(3.0), (jnp.ones((2, 1)),), (np.array([0, 1]),))
+    settings = SimpleNamespace(job=SimpleNamespace(seed=4))
+    job.job = SimpleNamespace(command=settings)
+    job.path, job.store, job.compacts = folder, folder / "checkpoint.npz", False
+    job.steps = SimpleNamespace(state_shapes=lambda: state)
+    job.report = SimpleNamespace(references=[], seconds={"compile": 0.0, "run": 0.0})
+    return job, state
+
+
+def test_what_a_checkpoint_holds_is_taken_up_again(tmp_path):
+    """Seconds, too, to which those of the rest are added; labels are of seeds that ended."""
+    job, state = stored(tmp_path)
+    labels, ended = tmp_path / "labels.csv", "seed,row,cluster\n4,0,1\n"
+    meta = {"seed": 5, "made": 2, "rows": [{"round": 1}], "references": [{"a": 1}]}
+    meta |= {"seconds": {"compile": 7.0, "run": 8.0}, "labels": len(ended)}
+    checkpoint.save(job.store, state, meta)
+    labels.write_text(ended + "5,0,1\n5,1")
+    seed, made, found, rows = job._reopened()
+    assert (seed, made, rows, labels.read_text()) == (5, 2, meta["rows"], ended)
+    assert (job.report.references, job.report.seconds) == (meta["references"], meta["seconds"])
+    jax.tree.map(np.testing.assert_array_equal, found, state)
+    labels.write_text(ended.replace("4,0,1", "4,0,11"))
+    with pytest.raises(ValueError, match=r"labels\.csv' is not as it was when seed 5 began"):
+        job._reopened()
+
+
+def test_without_a_checkpoint_a_job_begins_anew(tmp_path):
+    """What a seed left before it could be saved goes, or its rows would be there twice."""
+    job, _ = stored(tmp_path)
+    (tmp_path / "labels.csv").write_text("seed,row,cluster\n4,0,1\n")
+    assert job._reopened() == (4, 0, None, [])
+    assert not (tmp_path / "labels.csv").exists()
 
 
 @pytest.mark.ci
