@@ -77,12 +77,10 @@ def test_confusion_is_in_the_order_of_the_classes():
 
 
 def test_names_of_classes_are_text_to_plotly_too():
-    """It reads tags and entities of its own, "age <b> 5" would lose a letter."""
-    shown = page.scatter(
-        "", np.zeros((1, 2)), {"classes": np.zeros(1, int)}, ["a<b>&amp;"], "",
-        titles={"classes": lambda c: f"{c} <i>"},
-    )  # fmt: skip
-    (trace,) = shown.traces
+    """It reads tags and entities: "age <b> 5" would lose its middle."""
+    titles = {"classes": lambda c: f"{c} <i>"}
+    point, colour = np.zeros((1, 2)), {"classes": np.zeros(1, int)}
+    (trace,) = page.scatter("", point, colour, ["a<b>&amp;"], "", titles=titles).traces
     assert trace["name"] == "0 &lt;i&gt;" and trace["text"] == ["a&lt;b&gt;&amp;amp;"]
 
 

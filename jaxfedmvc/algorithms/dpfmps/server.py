@@ -57,7 +57,7 @@ def cluster_grid(
         one_way, two_way = marginals(sketches, total, noise.n_phantoms)
         counts = fit_grid(fit_key, one_way, two_way, total)
     final = grid_centres(kmeans_key, local, counts, config.n_clusters, config.n_init)
-    budget = state.budget._replace(n_agents=len(agents))
+    budget = state.budget._replace(n_agents=len(agents))  # static, and in the state an array
     epsilon, delta = spent(budget, state.size, sketches.shape[-1])
     info = {"epsilon": epsilon, "delta": delta, "mass": jnp.sum(counts)}
     centres = dict(zip(agents, final, strict=True))
