@@ -108,6 +108,7 @@ class Steps:
         # methods have a program for every size; each call counts as its own program's bytes.
         self._sizes: dict[tuple[str, int, int], int] = {}
         self._exchanged: dict[tuple[str, int, int], Exchanged] = {}
+        self._n_participants = 0
 
     @property
     def seconds(self) -> float:
@@ -265,9 +266,9 @@ class Steps:
         self._was_cut_off |= self._programs.close()
 
     def _know_all(self) -> None:
-        """Makes sure that what follows from shapes is known of all programs, if of any."""
+        """Makes sure that what follows from shapes is known of all programs."""
         self._programs.walked()
-        if self._was_cut_off:
+        if self._was_cut_off or (self._programs.ahead and not self._sizes):
             self._walk()
 
     def programs(self) -> list[Traced]:

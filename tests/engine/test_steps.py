@@ -199,10 +199,9 @@ def test_bytes_among_peers_are_known_without_a_walk_ahead():
     assert steps.traffic()["setup"].up == 0
 
 
-def test_bytes_among_peers_are_those_of_who_takes_part():
+def test_bytes_among_peers_are_those_of_who_takes_part_before_anything_was_run():
     peers = toys.TOY._replace(peers=True)
     steps = Steps(lambda hyper: peers, None, toys.FEDERATION, participation=0.5)
-    steps.state_shapes()
     expected = engine.traffic(peers, toys.FEDERATION, participation=0.5)
     assert steps.traffic() == expected != engine.traffic(peers, toys.FEDERATION)
 
