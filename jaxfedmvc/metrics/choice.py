@@ -107,13 +107,11 @@ def silhouette(parts: Sequence[Rows]) -> float:
             if v in part.views:
                 total += distances[start : start + len(part.labels)]
                 start += len(part.labels)
-    values = [
-        _row_silhouettes(np.sqrt(d), p.labels, sizes) for d, p in zip(squares, parts, strict=True)
-    ]
+    values = [_row_silhouettes(np.sqrt(d), p.labels) for d, p in zip(squares, parts, strict=True)]
     return float(np.mean(np.concatenate(values)))
 
 
-def _row_silhouettes(distances: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def _row_silhouettes(distances: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Computes those of the rows that are in a cluster, from distances [rows, clusters]."""
     distances, labels = distances[labels >= 0], labels[labels >= 0]
     rows = np.arange(len(labels))
@@ -122,7 +120,7 @@ def _row_silhouettes(distances: np.ndarray, labels: np.ndarray, sizes: np.ndarra
     others[rows, labels] = np.inf
     nearest = others.min(axis=1)
     larger = np.maximum(own, nearest)
-    known = np.isfinite(nearest) & (larger > 0) & (sizes[labels] > 1)
+    known = np.isfinite(nearest) & (larger > 0)
     return np.where(known, (nearest - own) / np.where(known, larger, 1.0), 0.0)
 
 
