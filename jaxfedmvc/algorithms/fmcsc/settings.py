@@ -73,6 +73,9 @@ class FMCSCConfig:
         of some views which of their rows belong to which cluster, after the rounds; see
         `fmcsc.teaching`. Partial clients then take a row's cluster from what they were taught, and
         not from the nearest centroid. Not in the paper. 0: off.
+      teach_patches: Side, in pixels, of the patches that `teach_features` are made of, for views
+        that are square grey images, row by row; the number of features is then a multiple of 16.
+        0: they are made of the views' features as they are, and of Z.
       stack_views: Whether networks of views of equal width are trained as one stack, in half the
         kernels for two views. None: on accelerators, where launches of kernels take the time; on a
         CPU of two cores wide networks take a tenth longer so. It changes rounding.
@@ -101,6 +104,7 @@ class FMCSCConfig:
     centroid_starts: int = 1
     min_cluster_size: int | None = None
     teach_features: int = 0
+    teach_patches: int = 0
     stack_views: bool | None = None
 
     def __post_init__(self) -> None:
@@ -120,10 +124,13 @@ class FMCSCConfig:
             "distill_epochs",
             "leader_epochs",
             "teach_features",
+            "teach_patches",
         )
         checks.choices(self)
         if self.teach_features % 2:
             raise checks.wrong("teach_features", self.teach_features, "an even number")
+        if self.teach_patches and not self.teach_features:
+            raise checks.wrong("teach_patches", self.teach_patches, "0 without teach_features")
         checks.widths(self, "hidden")
         if not isinstance(self.components, str) or not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")
@@ -185,7 +192,7 @@ class FMCSCHyperparams:
         (10). In a round r after them they go the share (settle_rounds / r)^2 of the way, so that a
         run of many rounds settles. Not in the paper. None: off.
       teach_ridge: Ridge of the regression with `teach_features`; a row's features have a squared
-        norm of 2 on average. None: 0.3.
+        norm of 2 on average, or of 1 with `teach_patches`. None: 0.3, or 0.01 with patches.
       limit: Number of clusters in use, at most n_clusters, so that one program serves a search over
         the number of clusters; messages keep their size for n_clusters; none: all.
     """

@@ -10,6 +10,9 @@ large-scale kernel machines", NeurIPS 2007) is fitted to it, by ridge regression
 
 The sums are over the rows of all these clients, who send theirs, so that W is what one client with
 all rows would find. Half of the features are of a view's own features, the other half of its Z.
+Where views are images, phi may be made of their patches instead (`patch_features`): how much of
+each of many random patterns is in each part of the image, as in Coates, Lee and Ng, "An analysis of
+single-layer networks in unsupervised feature learning", AISTATS 2011, whose patterns may be random.
 
 WHAT THE SUMS GIVE AWAY. phi is a function that everybody knows. Where a client has fewer rows than
 there are features, sum phi phi^T has their number as its rank: a row lies in its span exactly if it
@@ -20,6 +23,8 @@ of more rows than features where it should be.
 
 from __future__ import annotations
 
+import itertools
+import math
 import warnings
 from functools import partial
 from typing import NamedTuple
@@ -38,8 +43,15 @@ from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.federation import Cohort, Federation
 
-# Of the regression, unless hyper-parameters have one.
+# Of the regression, unless hyper-parameters have one; with features of patches.
 RIDGE = 0.3
+PATCH_RIDGE = 0.01
+# Parts of an image, on each side, over which features of patches are averaged.
+CELLS = 4
+# Contrast of a patch that counts as none, as a share of the image's.
+_FLAT = 0.01
+# Images whose patches are in memory at once.
+_AT_ONCE = 128
 _EXACT = jax.lax.Precision.HIGHEST
 
 
@@ -101,10 +113,13 @@ def check_federation(config: FMCSCConfig, federation: Federation) -> None:
     """Warns where sums are of so few rows that they give these away; not while tracing.
 
     Raises:
-      ValueError: There is one view, so that there is nothing to teach.
+      ValueError: There is one view, so that there is nothing to teach; or, with `teach_patches`, a
+        view is no square image or `teach_features` cannot be divided among the parts of images.
     """
     if federation.n_views == 1:
         raise checks.wrong("teach_features", config.teach_features, "0 with a single view")
+    if config.teach_patches:
+        _check_images(config, federation)
     if federation.is_traced:
         return
     masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
@@ -116,6 +131,26 @@ def check_federation(config: FMCSCConfig, federation: Federation) -> None:
             " features",
             stacklevel=2,
         )
+
+
+def _check_images(config: FMCSCConfig, federation: Federation) -> None:
+    for v, width in enumerate(federation.view_dims):
+        if math.isqrt(width) ** 2 != width:
+            raise checks.wrong(
+                "teach_patches",
+                config.teach_patches,
+                f"0 with view {v} of {width} features, which are no square image",
+            )
+    narrowest = math.isqrt(min(federation.view_dims))
+    checks.whole("teach_patches", config.teach_patches, 2, narrowest - CELLS + 1)
+    held = {len(c.view_ids) for c in federation.cohorts if not federation.holds_all_views(c)}
+    for n in held | {1}:
+        if config.teach_features % (n * CELLS**2):
+            raise checks.wrong(
+                "teach_features",
+                config.teach_features,
+                f"a multiple of {n * CELLS**2} with teach_patches and clients of {n} views",
+            )
 
 
 def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, ...]) -> PyTree:
@@ -155,8 +190,8 @@ def assign_taught(
 
     `otherwise` [rows] are those of the nearest centroids, for where nobody taught anything.
     """
-    rows = side_by_side(views), _z(config, model, views)
-    phi = random_features(config.teach_features, taught.seed, taught.blocks, rows)
+    z = _z(config, model, views)
+    phi = row_features(config, taught.seed, taught.blocks, views, z)
     scores = jnp.matmul(phi, taught.weights, precision=_EXACT) + taught.shares[None]
     found = jnp.where(jnp.sum(taught.shares) > 0, jnp.argmax(scores, axis=1), otherwise)
     return jnp.where(mask, found, -1)
@@ -254,8 +289,7 @@ def _sum_up(
 
     def sums(kind: Kind) -> tuple[jax.Array, jax.Array, jax.Array]:
         seed, blocks = sent[kind]
-        rows = side_by_side({v: views[v] for v in kind})
-        phi = random_features(config.teach_features, seed, blocks, (rows, known.z[kind]))
+        phi = row_features(config, seed, blocks, {v: views[v] for v in kind}, known.z[kind])
         phi = jnp.where(is_taught, phi, 0.0)
         gram, cross = (jnp.matmul(phi.T, other, precision=_EXACT) for other in (phi, y))
         return gram[above], cross, jnp.sum(phi, axis=0)
@@ -274,7 +308,9 @@ def _solve(
     """Solves the ridge regression of each kind."""
     message, sizes = _total(messages)
     shares = sizes / jnp.maximum(jnp.sum(sizes), 1.0)
-    ridge = RIDGE if hyper.teach_ridge is None else hyper.teach_ridge
+    ridge = hyper.teach_ridge
+    if ridge is None:
+        ridge = PATCH_RIDGE if config.teach_patches else RIDGE
     m = config.teach_features
     above = np.triu_indices(m)
 
@@ -307,6 +343,25 @@ def _total(messages: tuple) -> PyTree:
 # --- What rows are described by -------------------------------------------------------------------
 
 
+def row_features(
+    config: FMCSCConfig,
+    seed: jax.Array,
+    blocks: tuple[Block, Block],
+    views: Views,
+    z: jax.Array,
+) -> jax.Array:
+    """Computes phi [rows, teach_features] of rows of these views and of their Z side by side."""
+    if not config.teach_patches:
+        rows = side_by_side(views), z
+        return random_features(config.teach_features, seed, blocks, rows)
+    n_filters = config.teach_features // (len(views) * CELLS**2)
+    parts = [
+        patch_features(n_filters, config.teach_patches, jnp.stack([seed[0], seed[1] + v]), views[v])
+        for v in sorted(views)
+    ]
+    return jnp.concatenate(parts, axis=1) / math.sqrt(len(views))
+
+
 def random_features(
     n_features: int,
     seed: jax.Array,
@@ -336,6 +391,60 @@ def random_features(
 
     parts = [of_block(i, block, x) for i, (block, x) in enumerate(zip(blocks, rows, strict=True))]
     return jnp.concatenate(parts, axis=1)
+
+
+def patch_features(n_filters: int, side: int, seed: jax.Array, x: jax.Array) -> jax.Array:
+    """Computes features of square grey images, n_filters for each of their CELLS x CELLS parts.
+
+    With w a random pattern of mean 0 and norm 1 and p a patch less its mean, a feature is the root
+    of the mean of max(w . p / |p|, 0) over the patches of a part; |p|^2 is raised by a hundredth of
+    what it would be were the image's contrast the same everywhere, so that noise in flat patches
+    does not count. All features of an image have norm 1, or 0 where there is no contrast.
+
+    Args:
+      n_filters: Number of patterns.
+      side: Of a patch, in pixels.
+      seed: uint32 [2]; the same seed, the same patterns, wherever they are drawn.
+      x: Images [rows, pixels], row by row.
+
+    Returns:
+      [rows, n_filters CELLS^2].
+    """
+    key, width = jax.random.wrap_key_data(seed, impl="threefry2x32"), math.isqrt(x.shape[1])
+    patterns = jax.random.normal(key, (side, side, n_filters))
+    patterns -= jnp.mean(patterns, axis=(0, 1), keepdims=True)
+    patterns /= jnp.linalg.norm(patterns, axis=(0, 1), keepdims=True)
+    n_places = width - side + 1
+    bounds = np.round(np.linspace(0, n_places, CELLS + 1)).astype(int)
+    # [parts, places]: means over the places of each part, along one side.
+    pooling = np.zeros((CELLS, n_places), np.float32)
+    for part, (first, end) in enumerate(itertools.pairwise(bounds)):
+        pooling[part, first:end] = 1 / (end - first)
+
+    def along(images: jax.Array, kernels: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            images,
+            kernels,
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            precision=_EXACT,
+        )
+
+    def some(x: jax.Array) -> jax.Array:
+        brightness = jnp.mean(jnp.square(x))
+        x -= jnp.mean(x)
+        x = jnp.where(jnp.mean(jnp.square(x)) > 1e-10 * brightness, x, 0.0)  # not mere rounding
+        image, ones = x.reshape(1, width, width, 1), jnp.ones((side, side, 1, 1))
+        squares = along(jnp.square(image), ones) - jnp.square(along(image, ones)) / side**2
+        flat = _FLAT * side**2 * jnp.mean(jnp.square(x))
+        norms = jnp.sqrt(jnp.maximum(squares, 0.0) + jnp.where(flat > 0, flat, 1.0))
+        found = jnp.maximum(along(image, patterns[:, :, None]), 0.0) / norms
+        means = jnp.einsum("hwf,ah,bw->abf", found[0], pooling, pooling, precision=_EXACT)
+        # The norm of the roots is the root of the sum.
+        return jnp.sqrt(means.ravel() / jnp.maximum(jnp.sum(means), 1e-12))
+
+    return jax.lax.map(some, x, batch_size=_AT_ONCE)
 
 
 def _z(config: FMCSCConfig, model: Model, views: Views) -> jax.Array:

@@ -13,11 +13,16 @@ from sklearn.linear_model import Ridge
 from jaxfedmvc import engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.teaching import (
+    PATCH_RIDGE,
     RIDGE,
     Block,
     check_federation,
+    patch_features,
     random_features,
+    row_features,
 )
+from jaxfedmvc.data.partition import Part
+from jaxfedmvc.federation import Federation
 from tests.algorithms.fmcsc.by_numpy import np_features
 from tests.algorithms.fmcsc.tiny import (
     BRANCHES,
@@ -131,6 +136,118 @@ def test_random_features_multiply_to_kernels():
     phi = np.asarray(random_features(40_000, seed, blocks, tuple(map(jnp.asarray, rows))))
     squares = [((0.4 * (x[:, None] - x[None])) ** 2).sum(-1) for x in rows]
     np.testing.assert_allclose(phi @ phi.T, sum(np.exp(-s / 2) for s in squares), atol=0.05)
+
+
+# --- Images ---------------------------------------------------------------------------------------
+
+SEED = jnp.array([3, 4], jnp.uint32)
+PATCHES = dataclasses.replace(TEACHES, teach_features=2 * 16, teach_patches=3)
+
+
+def images(n, width, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, width**2)).astype(np.float32)
+
+
+def by_loops(x, n_filters, side):
+    """As `patch_features`, one image, pattern, part and patch after another."""
+    key = jax.random.wrap_key_data(SEED, impl="threefry2x32")
+    patterns = np.asarray(jax.random.normal(key, (side, side, n_filters)), float)
+    width = int(len(x[0]) ** 0.5)
+    bounds = np.round(np.linspace(0, width - side + 1, 5)).astype(int)
+    found = np.zeros((len(x), 4, 4, n_filters))
+    for i, image in enumerate(x.astype(float)):
+        image = image.reshape(width, width)
+        for k in range(n_filters):
+            pattern = patterns[:, :, k] - patterns[:, :, k].mean()
+            pattern /= np.linalg.norm(pattern)
+            for a, b in np.ndindex(4, 4):
+                likeness = []
+                for row in range(bounds[a], bounds[a + 1]):
+                    for column in range(bounds[b], bounds[b + 1]):
+                        patch = image[row : row + side, column : column + side]
+                        patch = patch - patch.mean()
+                        norm = np.sqrt((patch**2).sum() + 0.01 * side**2 * image.var())
+                        likeness.append(max((pattern * patch).sum() / norm, 0))
+                found[i, a, b, k] = np.mean(likeness) ** 0.5
+    found = found.reshape(len(x), -1)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def test_features_of_patches_are_those_of_loops():
+    x = images(130, 9)  # more than are in memory at once
+    found = jit(patch_features, static_argnums=(0, 1))(2, 3, SEED, jnp.asarray(x))
+    assert found.shape == (130, 32)
+    some = [0, 1, 129]
+    np.testing.assert_allclose(found[np.array(some)], by_loops(x[some], 2, 3), atol=1e-5)
+
+
+def test_brightness_and_contrast_of_an_image_tell_nothing_and_one_without_any_has_no_features():
+    x = images(3, 9)
+    x[2] = 0.3
+    features_of = jit(patch_features, static_argnums=(0, 1))
+    found = features_of(2, 3, SEED, jnp.asarray(x))
+    np.testing.assert_allclose(features_of(2, 3, SEED, 5 * jnp.asarray(x) + 7), found, atol=1e-4)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 0], atol=1e-5)
+
+
+def test_views_of_several_images_share_the_features_and_have_patterns_of_their_own():
+    views = {0: jnp.asarray(images(4, 9)), 2: jnp.asarray(images(4, 9))}
+    found = np.asarray(row_features(PATCHES, SEED, (), views, jnp.zeros((4, 8))))
+    assert found.shape == (4, 32)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
+    first, second = np.split(found * np.sqrt(2), 2, axis=1)
+    np.testing.assert_allclose(first, by_loops(images(4, 9), 1, 3), atol=1e-5)
+    assert np.abs(first - second).max() > 0.05
+
+
+@pytest.mark.ci
+def test_images_are_taught_by_a_ridge_regression_on_their_patches():
+    part = [Part(FULL, np.arange(24).reshape(2, 12), np.arange(2, dtype=np.int32))]
+    part.append(Part((1,), np.arange(24, 32).reshape(1, 8), np.array([2], np.int32)))
+    views = [images(32, 7, seed) for seed in range(3)]
+    federation, algorithm = Federation.from_arrays(views, partition=part), fmcsc(PATCHES, HYPER)
+
+    def run(federation):
+        state = engine.start(algorithm, federation, KEY)
+        state, _ = engine.finish(algorithm, federation, KEY, state, 0)
+        return state, engine.assign(algorithm, federation, state)
+
+    state, labels = jit(run)(federation)
+    one, known = state.server.taught[1,], state.clients[0].known
+    phi = [
+        np.asarray(patch_features(2, 3, one.seed, jnp.asarray(x))) for x in np.split(views[1], [24])
+    ]
+    y = np.eye(K)[np.asarray(known.labels).ravel()]
+    model = Ridge(PATCH_RIDGE, fit_intercept=False).fit(phi[0], y - y.mean(axis=0))
+    np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-3)
+    scores = phi[1] @ np.asarray(one.weights) + y.mean(axis=0)
+    np.testing.assert_array_equal(labels[1][0], scores.argmax(axis=1))
+
+
+def test_views_that_are_no_images_and_features_that_do_not_divide_are_refused():
+    federation = make_federation(SINGLE)
+    with pytest.raises(
+        ValueError, match=r"teach_patches: got 3; allowed is 0 with view 1 of 3 fea"
+    ):
+        check_federation(PATCHES, federation)
+    views = [images(8, 7) for _ in range(3)]
+    ids = np.arange(8, dtype=np.int32).reshape(2, 4)
+    parts = [Part(FULL, ids[:1], np.array([0])), Part(PAIR, ids[1:], np.array([1]))]
+    federation = Federation.from_arrays(views, partition=parts)
+    for wrong, message in (
+        ({"teach_patches": 5}, r"teach_patches: got 5; allowed is 2 to 4"),
+        (
+            {"teach_features": 48},
+            r"teach_features: got 48; allowed is a multiple of 32 with .* 2 v",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_federation(dataclasses.replace(PATCHES, **wrong), federation)
+    with pytest.raises(ValueError, match=r"teach_patches: got 3; allowed is 0 without teach_feat"):
+        dataclasses.replace(CONFIG, teach_patches=3)
+
+
+# --- Who is taught --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
