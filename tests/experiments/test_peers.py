@@ -72,7 +72,9 @@ def test_what_is_there_is_not_run_again(ran, monkeypatch):
     monkeypatch.setattr(peers, "run_cell", None)
     with Progress(False) as progress:
         again = peers.run_peers(cells, [0, 1], path, progress)
+        fewer = peers.run_peers(cells[:1], [1], path, progress)
     assert path.read_text() == before and again.equals(runs)
+    assert fewer.equals(runs[(runs["x"] == "1:1") & (runs["seed"] == 1)])
 
 
 def test_runs_with_other_settings_are_not_taken_for_these(ran):
