@@ -90,6 +90,7 @@ def test_runs_with_other_settings_are_not_taken_for_these(ran):
 def test_a_share_of_the_training_is_a_share_of_epochs_or_of_runs():
     assert peers.shortened("cpspan", 0.1) == ["--pretrain_epochs=20", "--align_epochs=5"]
     assert peers.shortened("simvc", 0.1) == ["--n_runs=2"]
+    assert peers.shortened("simvc", 0.08) == ["--n_runs=2"]  # 1.6 of 20
     assert peers.shortened("simvc", 0.001) == ["--n_runs=1"]
     assert peers.shortened("lsimvc", 0.1) == []
     assert peers.shortened("cpspan", 1.0) == []

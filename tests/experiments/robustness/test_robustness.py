@@ -163,8 +163,8 @@ def test_cells_and_attackers():
 
 def test_shares_are_rounded_to_clients_one_at_least():
     toy = types.SimpleNamespace(n_clients=6, federations={"alike": {}}, attacks=["a"], collusion=[])
-    found = cells(toy, RobustnessSettings(hostile_shares=(0.05, 0.3, 0.32, 0.4)))
-    assert [cell.share for cell in found] == [0, 1 / 6, 2 / 6]  # .3 and .6, 1.8, 1.9 and 2.4
+    found = cells(toy, RobustnessSettings(hostile_shares=(0.05, 0.3, 0.32)))
+    assert [cell.share for cell in found] == [0, 1 / 6, 2 / 6]  # .3, 1.8 and 1.9
 
 
 @pytest.fixture
