@@ -729,12 +729,19 @@ def write() -> None:
 
 
 def mixed(rows: Rows) -> Iterator[str]:
-    """Yields the cells of a file whose runs have unlike settings, or whose seeds occur twice."""
+    """Yields the cells of a file whose runs have unlike settings, or failed, or occur twice.
+
+    Means would leave a run that failed out, and the number of seeds beside them count it.
+    """
     runs = pd.read_csv(rows.path, dtype=str)
     for cell, mine in runs.groupby(list(rows.cell), sort=False):
         name = f"{rows.path.relative_to(ROOT)}, {', '.join(cell)}"
         if mine["seed"].duplicated().any():
             yield f"{name}: a seed occurs twice"
+        status = mine["status"] if "status" in mine else pd.Series(dtype=str)
+        # A method that refuses a cell has no mean, and the page says why.
+        if failed := (~status.fillna("").str.match("ok$|refused: ")).sum():
+            yield f"{name}: {failed} of {len(mine)} runs failed"
         if "command" in mine:
             commands = mine["command"].str.replace(_SPELT_OUT, "", regex=True)
             commands = commands.map(settings_of_row, na_action="ignore")

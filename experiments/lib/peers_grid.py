@@ -69,7 +69,9 @@ def with_grids(
 def run_grids(
     cells: Sequence[Cell], seeds: Sequence[int], path: Path, progress: Progress
 ) -> pd.DataFrame:
-    """Runs what `path` lacks of the cells whose method has a grid; returns these cells' rows.
+    """Runs what `path` lacks of the cells whose method has a grid; returns the rows of these runs.
+
+    Rows of other settings, such as of a grid with more values, are no rows of these runs.
 
     Args:
       cells: Methods on partitions, with their defaults.
@@ -81,11 +83,13 @@ def run_grids(
     made = known["command"].fillna("").map(settings_of_row)
     done = set(zip(made, known["seed"], strict=True))
     todo: dict[str, list[tuple[Cell, list[int], str]]] = {}
+    asked: set[str] = set()
     for cell in cells:
         kind = f"{cell.set} {cell.x} {cell.method}, grid"
         for flags in settings(cell.method) if cell.method in GRIDS else ():
             one = cell._replace(command=parse([*cell.command.arguments, *flags]))
             text = settings_of_row(made_by(one.command.arguments)["command"])
+            asked.add(text)
             if missing := [seed for seed in seeds if (text, seed) not in done]:
                 todo.setdefault(kind, []).append((one, missing, " ".join(["", *flags])))
     progress.expect({kind: sum(len(seeds) for _, seeds, _ in ones) for kind, ones in todo.items()})
@@ -96,7 +100,7 @@ def run_grids(
                 break  # a cell that is refused is so with all settings
         jax.clear_caches()
     found = peers.read_peers(path)
-    mine = pd.MultiIndex.from_frame(found[_CELL]).isin([cell[:3] for cell in cells])
+    mine = found["command"].fillna("").map(settings_of_row).isin(asked)
     return found[mine & found["seed"].isin(seeds)]
 
 

@@ -1,6 +1,7 @@
 """--n_clusters=auto: the number is found without labels, kept, and what cannot be is refused."""
 
 import json
+import types
 
 import numpy as np
 import pandas as pd
@@ -8,8 +9,12 @@ import pytest
 from matplotlib import pyplot
 from sklearn.datasets import make_blobs
 
-from experiments.lib import criterion, plots
+from experiments.lib import choice, criterion, plots, runner
+from experiments.lib.command import parse
+from experiments.lib.progress import Progress
 from experiments.run import main
+from jaxfedmvc.engine import Traffic
+from jaxfedmvc.federation import Federation
 from tests.helpers import binaries
 
 K = 4
@@ -63,6 +68,112 @@ def test_blobs_are_counted_without_labels(method, data, tmp_path):
     assert (tmp_path / "out" / "n_clusters.png").stat().st_size > 5000
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Number of clusters: silhouette" in page and "Number of clusters: stability" in page
+
+
+# --- The draws, the runs and what is compared -----------------------------------------------------
+
+
+def test_each_draw_leaves_other_rows_out(data):
+    flags = ("--algorithm=distr_kmeans", f"--dataset={data / 'plain.npz'}", "--n_clusters=auto")
+    plan = choice._planned(parse(flags), choice.ChoiceSettings((3, 2), 3))
+    assert plan.numbers == [2, 3]
+    held = [
+        {tuple(np.asarray(c.sample_ids)[np.asarray(c.mask)]) for c in federation.cohorts}
+        for federation in plan.drawn
+    ]
+    assert all(len(of_agents) == 1 for of_agents in held)  # the same rows of every agent
+    assert len(set.union(*held)) == 3
+    assert all(110 < len(ids) < 146 for ids in set.union(*held))  # about four fifths of 160
+
+
+def test_rows_that_stay_keep_their_features_and_padding_comes_last():
+    """Of samples 0 to 2 number 1 goes."""
+    ids = np.arange(3)
+    federation = Federation.from_agents([(ids, 10.0 * ids[:, None]), (ids, 5.0 * ids[:, None])])
+    draws = types.SimpleNamespace(random=lambda n: np.array([0.2, 0.19, 0.9]))
+    for cohort, unit in zip(choice._thinned(federation, draws).cohorts, (10, 5), strict=True):
+        mask, ids = np.asarray(cohort.mask)[0], np.asarray(cohort.sample_ids)[0]
+        assert sorted(ids[mask]) == [0, 2] and list(mask[:3]) == [True, True, False]
+        np.testing.assert_array_equal(np.asarray(cohort.views[0])[0, mask, 0], unit * ids[mask])
+        assert (ids[~mask] == -1).all() and not np.asarray(cohort.views[0])[0, ~mask].any()
+
+
+@pytest.mark.parametrize("reads", [{"finish"}, {"round"}])
+def test_what_all_numbers_share_is_made_and_counted_once(reads, monkeypatch):
+    """Seven bytes before the rounds, five in each of three, and one at the end."""
+    evaluated, trained = [], []
+
+    class Programs:
+        def __init__(self, k=None):
+            self.k = k
+
+        def stages_that_read(self, name):
+            return reads
+
+        def with_numbers(self, k):
+            return Programs(k)
+
+        def traffic(self):
+            sizes = {"setup": 7, "round": 5, "finish": 1}
+            return {stage: Traffic(n, 2 * n) for stage, n in sizes.items()}
+
+        def evaluate(self, federation, key, state, made):
+            evaluated.append(made)
+            return types.SimpleNamespace(labels=[self.k], embedding=["H"], info=None)
+
+    monkeypatch.setattr(choice, "_limited", lambda *_: (Programs(), lambda k: k))
+    monkeypatch.setattr(choice, "_trained", lambda *_: trained.append(1) or (None, 3))
+    monkeypatch.setattr(choice, "_expect", lambda *_: None)
+    monkeypatch.setattr(runner, "check_masked_sums", lambda *_: None)
+    job = runner.Job(*[None] * len(runner.Job._fields))._replace(
+        command=types.SimpleNamespace(job=types.SimpleNamespace(seed=0))
+    )
+    with Progress(False) as progress:
+        runs = list(choice._runs(job, ["a", "b"], [2, 3], progress))
+    assert [(run.draw, run.n_clusters) for run in runs] == [(0, 2), (0, 3), (1, 2), (1, 3)]
+    assert [run.labels for run in runs] == [[2], [3], [2], [3]]
+    assert evaluated == [2] * 4  # the last of three rounds
+    once = reads == {"finish"}
+    assert len(trained) == (2 if once else 4)
+    assert [run.sent.up for run in runs] == ([23, 1] * 2 if once else [23] * 4)
+    # One that differs with the number of clusters has no silhouettes to compare.
+    assert [run.embedding for run in runs] == ([["H"]] * 4 if once else [None] * 4)
+
+
+def test_a_number_is_told_by_all_draws(monkeypatch):
+    """Two groups at 0 and 1: two clusters find them in both draws, three are torn otherwise."""
+    ids, x = np.arange(8), np.repeat([0.0, 1.0], 4)[:, None]
+    whole = Federation.from_agents([(ids, x)])
+    torn = [np.array([0, 0, 1, 1, 2, 2, 2, 2]), np.array([0, 1, 0, 1, 2, 2, 2, 2])]
+    runs = [
+        choice._Run(draw, k, [labels[None]], None, Traffic(10, 1))
+        for draw in (0, 1)
+        for k, labels in ((2, ids // 4), (3, torn[draw]))
+    ]
+    monkeypatch.setattr(choice, "_runs", lambda *_: iter(runs))
+    silhouettes = iter([0.5, 0.9, 0.7, 0.9])
+    monkeypatch.setattr(choice.criteria, "silhouette", lambda parts: next(silhouettes))
+    job = runner.Job(*[None] * len(runner.Job._fields))._replace(
+        command=types.SimpleNamespace(method=types.SimpleNamespace(topology="vertical")),
+        problems=[types.SimpleNamespace(rows=ids, views=[x], held=None)],
+    )
+    with Progress(False) as progress:
+        found = choice._chosen(choice._Plan(job, [whole, whole], [2, 3], []), progress)
+    tried = found.tried.set_index("n_clusters")
+    assert found.n_clusters == 2 and tried.loc[2, "stability"] == 1 > tried.loc[3, "stability"]
+    assert list(tried["silhouette"]) == pytest.approx([0.6, 0.9])
+    assert list(tried["silhouette_std"]) == pytest.approx([np.sqrt(0.02), 0])
+    assert list(tried["silhouette_1"]) == [0.7, 0.9]
+    assert list(tried["bytes_up"]) == [20, 20] and list(tried["bytes_down"]) == [2, 2]
+
+
+def test_caution_is_said_where_no_number_is_stable():
+    tried = pd.DataFrame({"n_clusters": [2, 3], "stability": [0.74, 0.76]})
+    assert not criterion.Choice(3, tried).is_unstable
+    assert criterion.Choice(3, tried.assign(stability=0.74)).is_unstable
+
+
+# --- What is left behind --------------------------------------------------------------------------
 
 
 def test_each_criterion_has_a_scale_of_its_own(tmp_path, monkeypatch):

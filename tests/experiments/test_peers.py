@@ -6,7 +6,7 @@ import pytest
 
 from experiments import published
 from experiments.fmcsc import rows as fmcsc_rows
-from experiments.lib import peers, peers_grid
+from experiments.lib import folder, peers, peers_grid
 from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_agents
 from experiments.lib.progress import Progress
 from experiments.mgcd import runs as mgcd_runs
@@ -72,7 +72,9 @@ def test_what_is_there_is_not_run_again(ran, monkeypatch):
     monkeypatch.setattr(peers, "run_cell", None)
     with Progress(False) as progress:
         again = peers.run_peers(cells, [0, 1], path, progress)
+        fewer = peers.run_peers(cells[:1], [1], path, progress)
     assert path.read_text() == before and again.equals(runs)
+    assert fewer.equals(runs[(runs["x"] == "1:1") & (runs["seed"] == 1)])
 
 
 def test_runs_with_other_settings_are_not_taken_for_these(ran):
@@ -88,6 +90,7 @@ def test_runs_with_other_settings_are_not_taken_for_these(ran):
 def test_a_share_of_the_training_is_a_share_of_epochs_or_of_runs():
     assert peers.shortened("cpspan", 0.1) == ["--pretrain_epochs=20", "--align_epochs=5"]
     assert peers.shortened("simvc", 0.1) == ["--n_runs=2"]
+    assert peers.shortened("simvc", 0.08) == ["--n_runs=2"]  # 1.6 of 20
     assert peers.shortened("simvc", 0.001) == ["--n_runs=1"]
     assert peers.shortened("lsimvc", 0.1) == []
     assert peers.shortened("cpspan", 1.0) == []
@@ -214,6 +217,21 @@ def test_the_best_of_a_grid_is_of_means_over_seeds():
     best = peers_grid.best_of_grid(pd.DataFrame(rows)).iloc[0]
     assert best["tuned"] == "--lambda=10" and best["tuned_of"] == 2
     assert best["acc_tuned"] == pytest.approx(0.8) and best["acc_tuned_std"] == 0
+
+
+def test_rows_of_other_partitions_and_grids_are_no_rows_of_a_grid(tmp_path, monkeypatch):
+    """Of four clients and lambda 1 there is one row, .5; the others are better."""
+    monkeypatch.setattr(peers_grid, "GRIDS", {"imvc_cbg": {"lambda": (1.0,)}})
+    path, cells = tmp_path / "peers_grid.csv", {}
+    for n_clients, flag, acc in ((4, "1", 0.5), (8, "1", 0.9), (4, "10", 0.8)):
+        cells[n_clients] = cell = peers.cell("digits", "1:1", "imvc_cbg", n_clients)
+        made = folder.made_by([*cell.command.arguments, f"--lambda={flag}", "--seed=0"])
+        row = {**dict.fromkeys(peers.COLUMNS, 0), "status": "ok", "acc": acc, **made}
+        folder.append_rows(path, [row | dict(zip(peers.COLUMNS[:3], cell[:3], strict=True))])
+    with Progress(False) as progress:
+        runs = peers_grid.run_grids([cells[4]], [0], path, progress)
+    best = peers_grid.best_of_grid(runs).iloc[0]
+    assert (len(runs), best["acc_tuned"], best["tuned_of"]) == (1, 0.5, 1)
 
 
 def test_the_best_of_a_grid_stands_beside_the_defaults(ran, tmp_path):

@@ -92,6 +92,15 @@ def test_a_cell_has_one_setting_and_each_seed_once(commands, seeds, said, tmp_pa
     assert found == ([] if said is None else [f"runs.csv, a: {said}"])
 
 
+def test_a_run_that_failed_is_in_no_mean_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(published, "ROOT", tmp_path)
+    path = tmp_path / "runs.csv"
+    for status, said in (("failed: NaN", ["runs.csv, a: 1 of 2 runs failed"]), ("refused: x", [])):
+        table = pd.DataFrame({"set": "a", "seed": [0, 1], "status": ["ok", status]})
+        table.to_csv(path, index=False)
+        assert list(published.mixed(published.Rows(path, ("set",)))) == said
+
+
 def test_rows_of_papers_that_nobody_has_run_are_listed(tmp_path, monkeypatch):
     """Their own methods are left out, and what ran with a share of the training is said so."""
     monkeypatch.setattr(published, "ROOT", tmp_path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from experiments.lib import references
+from experiments.lib import plots, references
 from experiments.lib.command import parse
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
@@ -136,6 +136,51 @@ def test_rounds_and_bytes_are_each_seeds_own(tmp_path, monkeypatch):
         "n_samples": 5,
     }
     assert {name: summary[name] for name in expected} == expected
+    found = summary["groups"]["e_fkmvc"]["internal"]["silhouette"]
+    assert (found["mean"], found["per_seed"]) == (0.5, [0.25, 0.75])
+    assert found["std"] == pytest.approx(np.sqrt(0.125))
+
+
+def test_levels_of_curves_match_clients_that_exchange_nothing_each_for_itself(
+    tmp_path, monkeypatch
+):
+    """And the seed that ends first stays where it is."""
+    drawn = []
+    monkeypatch.setattr(plots, "curves", lambda *given: drawn.append(given))
+    data = problem(PARTS)
+    report = report_of(tmp_path, data, "--algorithm=e_fkmvc", "--seeds=2")
+    report.is_scored, report.groups = True, ["all"]
+    for seed, accs in enumerate(((0.3, 0.4, 0.5), (0.6, 0.7))):
+        for r, acc in enumerate(accs, start=1):
+            scores = {"all/pooled/acc": acc, "all/pooled/nmi": acc / 2, "loss": 1 - acc}
+            report.rows.append({"seed": seed, "round": r, **scores})
+    for shift in (0, 0.1):
+        apart = {"pooled": {"acc": 0.1 + shift}, "per_client": {"acc": 0.8 + shift}}
+        whole = {"pooled": {"acc": 0.6 + shift}, "per_client": {"acc": 0.9 + shift}}
+        report.references.append(
+            {references.ALONE: {"all": apart}, references.POOLED: {"all": whole}}
+        )
+    report._draw_curves()
+    ((_, scores, losses, levels, _),) = drawn
+    np.testing.assert_allclose(scores["ACC, all clients"], [[0.3, 0.4, 0.5], [0.6, 0.7, 0.7]])
+    np.testing.assert_allclose(losses["loss"], [[0.7, 0.6, 0.5], [0.4, 0.3, 0.3]])
+    assert levels == pytest.approx(
+        {"ACC, no collaboration, each matched": 0.85, "ACC, pooled k-means": 0.65}
+    )
+
+
+def test_clients_with_one_cluster_have_no_silhouette_and_rows_in_none_are_no_cluster():
+    """The first client has two pairs, the second one cluster, and a row that is in none."""
+    pairs, single = np.array([[0.0], [1.0], [9.0], [10.0]]), np.array([[0.0], [1.0], [5.0]])
+    federation = Federation.from_clients([{0: pairs}, {0: single}])
+    of_pairs = references.silhouette(pairs, np.array([0, 0, 1, 1]))
+    assert of_pairs == pytest.approx(np.mean([8.5 / 9.5, 7.5 / 8.5]))
+    alone = np.array([[[0, 0, 1, 1], [2, 2, 2, -1]], [[0, 0, 1, 1], [2, -1, -1, -1]]])
+    found = references.internal_scores(federation, [alone[0]])
+    assert found == pytest.approx({"silhouette": of_pairs, "clusters": 1.5})
+    assert references.internal_scores(federation, [alone[1]])["clusters"] == 1.5
+    for labels in ([0, 0, 0], [0, 1, 2]):
+        assert np.isnan(references.silhouette(single, np.array(labels)))
 
 
 def test_references_are_k_means_of_scikit_learn_with_the_runs_seed():
@@ -165,3 +210,7 @@ def test_references_are_k_means_of_scikit_learn_with_the_runs_seed():
         for name in seen:
             seen[name].add(str(shown[name]))
     assert min(map(len, seen.values())) > 1  # or any seed would do
+    rows = np.random.default_rng(0).normal(size=(80, 2)).astype(np.float32)
+    one, ten = (KMeans(9, n_init=n, random_state=0).fit_predict(rows) for n in (1, 10))
+    assert (one != ten).any()
+    np.testing.assert_array_equal(references.k_means(rows, 9, 0), ten)

@@ -10,7 +10,9 @@ import pytest
 from experiments.fedhk import study
 from experiments.fedhk.__main__ import main as door
 from experiments.fedhk.__main__ import translated
+from experiments.lib import charts
 from experiments.lib.command import parse
+from jaxfedmvc.data.dataset import Dataset
 from tests.helpers import binaries
 
 COMMON = ("--noprogress", "--compilation_cache=")
@@ -269,6 +271,74 @@ def test_clients_differ_by_construction():
         return np.std(centres, axis=0).mean()
 
     assert spread(0.0) < 0.5 < 2.0 < spread(4.0)
+
+
+def test_kilobytes_are_a_clients_of_both_ways_and_runs_that_failed_count_nowhere():
+    names = dict.fromkeys(study._CELL, "") | {"seed": "0", "status": "ok", "rounds_made": "3"}
+    row = names | {"bytes_up": "1000", "bytes_down": "5000"}
+    row |= {f"all/{name}": "0.5" for name in study._SCORES}
+    runs = study.finished_runs([row, row | {"status": "failed: NaN", "seed": "1"}], n_clients=2)
+    assert len(runs) == 1 and runs["kilobytes"][0] == 3 and runs["rounds"][0] == 3
+
+
+def test_pooled_views_weigh_the_same(monkeypatch):
+    """Whatever their units; who finds the classes has 1 in every column."""
+    rng, truth, seen = np.random.default_rng(0), np.arange(30) % 3, []
+
+    def k_means(x, n_clusters, seed):
+        seen.append((x, n_clusters, seed))
+        return (truth + 1) % 3
+
+    monkeypatch.setattr(study, "k_means", k_means)
+    sets = {"a": Dataset("a", (rng.normal(size=(30, 2)), 1e3 * rng.normal(size=(30, 5))), truth)}
+    settings = study.StudySettings(study_parts=("methods",), study_sets=("a",))
+    runs = study.pooled_runs(settings, sets, [4, 7])
+    assert [rest for _, *rest in seen] == [[3, 4], [3, 7]] and list(runs["seed"]) == [4, 7]
+    for x, *_ in seen:
+        variances = x.var(axis=0)
+        np.testing.assert_allclose([variances[:2].sum(), variances[2:].sum()], 1)
+    assert (runs[study._SCORES] == 1).all(axis=None) and runs["kilobytes"].isna().all()
+
+
+def test_noise_is_for_the_start_and_all_rounds(monkeypatch):
+    """A release of moments, two of the start's steps, and five rounds."""
+    asked = []
+    monkeypatch.setattr(study, "gaussian_noise_multiplier", lambda *told: asked.append(told) or 3.0)
+    assert "--noise_multiplier=3.0" in study._private_flags("central", 8.0)
+    assert "--noise_multiplier=0.0" in study._private_flags("local", float("inf"))
+    assert asked == [(8.0, 1e-5, 8)]
+
+
+def test_pictures_show_each_part_with_its_own_clients_score_and_bytes(tmp_path, monkeypatch):
+    drawn = {}
+
+    def keep(path, panels, *rest, **how):
+        drawn[path.stem] = panels
+
+    monkeypatch.setattr(charts, "bars", keep)
+    monkeypatch.setattr(charts, "lines", keep)
+    rows = [
+        dict(zip(study._CELL, cell, strict=True)) | {"kilobytes": 7.0 + i}
+        for i, cell in enumerate(
+            (
+                ("methods", "a", "alike", "m", ""),
+                ("methods", "a", "skewed", "m", ""),
+                ("methods", "a", "pooled", "k", ""),
+                ("bytes", "a", "skewed", "m", "R"),
+                ("personal", "a", "skewed", "m", "0.0"),
+            )
+        )
+    ]
+    for i, row in enumerate(rows):
+        for name, low in (("pooled/ari", 0.0), ("per_client/ari", 0.5)):
+            row |= {f"{name}/mean": low + i / 16, f"{name}/std": i / 64}
+    study.draw(tmp_path, pd.DataFrame(rows), study.StudySettings(study_clients=2), 5)
+    assert drawn["methods"] == {
+        "clients alike, 2 of them": {"a": {"m": (0, 0), "k": (2 / 16, 2 / 64)}},
+        "clients skewed, 2 of them": {"a": {"m": (1 / 16, 1 / 64), "k": (2 / 16, 2 / 64)}},
+    }
+    assert drawn["bytes"] == {"a": {"m": [(10, 3 / 16, 3 / 64)]}}
+    assert drawn["personal"] == {"2 clients": {"a": [(0.03, 12 / 16, 4 / 64)]}}
 
 
 def test_the_study_names_what_it_does_not_know(tmp_path):

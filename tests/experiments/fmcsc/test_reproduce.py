@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib.image
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +17,10 @@ from experiments.fmcsc import reproduce as fmcsc_reproduce
 from experiments.fmcsc import rows as fmcsc_rows
 from experiments.fmcsc.rows import ReproduceSettings, Request, Row
 from experiments.lib.command import parse
+from experiments.lib.data import Problem
 from experiments.lib.progress import Progress
+from jaxfedmvc import Federation
+from jaxfedmvc.data.partition import Part
 from tests.helpers import binaries
 
 ROOT = Path(__file__).parents[3]
@@ -189,6 +193,40 @@ def test_tables_2_and_3_stand_beside_the_papers(tmp_path):
     assert table["acc"][2] == pytest.approx(0.8592)
 
 
+def test_table_3_tells_who_takes_part_from_who_does_not(tmp_path):
+    lines = [
+        run_of("best", seed, 0.9, x="0.5") | {"non_participating/pooled/acc": str(acc)}
+        for seed, acc in enumerate((0.2, 0.4))
+    ]
+    lines.append(run_of("best", 2, 0.0, x="0.5", status="failed: NaN in the model"))
+    runs = runs_file(tmp_path / "runs.csv", lines)
+    line = tables.table_3(runs).set_index("row").loc
+    assert tuple(line["best: participating", ["acc", "acc_std"]]) == (0.9, 0)
+    found = tuple(line["best: non-participating", ["seeds", "acc", "acc_std", "megabytes"]])
+    assert found == pytest.approx((2, 0.3, np.sqrt(0.02), 6))
+    assert list(tables.plain(runs)["seeds"]) == [2, 2, 2]
+
+
+def test_pooled_k_means_is_of_the_samples_that_clients_hold(monkeypatch):
+    """Of six samples a client holds three; who finds their classes scores 1, on those alone."""
+    labels, x = np.array([0, 1, 0, 1, 0, 1]), 10.0 * np.arange(6)[:, None]
+    parts = [Part((0,), np.array([[5, 2, 3]], np.int32), np.array([0], np.int32))]
+    federation = Federation.from_arrays([x], labels, partition=parts)
+    problem = Problem(federation, [x], labels, np.arange(6))
+    seen = []
+
+    def k_means(rows, n_clusters, seed):
+        seen.append((rows[:, 0].tolist(), n_clusters, seed))
+        return (rows[:, 0] / 10).astype(int) % 2
+
+    monkeypatch.setattr(fmcsc_reproduce, "load_clients", lambda *_: [problem] * 2)
+    monkeypatch.setattr(fmcsc_reproduce, "k_means", k_means)
+    row = Row("bdgp", "1:1", "best", parse(["--dataset=digits", "--seed=4", "--seeds=2"]))
+    (line,) = fmcsc_reproduce.pooled_kmeans([row]).to_dict("records")
+    assert seen == [([20, 30, 50], 2, 4), ([20, 30, 50], 2, 5)]
+    assert (line["acc"], line["acc_std"], line["seeds"]) == (1, 0, 2)
+
+
 def test_a_file_is_written_between_its_marks_only(tmp_path):
     path = tmp_path / "results.md"
     path.write_text("a\n<!-- results: begin -->\nold\n<!-- results: end -->\nb\n")
@@ -209,6 +247,40 @@ def test_temperatures_are_drawn_over_one_axis_or_two(tmp_path, columns):
     ]
     figures.draw_temperatures(tmp_path, runs_file(tmp_path / "runs.csv", lines))
     assert shown(tmp_path / "figure2_bdgp_best.png")
+
+
+def test_points_over_one_temperature_have_means_and_sample_deviations(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures.charts, "lines", lambda path, panels, *_: drawn.append(panels))
+    lines = [
+        run_of("best", seed, 0.8, x=f"{tau} 0.5") | {"acc": str(tau + seed / 4)}
+        for tau in (0.25, 0.5)
+        for seed in range(2)
+    ]
+    figures.draw_temperatures(tmp_path, runs_file(tmp_path / "runs.csv", lines))
+    ((points,),) = (panel.values() for (panel,) in map(dict.values, drawn))
+    np.testing.assert_allclose(points, [(t, t + 1 / 8, np.sqrt(1 / 32)) for t in (0.25, 0.5)])
+
+
+def test_losses_of_a_round_are_of_each_kind_of_clients():
+    """Two clients hold both views, and one the second; the mean is over clients."""
+    views = [np.arange(6.0)[:, None]] * 2
+    parts = [
+        Part((0, 1), np.array([[0, 1], [2, 3]], np.int32), np.array([0, 1], np.int32)),
+        Part((1,), np.array([[4, 5]], np.int32), np.array([2], np.int32)),
+    ]
+    federation = Federation.from_arrays(views, partition=parts)
+    reports = [
+        {"loss": np.ones(n), "reconstruction": np.array(r), "contrast": np.array(c)}
+        for n, r, c in ((2, [1.0, 2.0], [4.0, 6.0]), (1, [0.5], [0.25]))
+    ]
+    found = list(figures._losses([{"clients": reports}], federation))
+    assert found == [
+        {"kind": "multi-view", "total": 6.5, "reconstruction": 1.5, "contrast": 5},
+        {"kind": "single-view", "total": 0.75, "reconstruction": 0.5, "contrast": 0.25},
+    ]
+    idle = figures._losses([{"clients": [reports[0], {}]}], federation)
+    assert [line["kind"] for line in idle] == ["multi-view"]
 
 
 # --- Figures of runs themselves -------------------------------------------------------------------

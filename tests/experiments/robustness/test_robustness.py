@@ -1,6 +1,7 @@
 """The study of hostile clients, from its flags to its files."""
 
 import re
+import types
 from pathlib import Path
 from unittest import mock
 
@@ -10,6 +11,9 @@ import pandas as pd
 import pytest
 
 from experiments.lib import charts
+from experiments.lib.progress import Progress
+from experiments.lib.study import Rows
+from experiments.robustness import __main__ as study
 from experiments.robustness.__main__ import draw, main, markdown, summarised
 from experiments.robustness.subjects import (
     MEAN,
@@ -20,13 +24,16 @@ from experiments.robustness.subjects import (
     Cell,
     RobustnessSettings,
     Subject,
+    agents,
     attackers,
     cells,
+    clients,
     subject,
 )
 from jaxfedmvc import data
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.attacks import hostile
+from jaxfedmvc.data.dataset import Dataset
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.robust import Ratio, robust
 from jaxfedmvc.metrics import host
@@ -152,6 +159,85 @@ def test_cells_and_attackers():
     ids = attackers(found, Cell("alike", "sign flip", 0.4))
     assert ids["sign flip"].tolist() == [3, 4, -1, -1, -1]
     assert (np.asarray(ids["scaled"]) == -1).all()
+
+
+def test_shares_are_rounded_to_clients_one_at_least():
+    toy = types.SimpleNamespace(n_clients=6, federations={"alike": {}}, attacks=["a"], collusion=[])
+    found = cells(toy, RobustnessSettings(hostile_shares=(0.05, 0.3, 0.32)))
+    assert [cell.share for cell in found] == [0, 1 / 6, 2 / 6]  # .3, 1.8 and 1.9
+
+
+@pytest.fixture
+def names():
+    """Samples that are their number; the class is the number of their ten."""
+    numbers = np.arange(90)
+    views = tuple(v + numbers[:, None].astype(np.float32) for v in (0, 7, 3))
+    return Dataset("names", views, numbers // 10)
+
+
+def test_clients_have_their_own_samples_and_skewed_ones_few_classes(names):
+    settings = RobustnessSettings(hostile_clients=3)
+    largest = {}
+    for kind, skew in (("alike", None), ("skewed", 0.1)):
+        federation = clients(settings, names, 0, skew)
+        (cohort,), (labels,) = federation.cohorts, federation.labels
+        mask = np.asarray(cohort.mask)
+        np.testing.assert_array_equal(
+            np.asarray(labels)[mask], np.asarray(cohort.views[0])[mask][:, 0] // 10
+        )
+        of_client = [np.bincount(x[m], minlength=9) for x, m in zip(labels, mask, strict=True)]
+        np.testing.assert_array_equal(sum(of_client), 10)
+        largest[kind] = np.mean([counts.max() for counts in of_client])
+    assert largest["alike"] < 7 < largest["skewed"]
+
+
+def test_agents_hold_features_of_the_same_samples_with_their_labels(names):
+    """All features rise with the number, and so does the class."""
+    federation = agents(RobustnessSettings(agent_samples=40), names, 1, 3)
+    order = np.argsort(np.asarray(federation.cohorts[0].views[0])[0, :, 0])
+    for cohort, labels in zip(federation.cohorts, federation.labels, strict=True):
+        x = np.asarray(cohort.views[0])[0, order, 0]
+        assert len(x) == 40 and (np.diff(x) > 0).all()
+        assert (np.diff(np.asarray(labels)[0, order]) >= 0).all()
+
+
+def test_every_rules_rows_are_made_by_that_rule(tmp_path, monkeypatch):
+    """A program is here the list of its rules, and a score the name of the one that is taken."""
+
+    def one_run(subject, run, cell, rule, seed):
+        return dict.fromkeys(study.SCORES, run[rule])
+
+    by_name = {rule: lambda share, rule=rule: rule for rule in RULES}
+    monkeypatch.setattr(study, "RULES", by_name)
+    monkeypatch.setattr(study, "program", lambda subject, rules: rules or [MEAN])
+    monkeypatch.setattr(study, "one_run", one_run)
+    monkeypatch.setattr(study, "cells", lambda *_: [Cell("alike", NOBODY, 0.0)])
+    rows, method = Rows(tmp_path / "runs.csv", study._CELL), types.SimpleNamespace(guard=robust)
+    with Progress(False) as progress:
+        study.measured("x", method, RobustnessSettings(), [0, 1], rows, progress)
+    runs = pd.read_csv(tmp_path / "runs.csv")
+    assert list(runs["rule"].unique()) == [MEAN, *RULES] and len(runs) == 12
+    assert (runs["acc"] == runs["rule"]).all()
+
+
+def test_lines_begin_where_nobody_attacks_clients_of_that_kind(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(charts, "lines", lambda path, panels, *rest, **how: drawn.update(panels))
+    names = {"method": "x", "rule": MEAN, "note": "", "seed": 0, "nmi": 0.0, "ari": 0.0}
+    rows = [
+        names | {"clients": kind, "attack": attack, "share": share, "acc": acc}
+        for kind, attack, share, acc in (
+            ("alike", NOBODY, 0.0, 0.9),
+            ("skewed", NOBODY, 0.0, 0.8),
+            ("alike", "claim", 0.5, 0.7),
+            ("skewed", "claim", 0.5, 0.6),
+        )
+    ]
+    draw(tmp_path, summarised(pd.DataFrame(rows)), "")
+    assert {name: lines[MEAN] for name, lines in drawn.items()} == {
+        "claim": [(0, 0.9, 0), (50, 0.7, 0)],
+        "claim, skewed clients": [(0, 0.8, 0), (50, 0.6, 0)],
+    }
 
 
 def test_tables():

@@ -1,6 +1,7 @@
 """The door without settings: chosen without labels, said in a line, kept; and the study of it."""
 
 import json
+import types
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,8 @@ from experiments.lib import runner
 from experiments.lib.command import parse
 from experiments.vertcohirf import unsupervised
 from experiments.vertcohirf.choice import TABLE, LocalChoice, choosing, saved
+from jaxfedmvc.algorithms.vertcohirf import choice
+from jaxfedmvc.engine import Traffic
 from tests.helpers import binaries
 
 COMMON = ("--algorithm=vertcohirf", "--compilation_cache=", "--noprogress")
@@ -190,3 +193,67 @@ def test_bad_flags_of_the_study_end_in_one_line(flags, told, tmp_path):
     code, _, err = binaries.launch(unsupervised.main, *given)
     assert code == 2 and told in err and err.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_what_labels_choose_and_what_agreement_does_stand_in_their_columns(monkeypatch):
+    """Of three trials the first agrees best, the last with as many clusters, the second is right.
+
+    Two classes against two halves of six samples: pairs 2 of 6, 2.4 by chance, an ARI of -1/9.
+    """
+    truth, halves = np.arange(6) % 2, np.arange(6) // 3
+    labels = {2: np.zeros(6, int), 3: truth, 4: halves}
+    sent = np.zeros((2, 6), int)
+    tried = [
+        choice.Trial(c, None if c == 2 else 0.8, found, sent, Traffic(1, 2))
+        for c, found in labels.items()
+    ]
+    agree = {None: np.array([0.9, 0.1, 0.2]), 2: np.array([0.1, 0.2, 0.9])}
+    consensus = {
+        None: types.SimpleNamespace(labels=halves, n_clusters=5),
+        2: types.SimpleNamespace(labels=truth, n_clusters=2),
+    }
+    monkeypatch.setattr(choice, "trials", lambda *_, **__: iter(tried))
+    monkeypatch.setattr(choice, "agreements", lambda tried, told=None: agree[told])
+    monkeypatch.setattr(choice, "common", lambda tried, told=None: consensus[told])
+    views = [9.0 * truth[:, None], 9.0 * halves[:, None]]
+    found = unsupervised.one_run(None, views, truth, 0)
+    scores = {name: value for name, value in found.items() if "ari" in name or "local_" in name}
+    assert scores == pytest.approx(
+        {
+            "local_mean": 4 / 9,
+            "local_best": 1,
+            "local_clusters": 2,
+            "ari": 0,
+            "tuned_local_clusters": 3,
+            "tuned_ari": 1,
+            "consensus_ari": -1 / 9,
+            "told_ari": -1 / 9,
+            "told_consensus_ari": 1,
+        }
+    )
+    assert np.isnan(found["relaxed_agents"]) and found["tuned_relaxed_agents"] == 0.8
+    numbers = ("clusters", "consensus_clusters", "told_clusters", "classes", "samples", "agents")
+    assert [found[name] for name in numbers] == [1, 5, 2, 2, 6, 2]
+
+
+def test_a_table_counts_the_sets_on_which_a_choice_is_as_good():
+    """Of two sets one is above the mean of the agents and below the best, the other above both."""
+    of_all = {"samples": 6, "agents": 2, "classes": 2, "clusters": 3, "consensus_clusters": 4}
+    runs = pd.DataFrame(
+        [
+            {"set": name, **of_all, **dict.fromkeys(unsupervised._SHOWN, 0.0)}
+            | {"local_mean": 0.2, "local_best": 0.5, "ari": ari}
+            for name, aris in (("a", (0.3, 0.5)), ("b", (0.6, 0.6)))
+            for ari in aris
+        ]
+    )
+    table = unsupervised.summary(runs)
+    assert list(table["seeds"]) == [2, 2]
+    np.testing.assert_allclose(table["ari_std"], [np.sqrt(0.02), 0], atol=1e-9)
+    told = unsupervised.shown(table).splitlines()
+    assert "0.400 +- 0.141" in told[2] and told[2].startswith("| a | 6, 2, 2 |")
+    line, *others = [line for line in told if "of 2 sets" in line]
+    assert line.endswith(
+        "at or above the mean of local k-means on 2 of 2 sets, at or above the best agent on 1"
+    )
+    assert all("on 0 of 2 sets, at or above the best agent on 0" in other for other in others)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import types
 from unittest import mock
 
 import chex
@@ -27,6 +28,23 @@ def launch(*arguments):
 def trial(method, ari, silhouette, search="random:any"):
     scores = {"ARI": ari, "Silhouette": silhouette}
     return {"dataset": "coil-20", "method": method, "seed": 0, "search": search} | scores
+
+
+def test_each_seed_and_each_batch_of_a_search_has_a_key_of_its_own(monkeypatch):
+    used = []
+
+    def evaluate(federation, key, settings):
+        used.append(tuple(jax.random.key_data(key).tolist()))
+        return [[np.zeros((1, 1), int)] for _ in settings]
+
+    monkeypatch.setattr(trials, "scores", lambda *_: {})
+    problem = types.SimpleNamespace(federation=mock.Mock())
+    for seed, start in ((0, 0), (0, 10), (1, 0), (1, 10)):
+        trials._run_batch(problem, evaluate, seed, start, [{}, {}], None)
+    assert len(set(used)) == 4
+    # What a kill has cut off is made with the key of its batch.
+    trials._run_batch(problem, evaluate, 1, 10, [{}], None)
+    assert used[-1] == used[-2]
 
 
 def test_table_by_hand():
