@@ -642,8 +642,55 @@ def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
     local.write_node(tmp_path, 1, fewer, [METHOD])
     lab.transport.handles[777] = Node(lab.paths[1])
     lab.transport.lose = lambda identity, request: False
+    # Who comes late to the job stands for nobody.
+    late = lab.transport.handles[lab.node(0)].holding.views
+    lab.transport.handles[888] = Node(local.write_node(tmp_path, 9, late, [METHOD]))
     with pytest.raises(Stopped, match=r"clients: 5 of 6.*other data"):
         lab.server().run()
+
+
+@pytest.mark.parametrize("what", ["data", "versions"])
+def test_a_node_that_starts_again_with_its_key_and_something_else_is_refused(
+    what, joined, tmp_path, monkeypatch
+):
+    """Flower knows it by its key as the same node, so that the server does not ask who it is."""
+    node, request = joined
+    folder = node.holding.folder.parent
+    shutil.copy(folder / "node0.toml", tmp_path)
+    shutil.copytree(folder / "state0", tmp_path / "state0")
+    views = node.holding.views
+    if what == "data":
+        views, text = {v: x[:-1] for v, x in views.items()}, "job job: joined with other data"
+    else:
+        ours = node_module.versions()
+        monkeypatch.setattr(node_module, "versions", lambda: ours | {"jax": "9.9"})
+        text = f'"jax": "{ours["jax"]}".*this node has .*"jax": "9.9"'
+    np.savez(tmp_path / "data0.npz", **{f"view_{v}": x for v, x in views.items()})
+    answer, body = wire.unpack(Node(tmp_path / "node0.toml").handle(request))
+    assert re.search(text, answer["text"]) and body == b""
+
+
+@pytest.mark.parametrize("wrong", ["number", "data"])
+def test_a_node_that_is_mended_before_the_job_begins_is_taken_as_it_is(wrong, tmp_path):
+    """One that came under another number would be waited for, and the job could never begin."""
+    lab = Lab(tmp_path)
+    views = lab.transport.handles[lab.node(0)].holding.views
+    if wrong == "data":
+        views = {v: x[:-1] for v, x in views.items()}
+    path = local.write_node(tmp_path, 9, views, [METHOD])
+    if wrong == "data":
+        path.write_text(path.read_text().replace("client = 9", "client = 0"))
+    right, last = lab.node(0), lab.node(1)
+    nodes = {i: lab.transport.handles.pop(i) for i in (right, last)}
+    lab.transport.handles[900] = Node(path)
+    server = lab.server()
+    server._greet()
+    assert server.cards.keys() == set(range(2, N)) | {9 if wrong == "number" else 0}
+    del lab.transport.handles[900]
+    lab.transport.handles |= nodes
+    server._greet()
+    assert server.cards.keys() == set(range(N))
+    assert server.cards[0].rows == nodes[right].holding.n_rows
 
 
 def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
@@ -709,12 +756,16 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     shutil.copytree(first.folder / "server", tmp_path / "server")
     # One whose first view has another width cannot be served, and stops nobody.
     other = local.write_node(tmp_path, 8, {v: x[:4, : 3 - v] for v, x in seen.items()}, [METHOD])
-    nodes = [*first.transport.handles.values(), Node(other), Node(paths[9])]
+    # Nor does one whose operator wants no more clients than there were.
+    bound = f"[agrees.settings]\nn_clients = {{most = {N}}}"
+    wary = local.write_node(tmp_path, 7, {v: x[:4] for v, x in seen.items()}, [METHOD], more=bound)
+    nodes = [*first.transport.handles.values(), Node(wary), Node(other), Node(paths[9])]
     said: list[str] = []
     lab.transport = local.Local(nodes)
     Server(lab.job, lab.transport, tmp_path / "server", say=said.append).run()
     assert any(re.match("client 8: came later, and cannot be served: .*", line) for line in said)
-    assert not (tmp_path / "state8" / "job" / "labels.csv").exists()
+    assert f"client 7: came later, and cannot be served: client 7: n_clients: {N + 1};" in str(said)
+    assert not any((tmp_path / f"state{i}" / "job" / "labels.csv").exists() for i in (7, 8))
     with (tmp_path / "state9" / "job" / "labels.csv").open(newline="", encoding="utf-8") as file:
         late = list(csv.reader(file))
     assert late[0] == ["id", "cluster"] and [row[0] for row in late[1:]] == names
