@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfedmvc import files
+from jaxfedmvc import files, keys
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
 from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
@@ -628,6 +628,98 @@ def test_a_node_that_does_not_say_who_it_is_holds_up_no_exchange(undisturbed, tm
     assert lab.labels() == undisturbed[0].labels()
 
 
+def test_who_is_refused_is_asked_again_once_it_was_gone(tmp_path):
+    lab, asked = Lab(tmp_path), []
+    good = lab.node(2)
+    right = lab.transport.handles[good]
+    views = {0: np.ones((8, 4), np.float32)}
+    lab.transport.handles[good] = Node(local.write_node(tmp_path, 9, views, ["fmcsc"]))
+    lab.transport.lose = lambda identity, request: asked.append(identity)
+    server = lab.server()
+    for _ in range(2):
+        server._greet()
+    assert asked.count(good) == 1 and list(server.told) == [good]
+    lab.transport.handles.pop(good)
+    server._greet()
+    assert not server.told
+    lab.transport.handles[good] = right
+    server._greet()
+    assert asked.count(good) == 2 and server.node_of[2] == good and len(asked) == N + 1
+
+
+def test_who_is_silent_is_asked_again_while_somebody_is_missing(tmp_path):
+    lab, asked = Lab(tmp_path), []
+    slow, other = lab.node(2), lab.node(3)
+    lab.transport.lose = lambda identity, request: asked.append(identity) or identity == slow
+    server = lab.server()
+    server._greet()
+    server._greet()
+    assert asked.count(slow) == 2 and server.silent == {slow} and 2 not in server.cards
+    lab.transport.lose = lambda identity, request: False
+    server._greet()
+    assert not server.silent and server.cards.keys() == set(range(N))
+    server.server = ()  # the job has begun
+    lab.transport.lose = lambda identity, request: asked.append(identity) or identity == 500
+    lab.transport.handles[500] = None
+    server._greet()
+    server._greet()
+    assert asked.count(500) == 1
+    lab.transport.handles[501] = lab.transport.handles.pop(other)
+    del lab.transport.handles[slow]
+    server._greet()
+    server._greet()
+    assert asked.count(500) == 3 and asked.count(501) == 1  # client 2 is missing
+
+
+@pytest.mark.parametrize(
+    ("changed", "fits"),
+    [
+        ({}, True),
+        ({"client": -1}, False),
+        ({"client": keys.CLIENT_IDS - 1}, True),
+        ({"client": keys.CLIENT_IDS}, False),
+        ({"rows": 0}, False),
+        ({"rows": 2**31 - 1}, True),
+        ({"rows": 2**31}, False),
+        ({"views": {}}, False),
+        ({"views": {"-1": 3}}, False),
+        ({"views": {"0": 0}}, False),
+        ({"views": {"0": 2**31}}, False),
+    ],
+)
+def test_numbers_of_a_card_that_cannot_be_are_refused(changed, fits, tmp_path):
+    job = local.job_of(METHOD, N, small=SMALL)
+    reply = wire.pack(
+        {"card": {"client": 3, "views": {"0": 2}, "rows": 5, "samples": ""} | changed}
+    )
+    server = Server(job, local.Local([]), tmp_path)
+    if fits:
+        assert server._card(reply).views == {0: 2}
+    else:
+        with pytest.raises(wire.Refused, match="card: numbers that cannot be"):
+            server._card(reply)
+
+
+def test_a_job_is_saved_before_any_client_hears_of_it(tmp_path, monkeypatch):
+    """Else one that is killed then begins anew with whoever is there, whom those refuse."""
+    lab, there = Lab(tmp_path), []
+    started, initial = [], Wire.initial_states
+    monkeypatch.setattr(
+        Wire, "initial_states", lambda *args: started.append(args[2]) or initial(*args)
+    )
+
+    def lose(identity, request):
+        there.append(kind(request) == "hello" or (tmp_path / "server" / "server.npz").exists())
+        return kind(request) == "join"
+
+    lab.transport.lose = lose
+    with pytest.raises(Stopped, match="no answer"):
+        lab.server().run()
+    assert len(there) > N and all(there)
+    nodes = lab.transport.handles.values()
+    assert started == [{node.holding.client: node.holding.n_rows for node in nodes}]
+
+
 def copying(ask):
     return lambda requests, seconds: ask(dict(requests), seconds)
 
@@ -759,7 +851,8 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     # Nor does one whose operator wants no more clients than there were.
     bound = f"[agrees.settings]\nn_clients = {{most = {N}}}"
     wary = local.write_node(tmp_path, 7, {v: x[:4] for v, x in seen.items()}, [METHOD], more=bound)
-    nodes = [*first.transport.handles.values(), Node(wary), Node(other), Node(paths[9])]
+    _, *stayed = first.transport.handles.values()  # who is not there any more is not waited for
+    nodes = [*stayed, Node(wary), Node(other), Node(paths[9])]
     said: list[str] = []
     lab.transport = local.Local(nodes)
     Server(lab.job, lab.transport, tmp_path / "server", say=said.append).run()
