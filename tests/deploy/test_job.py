@@ -19,9 +19,21 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from jaxfedmvc.deploy import Job, Node, flower
 from jaxfedmvc.deploy.__main__ import main, parser
-from jaxfedmvc.deploy.plan import Card, Place, Plan, Wire, following, hashed_ids, skeleton
+from jaxfedmvc.deploy.plan import (
+    Card,
+    Place,
+    Plan,
+    Wire,
+    agreement,
+    asked_of,
+    following,
+    hashed_ids,
+    participants,
+    skeleton,
+)
 from jaxfedmvc.deploy.policy import Policy, load
 from jaxfedmvc.deploy.wire import Refused
+from jaxfedmvc.engine.run import draw_participants
 from tests.deploy import local
 from tests.engine import test_run as toys
 
@@ -420,6 +432,47 @@ def test_a_phase_that_the_engine_refuses_is_refused_in_a_job():
     wire = Wire(toys.changed("round", 1, client=lambda *args: lead(*args)[:2]), plan)
     with pytest.raises(ValueError, match=r"round\[1\]\.client: returned 2 values"):
         wire.at(Place("round", 0, 1))
+
+
+def test_a_stack_of_the_leader_is_one_message_and_shapes_follow_those_of_the_server():
+    cards = [Card(i, {0: 1, 1: 2}, 5) for i in range(3)] + [Card(3, {1: 2}, 4)]
+
+    def follow(key, server, messages, weights):
+        (message,) = messages  # of the first kind alone
+        return {"center": server["center"], "leader": message["id"]}, {}
+
+    plan = Plan.of_cards(cards, False)
+    wire, place = Wire(toys.changed("round", 1, server=follow), plan), Place("round", 0, 1)
+    for shape in ((2,), (7,)):  # what the server knows may shrink or grow between rounds
+        center = jax.ShapeDtypeStruct(shape, np.float32)
+        travels, after = wire.exchange(place, wire.start | {"center": center})
+        assert list(travels) == [0] and travels[0].sent["center"].shape == shape
+        assert travels[0].message["id"].shape == after["leader"].shape == (1,)
+        assert after["center"].shape == shape
+
+
+def test_the_leader_is_the_client_with_the_least_number():
+    leader, everyone = toys.TOY.round[1], toys.TOY.round[0]
+    assert asked_of(leader, [4, 2, 3]) == [2] and asked_of(everyone, [4, 2, 3]) == [4, 2, 3]
+
+
+def test_an_agreement_is_of_the_job_and_of_the_plan():
+    job = Job("a", "e_fkmvc", 2, SETTINGS)
+    plans = [Plan.of_cards([Card(i, {0: 2}, 5) for i in ids], False) for ids in ((0, 1), (0, 2))]
+    jobs = [job, dataclasses.replace(job, seed=1)]
+    assert len({agreement(job, plan) for job in jobs for plan in plans}) == 4
+
+
+def test_who_takes_part_is_drawn_from_the_jobs_seed():
+    """As the engine draws from the run's key, on a federation of as many clients."""
+    plan = Plan.of_cards([Card(3 * i, {0: 2}, 5) for i in range(8)], False)
+    drawn = []
+    for seed in (0, 5):
+        job = Job("a", "e_fkmvc", 8, SETTINGS, participation=0.5, seed=seed)
+        (places,) = draw_participants(skeleton(plan), jax.random.key(seed), 0.5)
+        drawn.append(participants(job, plan))
+        assert drawn[-1] == [[3 * int(k) for k in places]] and len(drawn[-1][0]) == 4
+    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize(
