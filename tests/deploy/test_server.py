@@ -199,3 +199,58 @@ def test_what_peers_know_is_compacted_at_the_end_of_a_round():
         of_the_exchange = keys.of_phase(key, keys.STAGES[place.stage], place.round, place.phase)
         drawn_from = jax.random.fold_in(of_the_exchange, keys.SERVER)
         np.testing.assert_array_equal(found["key"], jax.random.key_data(drawn_from))
+
+
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_a_summary_adds_up_what_was_noted(rounds, tmp_path, monkeypatch):
+    made, _ = server_of(tmp_path, monkeypatch)
+    monkeypatch.setattr(made, "_assign", lambda *_: [])
+    made._note(Place("join", 0, 0), N, N, 1000, 100, 9.0)
+    made._note(Place("setup", 0, 0), N, N, 1, 10, 0.25)
+    for r in range(rounds):
+        made._note(Place("round", r, 0), N, N, 2, 20, 0.25)
+    made._note(Place("finish", max(rounds - 1, 0), 0), N, N, 4, 40, 0.25)
+    made._note(Place("keys", 0, 0), N, N, 3000, 300, 0.25)
+    made._note(Place("keys", 0, 0), N, N, 3000, 300, 0.25)
+    made._note(Place("assign", 0, 0), N, N, 5000, 500, 0.25)
+    made.exchange = rounds + 2
+    summary = made._finish()
+    assert (summary["rounds"], summary["exchanges"]) == (rounds, rounds + 2)
+    assert (summary["bytes_up"], summary["bytes_down"]) == (5 + 2 * rounds, 50 + 20 * rounds)
+    assert summary["bytes_beside"] == {
+        "join": {"up": 1000, "down": 100},
+        "keys": {"up": 6000, "down": 600},
+        "assign": {"up": 5000, "down": 500},
+    }
+    assert summary["seconds"] == 0.5 + 0.25 * rounds and summary["scores"] is None
+    assert summary["clients"].keys() == {"0", "1", "2"}
+    assert [row["stage"] for row in made.rows][:2] == ["join", "setup"]
+
+
+def test_scores_are_of_each_client_and_of_all_rows_that_are_not_the_same_samples():
+    """By hand: one client alone is right, two that swap their clusters are half right together."""
+    counts = [[("a", 0, 3), ("b", 1, 3)], [("a", 1, 3), ("b", 0, 3)]]
+    scores = server_module._scores(counts, False)
+    assert scores["per_client"]["acc"] == 1 and scores["pooled"]["acc"] == 0.5
+    vertical = server_module._scores(counts, True)
+    assert vertical == {"clients": 2, "per_client": scores["per_client"]}
+
+
+def test_a_client_may_count_all_its_rows_and_words_count_rounds_from_one():
+    assert server_module._checked_counts(4, [["a", 0, 6]], 6) == [("a", 0, 6)]
+    told = [
+        server_module._words(Place(*x)) for x in (("round", 0, 1), ("setup", 0, 2), ("join", 0, 0))
+    ]
+    assert told == ["round 1, phase 1", "setup, phase 2", "join"]
+
+
+def test_the_rows_of_exchanges_are_written_anew_each_time(tmp_path, monkeypatch):
+    save = Server._save
+    made, _ = server_of(tmp_path, monkeypatch)
+    made.place = None
+    for r in range(2):
+        made._note(Place("round", r, 0), N, N, 2, 20, 0.25)
+        save(made)
+    head, *lines = (tmp_path / "exchanges.csv").read_text().splitlines()
+    assert head == "exchange,stage,round,phase,asked,answered,bytes_up,bytes_down,seconds"
+    assert lines == ["0,round,0,0,3,3,2,20,0.25", "0,round,1,0,3,3,2,20,0.25"]
