@@ -865,6 +865,9 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     # Rows that are those of a client that took part are in the clusters of that client's.
     theirs = list(csv.reader(first.labels()[0].splitlines()))
     assert [row[1] for row in late[1:]] == [row[1] for row in theirs[1:5]]
+    # The plan stays that of those who took part, when the job is submitted again, too.
+    kept = checkpoint.read_meta(tmp_path / "server" / "server.npz")["cards"]
+    assert {card["client"] for card in kept} == set(first.paths)
     assert [row["stage"] for row in rows_of(tmp_path / "server")][-3:] == [
         "assign",  # of all who took part
         "join",
