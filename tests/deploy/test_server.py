@@ -254,3 +254,25 @@ def test_the_rows_of_exchanges_are_written_anew_each_time(tmp_path, monkeypatch)
     head, *lines = (tmp_path / "exchanges.csv").read_text().splitlines()
     assert head == "exchange,stage,round,phase,asked,answered,bytes_up,bytes_down,seconds"
     assert lines == ["0,round,0,0,3,3,2,20,0.25", "0,round,1,0,3,3,2,20,0.25"]
+
+
+@pytest.mark.parametrize(("rows", "fits"), [((2, 9), True), ((3, 3), False)])
+def test_who_comes_late_is_sent_no_state_of_other_shapes(rows, fits, tmp_path, monkeypatch):
+    """Where a method's state has other shapes with one client more; what is not read may differ."""
+    made, _ = server_of(tmp_path, monkeypatch)
+    said, sent = [], []
+    expected = {"read": jax.ShapeDtypeStruct((2,), np.float32), "rest": LIKE["x"]}
+    shapes = SimpleNamespace(
+        algorithm=SimpleNamespace(peers=False),
+        last=lambda: expected,
+        needed=lambda c, server: [True, False],
+    )
+    monkeypatch.setattr(server_module, "wire_of", lambda job, plan: shapes)
+    monkeypatch.setattr(made, "_join", lambda plan, clients: sent.append(clients))
+    monkeypatch.setattr(made, "_assign", lambda plan, shapes, clients: sent.append(clients))
+    made.say, made.late = said.append, {9: Card(9, {0: 2}, 5)}
+    made.server = {"read": np.zeros(rows[0]), "rest": np.zeros(rows[1])}
+    (tmp_path / "summary.json").write_text("{}")
+    assert made._serve_late() == {}
+    assert sent == ([[9], [9]] if fits else [])
+    assert ("this method cannot take clients later" in said[-1]) != fits
