@@ -182,6 +182,21 @@ class Node:
         )
         return dataclasses.asdict(card)
 
+    def _as_joined(self, job: Job) -> dict[str, Any]:
+        """Returns what must be alike whenever this node goes on with a job, as JSON has it."""
+        return json.loads(json.dumps({"card": self._card(job), "versions": versions()}))
+
+    def _check_as_joined(self, name: str, told: dict[str, Any], ours: dict[str, Any]) -> None:
+        """Refuses a job that was joined with other data, or in other versions.
+
+        The server does not ask a node that starts again, with its key, who it is.
+        """
+        if told.get("card", ours["card"]) != ours["card"]:
+            raise Refused("identity", f"job {name}: joined with other data")
+        if told.get("versions", ours["versions"]) != ours["versions"]:
+            then, now = json.dumps(told["versions"]), json.dumps(ours["versions"])
+            raise Refused("version", f"job {name}: joined with {then}; this node has {now}")
+
     def _check_agent(self) -> None:
         """What the server of a vertical federation cannot check."""
         rows = np.concatenate(list(self.holding.views.values()), axis=1)
@@ -226,7 +241,7 @@ class Node:
         joined.state, joined.known = _initial(joined, holding.client)
         folder.mkdir(parents=True, exist_ok=True)
         self._save(joined, "", b"")
-        told = {"job": job.to_json(), "plan": plan.to_json()}
+        told = {"job": job.to_json(), "plan": plan.to_json()} | self._as_joined(job)
         files.write_text(folder / "job.json", json.dumps(told))
         self._hold(joined)
         return wire.pack({"exchange": 0})
@@ -513,6 +528,7 @@ class Node:
             # Its operator may have thought better of it since.
             clients = len(joined.plan.clients)
             self.holding.policy.check(joined.job, clients, self.holding.n_rows)
+            self._check_as_joined(name, told, self._as_joined(joined.job))
             tree, meta = checkpoint.restore(
                 folder / "state.npz", self._like(joined), any_shape=True
             )

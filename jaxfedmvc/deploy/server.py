@@ -178,7 +178,8 @@ class Server:
             if time.monotonic() - began > self.job.patience:
                 heard = "; ".join(self.told.values())
                 raise Stopped(
-                    f"clients: {len(self.node_of)} of {self.job.clients} have come"
+                    f"clients: {len(self.cards) - len(missing or ())} of"
+                    f" {len(wanted) or self.job.clients} have come"
                     + (f" ({heard})" if heard else "")
                 )
             if not is_said and time.monotonic() - began > _QUIET:
@@ -193,6 +194,8 @@ class Server:
         there = set(self.transport.nodes())
         gone = {i for i, node in self.node_of.items() if node not in there}
         self.node_of = {i: node for i, node in self.node_of.items() if i not in gone}
+        if self.server is None:  # no plan has them: they may come with another number or other data
+            self.cards = {i: card for i, card in self.cards.items() if i not in gone}
         # Whoever was refused because a client had a node already may be asked once it has none.
         self.told = {node: text for node, text in self.told.items() if node in there and not gone}
         new = there - set(self.node_of.values()) - set(self.told)
@@ -492,7 +495,6 @@ class Server:
                 body = wire.encode([x for x, used in zip(leaves, needed, strict=True) if used])
             requests[i] = wire.pack(self._meta("assign", self.exchange), body)
         replies = self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
-        self.agreement = agreement(self.job, self.plan)
         return [
             _checked_counts(i, reply["counts"], self.cards[i].rows)
             for i, reply in replies.items()
@@ -513,12 +515,12 @@ class Server:
                 plan = Plan.of_cards([*known, card], False)
                 shapes = wire_of(self.job, plan)
                 self._check_late(plan, shapes, i)
-            except ValueError as error:  # the others are served all the same
+                self.cards[i] = card
+                self._join(plan, [i])
+                self._assign(plan, shapes, [i])
+            except (ValueError, Stopped) as error:  # the others are served all the same
                 self.say(f"client {i}: came later, and cannot be served: {error}")
                 continue
-            self.cards[i] = card
-            self._join(plan, [i])
-            self._assign(plan, shapes, [i])
             self._save()
             self.say(f"client {i}: came later, and has its clusters in its folder")
         return summary

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxfedmvc import files
+from jaxfedmvc import files, keys
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
 from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
@@ -628,6 +628,98 @@ def test_a_node_that_does_not_say_who_it_is_holds_up_no_exchange(undisturbed, tm
     assert lab.labels() == undisturbed[0].labels()
 
 
+def test_who_is_refused_is_asked_again_once_it_was_gone(tmp_path):
+    lab, asked = Lab(tmp_path), []
+    good = lab.node(2)
+    right = lab.transport.handles[good]
+    views = {0: np.ones((8, 4), np.float32)}
+    lab.transport.handles[good] = Node(local.write_node(tmp_path, 9, views, ["fmcsc"]))
+    lab.transport.lose = lambda identity, request: asked.append(identity)
+    server = lab.server()
+    for _ in range(2):
+        server._greet()
+    assert asked.count(good) == 1 and list(server.told) == [good]
+    lab.transport.handles.pop(good)
+    server._greet()
+    assert not server.told
+    lab.transport.handles[good] = right
+    server._greet()
+    assert asked.count(good) == 2 and server.node_of[2] == good and len(asked) == N + 1
+
+
+def test_who_is_silent_is_asked_again_while_somebody_is_missing(tmp_path):
+    lab, asked = Lab(tmp_path), []
+    slow, other = lab.node(2), lab.node(3)
+    lab.transport.lose = lambda identity, request: asked.append(identity) or identity == slow
+    server = lab.server()
+    server._greet()
+    server._greet()
+    assert asked.count(slow) == 2 and server.silent == {slow} and 2 not in server.cards
+    lab.transport.lose = lambda identity, request: False
+    server._greet()
+    assert not server.silent and server.cards.keys() == set(range(N))
+    server.server = ()  # the job has begun
+    lab.transport.lose = lambda identity, request: asked.append(identity) or identity == 500
+    lab.transport.handles[500] = None
+    server._greet()
+    server._greet()
+    assert asked.count(500) == 1
+    lab.transport.handles[501] = lab.transport.handles.pop(other)
+    del lab.transport.handles[slow]
+    server._greet()
+    server._greet()
+    assert asked.count(500) == 3 and asked.count(501) == 1  # client 2 is missing
+
+
+@pytest.mark.parametrize(
+    ("changed", "fits"),
+    [
+        ({}, True),
+        ({"client": -1}, False),
+        ({"client": keys.CLIENT_IDS - 1}, True),
+        ({"client": keys.CLIENT_IDS}, False),
+        ({"rows": 0}, False),
+        ({"rows": 2**31 - 1}, True),
+        ({"rows": 2**31}, False),
+        ({"views": {}}, False),
+        ({"views": {"-1": 3}}, False),
+        ({"views": {"0": 0}}, False),
+        ({"views": {"0": 2**31}}, False),
+    ],
+)
+def test_numbers_of_a_card_that_cannot_be_are_refused(changed, fits, tmp_path):
+    job = local.job_of(METHOD, N, small=SMALL)
+    reply = wire.pack(
+        {"card": {"client": 3, "views": {"0": 2}, "rows": 5, "samples": ""} | changed}
+    )
+    server = Server(job, local.Local([]), tmp_path)
+    if fits:
+        assert server._card(reply).views == {0: 2}
+    else:
+        with pytest.raises(wire.Refused, match="card: numbers that cannot be"):
+            server._card(reply)
+
+
+def test_a_job_is_saved_before_any_client_hears_of_it(tmp_path, monkeypatch):
+    """Else one that is killed then begins anew with whoever is there, whom those refuse."""
+    lab, there = Lab(tmp_path), []
+    started, initial = [], Wire.initial_states
+    monkeypatch.setattr(
+        Wire, "initial_states", lambda *args: started.append(args[2]) or initial(*args)
+    )
+
+    def lose(identity, request):
+        there.append(kind(request) == "hello" or (tmp_path / "server" / "server.npz").exists())
+        return kind(request) == "join"
+
+    lab.transport.lose = lose
+    with pytest.raises(Stopped, match="no answer"):
+        lab.server().run()
+    assert len(there) > N and all(there)
+    nodes = lab.transport.handles.values()
+    assert started == [{node.holding.client: node.holding.n_rows for node in nodes}]
+
+
 def copying(ask):
     return lambda requests, seconds: ask(dict(requests), seconds)
 
@@ -642,8 +734,55 @@ def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
     local.write_node(tmp_path, 1, fewer, [METHOD])
     lab.transport.handles[777] = Node(lab.paths[1])
     lab.transport.lose = lambda identity, request: False
+    # Who comes late to the job stands for nobody.
+    late = lab.transport.handles[lab.node(0)].holding.views
+    lab.transport.handles[888] = Node(local.write_node(tmp_path, 9, late, [METHOD]))
     with pytest.raises(Stopped, match=r"clients: 5 of 6.*other data"):
         lab.server().run()
+
+
+@pytest.mark.parametrize("what", ["data", "versions"])
+def test_a_node_that_starts_again_with_its_key_and_something_else_is_refused(
+    what, joined, tmp_path, monkeypatch
+):
+    """Flower knows it by its key as the same node, so that the server does not ask who it is."""
+    node, request = joined
+    folder = node.holding.folder.parent
+    shutil.copy(folder / "node0.toml", tmp_path)
+    shutil.copytree(folder / "state0", tmp_path / "state0")
+    views = node.holding.views
+    if what == "data":
+        views, text = {v: x[:-1] for v, x in views.items()}, "job job: joined with other data"
+    else:
+        ours = node_module.versions()
+        monkeypatch.setattr(node_module, "versions", lambda: ours | {"jax": "9.9"})
+        text = f'"jax": "{ours["jax"]}".*this node has .*"jax": "9.9"'
+    np.savez(tmp_path / "data0.npz", **{f"view_{v}": x for v, x in views.items()})
+    answer, body = wire.unpack(Node(tmp_path / "node0.toml").handle(request))
+    assert re.search(text, answer["text"]) and body == b""
+
+
+@pytest.mark.parametrize("wrong", ["number", "data"])
+def test_a_node_that_is_mended_before_the_job_begins_is_taken_as_it_is(wrong, tmp_path):
+    """One that came under another number would be waited for, and the job could never begin."""
+    lab = Lab(tmp_path)
+    views = lab.transport.handles[lab.node(0)].holding.views
+    if wrong == "data":
+        views = {v: x[:-1] for v, x in views.items()}
+    path = local.write_node(tmp_path, 9, views, [METHOD])
+    if wrong == "data":
+        path.write_text(path.read_text().replace("client = 9", "client = 0"))
+    right, last = lab.node(0), lab.node(1)
+    nodes = {i: lab.transport.handles.pop(i) for i in (right, last)}
+    lab.transport.handles[900] = Node(path)
+    server = lab.server()
+    server._greet()
+    assert server.cards.keys() == set(range(2, N)) | {9 if wrong == "number" else 0}
+    del lab.transport.handles[900]
+    lab.transport.handles |= nodes
+    server._greet()
+    assert server.cards.keys() == set(range(N))
+    assert server.cards[0].rows == nodes[right].holding.n_rows
 
 
 def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
@@ -709,18 +848,26 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     shutil.copytree(first.folder / "server", tmp_path / "server")
     # One whose first view has another width cannot be served, and stops nobody.
     other = local.write_node(tmp_path, 8, {v: x[:4, : 3 - v] for v, x in seen.items()}, [METHOD])
-    nodes = [*first.transport.handles.values(), Node(other), Node(paths[9])]
+    # Nor does one whose operator wants no more clients than there were.
+    bound = f"[agrees.settings]\nn_clients = {{most = {N}}}"
+    wary = local.write_node(tmp_path, 7, {v: x[:4] for v, x in seen.items()}, [METHOD], more=bound)
+    _, *stayed = first.transport.handles.values()  # who is not there any more is not waited for
+    nodes = [*stayed, Node(wary), Node(other), Node(paths[9])]
     said: list[str] = []
     lab.transport = local.Local(nodes)
     Server(lab.job, lab.transport, tmp_path / "server", say=said.append).run()
     assert any(re.match("client 8: came later, and cannot be served: .*", line) for line in said)
-    assert not (tmp_path / "state8" / "job" / "labels.csv").exists()
+    assert f"client 7: came later, and cannot be served: client 7: n_clients: {N + 1};" in str(said)
+    assert not any((tmp_path / f"state{i}" / "job" / "labels.csv").exists() for i in (7, 8))
     with (tmp_path / "state9" / "job" / "labels.csv").open(newline="", encoding="utf-8") as file:
         late = list(csv.reader(file))
     assert late[0] == ["id", "cluster"] and [row[0] for row in late[1:]] == names
     # Rows that are those of a client that took part are in the clusters of that client's.
     theirs = list(csv.reader(first.labels()[0].splitlines()))
     assert [row[1] for row in late[1:]] == [row[1] for row in theirs[1:5]]
+    # The plan stays that of those who took part, when the job is submitted again, too.
+    kept = checkpoint.read_meta(tmp_path / "server" / "server.npz")["cards"]
+    assert {card["client"] for card in kept} == set(first.paths)
     assert [row["stage"] for row in rows_of(tmp_path / "server")][-3:] == [
         "assign",  # of all who took part
         "join",

@@ -1,6 +1,7 @@
 """Jobs and the files of nodes: what is wrong is said in one line."""
 
 import dataclasses
+import hashlib
 import json
 import re
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -17,9 +19,21 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from jaxfedmvc.deploy import Job, Node, flower
 from jaxfedmvc.deploy.__main__ import main, parser
-from jaxfedmvc.deploy.plan import Card, Place, Plan, Wire, following
+from jaxfedmvc.deploy.plan import (
+    Card,
+    Place,
+    Plan,
+    Wire,
+    agreement,
+    asked_of,
+    following,
+    hashed_ids,
+    participants,
+    skeleton,
+)
 from jaxfedmvc.deploy.policy import Policy, load
 from jaxfedmvc.deploy.wire import Refused
+from jaxfedmvc.engine.run import draw_participants
 from tests.deploy import local
 from tests.engine import test_run as toys
 
@@ -37,6 +51,7 @@ def test_a_job_survives_json_and_toml(tmp_path):
     )
     assert Job.from_toml(path) == job
     assert Job.from_toml(path).digest() == job.digest()
+    assert dataclasses.replace(job, rounds=0).n_rounds == 0  # setup and finish alone
 
 
 def test_another_setting_is_another_agreement():
@@ -60,6 +75,8 @@ def test_another_setting_is_another_agreement():
         ({"late": "never"}, "late: got 'never'"),
         ({"deadline": 0}, "deadline: got 0"),
         ({"participation": 2.0}, "participation: got 2.0"),
+        ({"fraction_bits": 31}, "fraction_bits: got 31; allowed is a whole number from 0 to 30"),
+        ({"fraction_bits": 16, "participation": 0.5}, "fraction_bits: secure sums need all"),
         ({"settings": {}}, "settings: n_clusters is missing"),
         ({"settings": SETTINGS | {"tau": "x"}}, "settings: tau: got 'x'"),
         ({"settings": SETTINGS | {"tau": 10**400}}, "settings: tau: got 1000"),
@@ -336,12 +353,58 @@ def test_nan_is_within_no_bounds(monkeypatch):
 
 
 def test_a_plan_is_the_federation_of_the_same_clients():
-    cards = [Card(4, {1: 3}, 7), Card(1, {0: 2, 1: 3}, 5), Card(0, {0: 2, 1: 3}, 9)]
-    plan = Plan.of_cards(cards, False)
-    assert [g.view_ids for g in plan.groups] == [(0, 1), (1,)]
+    cards = [Card(4, {1: 3}, 7), Card(1, {1: 3, 0: 2}, 5), Card(0, {0: 2, 1: 3}, 9)]
+    plan = Plan.of_cards([*cards, Card(6, {0: 2}, 1)], False)
+    assert [g.view_ids for g in plan.groups] == [(0, 1), (0,), (1,)]
     assert plan.groups[0].clients == (0, 1) and plan.groups[0].capacity == 9
     assert plan.view_dims == (2, 3) and plan.find(1) == (0, 1)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("first", "plan", "text"),
+    [
+        ({"view_ids": [-1, 0]}, {}, "a view that nobody holds"),
+        ({"view_ids": [0, 2]}, {}, "a view that nobody holds"),
+        ({}, {"view_dims": [2]}, "a view that nobody holds"),
+        ({}, {"groups": []}, "a view that nobody holds"),
+        ({"clients": []}, {}, "an empty cohort"),
+        ({"capacity": 0}, {}, "an empty cohort"),
+        ({"capacity": 2**31}, {}, "an empty cohort"),
+        ({"clients": [0, 4]}, {}, "a client that is there twice"),
+        ({"clients": [1, 0]}, {}, "do not ascend"),
+        ({"view_ids": [1, 0]}, {}, "do not ascend"),
+        ({"view_ids": [1, 1]}, {}, "do not ascend"),
+        ({}, {"view_dims": [0, 3]}, "a view without features"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(first, plan, text):
+    groups = [{"view_ids": [0, 1], "clients": [0, 1], "capacity": 9}]
+    groups += [{"view_ids": [1], "clients": [4], "capacity": 7}]
+    told = {"groups": [groups[0] | first, groups[1]], "view_dims": [2, 3], "vertical": False}
+    with pytest.raises(ValueError, match=text):
+        Plan.from_json(told | plan)
+
+
+def test_a_skeleton_has_the_rows_and_the_numbers_of_the_clients():
+    cards = [Card(4, {1: 3}, 7), Card(1, {0: 2, 1: 3}, 5), Card(0, {0: 2, 1: 3}, 9)]
+    plan = Plan.of_cards(cards, False)
+    two, one = skeleton(plan, {0: 9, 1: 5, 4: 7}).cohorts
+    assert [two.client_ids.tolist(), one.client_ids.tolist()] == [[0, 1], [4]]
+    assert two.mask.sum(axis=1).tolist() == [9, 5] and one.mask.sum(axis=1).tolist() == [7]
+    ids = [row[row >= 0].tolist() for row in (*two.sample_ids, *one.sample_ids)]
+    assert ids == [list(range(9)), list(range(9, 14)), list(range(14, 21))]
+    assert [x.shape for x in two.views] == [(2, 9, 2), (2, 9, 3)]
+    assert skeleton(plan).cohorts[0].mask.all()
+    shared = Plan.of_cards([Card(0, {0: 2}, 3, "a"), Card(1, {1: 3}, 3, "a")], True)
+    assert [c.sample_ids.tolist() for c in skeleton(shared).cohorts] == [[[0, 1, 2]]] * 2
+
+
+def test_a_hash_of_ids_tells_order_and_ids_apart():
+    """Known answer: SHA-256 of the ids, a line each."""
+    expected = hashlib.sha256(b"10\n2\n33").hexdigest()
+    assert hashed_ids(np.array([10, 2, 33])) == hashed_ids(np.array(["10", "2", "33"])) == expected
+    assert len({hashed_ids(ids) for ids in ([1, 23], [12, 3], [23, 1])}) == 3
 
 
 @pytest.mark.parametrize(
@@ -369,6 +432,47 @@ def test_a_phase_that_the_engine_refuses_is_refused_in_a_job():
     wire = Wire(toys.changed("round", 1, client=lambda *args: lead(*args)[:2]), plan)
     with pytest.raises(ValueError, match=r"round\[1\]\.client: returned 2 values"):
         wire.at(Place("round", 0, 1))
+
+
+def test_a_stack_of_the_leader_is_one_message_and_shapes_follow_those_of_the_server():
+    cards = [Card(i, {0: 1, 1: 2}, 5) for i in range(3)] + [Card(3, {1: 2}, 4)]
+
+    def follow(key, server, messages, weights):
+        (message,) = messages  # of the first kind alone
+        return {"center": server["center"], "leader": message["id"]}, {}
+
+    plan = Plan.of_cards(cards, False)
+    wire, place = Wire(toys.changed("round", 1, server=follow), plan), Place("round", 0, 1)
+    for shape in ((2,), (7,)):  # what the server knows may shrink or grow between rounds
+        center = jax.ShapeDtypeStruct(shape, np.float32)
+        travels, after = wire.exchange(place, wire.start | {"center": center})
+        assert list(travels) == [0] and travels[0].sent["center"].shape == shape
+        assert travels[0].message["id"].shape == after["leader"].shape == (1,)
+        assert after["center"].shape == shape
+
+
+def test_the_leader_is_the_client_with_the_least_number():
+    leader, everyone = toys.TOY.round[1], toys.TOY.round[0]
+    assert asked_of(leader, [4, 2, 3]) == [2] and asked_of(everyone, [4, 2, 3]) == [4, 2, 3]
+
+
+def test_an_agreement_is_of_the_job_and_of_the_plan():
+    job = Job("a", "e_fkmvc", 2, SETTINGS)
+    plans = [Plan.of_cards([Card(i, {0: 2}, 5) for i in ids], False) for ids in ((0, 1), (0, 2))]
+    jobs = [job, dataclasses.replace(job, seed=1)]
+    assert len({agreement(job, plan) for job in jobs for plan in plans}) == 4
+
+
+def test_who_takes_part_is_drawn_from_the_jobs_seed():
+    """As the engine draws from the run's key, on a federation of as many clients."""
+    plan = Plan.of_cards([Card(3 * i, {0: 2}, 5) for i in range(8)], False)
+    drawn = []
+    for seed in (0, 5):
+        job = Job("a", "e_fkmvc", 8, SETTINGS, participation=0.5, seed=seed)
+        (places,) = draw_participants(skeleton(plan), jax.random.key(seed), 0.5)
+        drawn.append(participants(job, plan))
+        assert drawn[-1] == [[3 * int(k) for k in places]] and len(drawn[-1][0]) == 4
+    assert drawn[0] != drawn[1]
 
 
 @pytest.mark.parametrize(
@@ -528,6 +632,27 @@ def test_what_stops_a_job_is_the_last_line_of_its_app(tmp_path, capsys):
         flower.server_app()(None, SimpleNamespace(run_config=given))
         told = capsys.readouterr().out
         assert told.startswith(f"job {name}: stopped: ") and what in told and told.count("\n") == 1
+
+
+def test_an_app_runs_its_job_in_a_folder_of_its_name_in_full_precision(tmp_path, monkeypatch):
+    pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
+    (tmp_path / "job.toml").write_text(
+        'name = "first"\nmethod = "e_fkmvc"\nclients = 2\nsettings = {n_clusters = 3}\n'
+    )
+    made = []
+
+    class Made:
+        def __init__(self, job, transport, folder, say):
+            made.append((job.clients, folder))
+
+        def run(self):
+            made.append(jax.config.jax_default_matmul_precision)
+
+    monkeypatch.setattr(flower, "Server", Made)
+    given = {"job": str(tmp_path / "job.toml"), "folder": str(tmp_path / "results")}
+    with jax.default_matmul_precision("bfloat16"):
+        flower.server_app()(None, SimpleNamespace(run_config=given))
+    assert made == [(2, tmp_path / "results" / "first"), "float32"]
 
 
 def test_a_node_says_what_is_wrong_with_its_key(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -63,6 +64,76 @@ def test_a_node_whose_connection_ends_does_not_end_as_if_all_were_well(tmp_path,
     node = Node(local.write_node(tmp_path, 0, {0: np.eye(4)}, ["e_fkmvc"]))
     with pytest.raises(ConnectionError, match="superlink: the connection to here:1 ended"):
         flower.serve(node, "here:1")
+
+
+def test_a_node_outlives_a_message_that_is_lost(tmp_path, monkeypatch):
+    came, answered = [("first", None), ("second", None)], []
+
+    @contextlib.contextmanager
+    def connection(*_):
+        with contextlib.suppress(IndexError):
+            yield 5, lambda: came.pop(0), *[None] * 6
+
+    def answer(node, message, *_):
+        answered.append(message)
+        raise ConnectionError(f"of the {message}")
+
+    monkeypatch.setattr(flower, "_connection", connection)
+    monkeypatch.setattr(flower, "_answer", answer)
+    node = Node(local.write_node(tmp_path, 0, {0: np.eye(4)}, ["e_fkmvc"]))
+    with pytest.raises(ConnectionError, match="superlink: the connection to here:1 ended"):
+        flower.serve(node, "here:1")
+    assert answered == ["first", "second"]
+
+
+class Grid:
+    """What Flower hands to an app: some messages are taken, some of them are replied to."""
+
+    def __init__(self, taken, replies):
+        self.taken, self.replies, self.asked = taken, replies, []
+
+    def push_messages(self, messages):
+        self.pushed = messages
+        return self.taken
+
+    def pull_messages(self, identities):
+        self.asked.append(sorted(identities))
+        return self.replies.pop(0) if self.replies else []
+
+
+def reply(identity, body=None, reason=None):
+    return SimpleNamespace(
+        metadata=SimpleNamespace(reply_to_message_id=identity),
+        has_error=lambda: reason is not None,
+        has_content=lambda: reason is None,
+        content=SimpleNamespace(config_records={"jaxfedmvc": {"body": body}}),
+        error=SimpleNamespace(reason=reason),
+    )
+
+
+def test_replies_belong_to_who_was_asked_and_what_is_none_is_left_out(monkeypatch):
+    monkeypatch.setattr(flower, "_POLL", 0.0)
+    monkeypatch.setattr(flower, "_message", lambda body, **told: SimpleNamespace(body=body, **told))
+    # Node 7 cannot be reached, 8 fails, and what 9 sends are no bytes.
+    replies = [[reply("b", b"six")], [], [reply("d", reason="gone"), reply("e", "text")]]
+    grid = Grid(["a", "b", "", "d", "e"], [*replies, [reply("a", b"five")]])
+    asked = {5: b"5", 6: b"6", 7: b"7", 8: b"8", 9: b"9"}
+    assert flower.Asker(grid).ask(asked, 600.0) == {5: b"five", 6: b"six"}
+    assert [(m.dst_node_id, m.body, m.ttl) for m in grid.pushed] == [
+        (node, body, 600.0) for node, body in asked.items()
+    ]
+    assert grid.asked == [["a", "b", "d", "e"], ["a", "d", "e"], ["a", "d", "e"], ["a"]]
+
+
+def test_who_does_not_reply_is_waited_for_until_the_deadline(monkeypatch):
+    monkeypatch.setattr(flower, "_POLL", 0.0)
+    monkeypatch.setattr(flower, "_message", lambda body, **told: body)
+    clock = iter(range(100))
+    monkeypatch.setattr(flower, "time", SimpleNamespace(monotonic=clock.__next__, sleep=bool))
+    grid = Grid(["a"], [[]] * 99)
+    assert flower.Asker(grid).ask({5: b"5"}, 10.0) == {}
+    assert len(grid.asked) == 9  # a second each, from the first look at the clock on
+    assert flower.Asker(None).ask({}, 10.0) == {}
 
 
 def hospitals():

@@ -56,6 +56,10 @@ def test_what_no_receiver_takes_is_not_packed():
 GOOD = wire.pack({"kind": "hello"}, b"1234")
 
 
+def test_a_body_may_be_as_long_as_is_allowed():
+    assert wire.unpack(GOOD, most=4)[1] == b"1234"
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -64,6 +68,8 @@ GOOD = wire.pack({"kind": "hello"}, b"1234")
         (GOOD[:12], "malformed"),
         (b"XXXX" + GOOD[4:], "malformed"),
         (GOOD[:4] + b"\x02" + GOOD[5:], "version"),
+        (GOOD[:4] + b"\x00" + GOOD[5:], "version"),
+        (wire._HEAD.pack(b"JFMV", 1, 2**20 + 1) + b"{" + b" " * 2**20 + b"}", "malformed"),
         (wire._HEAD.pack(b"JFMV", 1, 2**31) + b"{}", "malformed"),
         (wire._HEAD.pack(b"JFMV", 1, 2) + b"[]", "malformed"),
         (wire._HEAD.pack(b"JFMV", 1, 1) + b"\xff", "malformed"),
