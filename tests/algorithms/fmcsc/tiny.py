@@ -93,8 +93,8 @@ def exchange(algorithm, phase, federation, state, cohorts=None):
 
 def members(federation):
     """`(cohort, place, client id, client)` of every client."""
-    for c, cohort in enumerate(federation.cohorts):
-        for i, client in enumerate(np.asarray(cohort.client_ids)):
+    for c, cohort in enumerate(jax.device_get(federation.cohorts)):
+        for i, client in enumerate(cohort.client_ids):
             yield c, i, int(client), at(cohort, i)
 
 
