@@ -210,7 +210,7 @@ def test_integer_weights_repeat_rows(tol):
     ours = jit_lloyd(x, x[:4], tol=tol, weights=weights)
     copies = weights.astype(int)
     repeated = jit_lloyd(np.repeat(x, copies, axis=0), x[:4], tol=tol)
-    np.testing.assert_array_equal(np.repeat(ours.labels, copies), repeated.labels)
+    np.testing.assert_array_equal(np.repeat(np.asarray(ours.labels), copies), repeated.labels)
     np.testing.assert_allclose(ours.centroids, repeated.centroids, rtol=1e-5)
     np.testing.assert_allclose(ours.inertia, repeated.inertia, rtol=1e-5)
     assert ours.n_iter == repeated.n_iter
