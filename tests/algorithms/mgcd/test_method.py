@@ -242,7 +242,7 @@ OLD = random_graph(4, seed=3)
 EVERYONE = np.ones(N, bool)
 
 
-@jit
+@jax.jit
 def average_of(uploads, old):
     return graphs.total([old, graphs.scaled(graphs.total(uploads), 1 / len(uploads))])
 
