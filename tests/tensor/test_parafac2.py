@@ -60,8 +60,7 @@ def planted(seed=0, rank=RANK, noise=0.0, mask=None):
 
 def start(seed=0, rank=RANK):
     q = np.linalg.qr(np.random.default_rng(seed).normal(size=(J, rank)))[0].astype(np.float32)
-    shapes = (K, N, rank), (K, rank)
-    p, s = (f(shape, np.float32) for f, shape in zip((np.zeros, np.ones), shapes, strict=True))
+    p, s = np.zeros((K, N, rank), np.float32), np.ones((K, rank), np.float32)
     return Parafac2(p, np.eye(rank, dtype=np.float32), q, s)
 
 
