@@ -86,18 +86,13 @@ def visited(key, n_real, n_rows, batch_size, epochs, **options):
         jax.debug.callback(lambda r, m: seen.append(r[m].tolist()), rows, mask, ordered=True)
         return jnp.sum(jnp.where(mask, rows * w, 0.0))
 
-    out = nn.fit(
-        key,
-        jnp.zeros(()),
-        loss,
-        jnp.arange(n_rows),
-        jnp.arange(n_rows) < n_real,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=RATE,
-        **options,
-    )
-    jax.block_until_ready(out)
+    @jax.jit
+    def train(key):
+        rows = jnp.arange(n_rows)
+        settings = {"epochs": epochs, "batch_size": batch_size, "learning_rate": RATE, **options}
+        return nn.fit(key, jnp.zeros(()), loss, rows, rows < n_real, **settings)
+
+    jax.block_until_ready(train(key))
     jax.effects_barrier()
     n_batches = len(seen) // epochs
     return [seen[e * n_batches : (e + 1) * n_batches] for e in range(epochs)]
@@ -141,9 +136,14 @@ def test_every_step_has_a_key_of_its_own():
         return jnp.sum(jnp.where(mask, rows, 0.0)) * 0 + w * jax.random.uniform(key)
 
     def values(n_rows, epochs, n_real=2, **options):
-        rows, mask = jnp.ones(n_rows), jnp.arange(n_rows) < n_real
         options |= {"epochs": epochs, "batch_size": 3, "learning_rate": 0.0, "keyed": True}
-        return nn.fit(jax.random.key(1), jnp.ones(()), loss, rows, mask, **options)[1]
+
+        @jax.jit
+        def train(key):
+            rows, mask = jnp.ones(n_rows), jnp.arange(n_rows) < n_real
+            return nn.fit(key, jnp.ones(()), loss, rows, mask, **options)[1]
+
+        return np.asarray(train(jax.random.key(1)))
 
     one, three = values(2, 6), values(2, 6, least_steps=3)
     # The mean of three draws, of which the first is that of one pass; padding changes none.
@@ -154,9 +154,8 @@ def test_every_step_has_a_key_of_its_own():
     # The second of two batches; and none has a key that an epoch is shuffled by.
     second = values(6, 6, n_real=6) * 2 - one
     shuffles = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(jax.random.key(1), i)))
-    assert (
-        len(np.unique(np.round(np.concatenate([one, second, shuffles(jnp.arange(12))]), 5))) == 24
-    )
+    drawn = jax.jit(shuffles)(np.arange(12))
+    assert len(np.unique(np.round(np.concatenate([one, second, drawn]), 5))) == 24
 
 
 def test_minibatches_are_adam_on_each_batch(data):
@@ -276,8 +275,12 @@ def test_learning_rate_may_be_swept(data):
     assert np.ptp(swept, axis=0).min() > 1e-2
 
 
+init_mlp = jax.jit(nn.init_mlp, static_argnums=(1, 2))
+apply_mlp = jax.jit(nn.apply_mlp, static_argnums=1)
+
+
 def test_mlp_is_dense_layers_with_relu_between():
-    params = nn.init_mlp(jax.random.key(0), 4, (6, 5, 2))
+    params = jax.device_get(init_mlp(jax.random.key(0), 4, (6, 5, 2)))
     rng = np.random.default_rng(1)
     params = jax.tree.map(lambda p: p + 0.1 * rng.normal(size=p.shape).astype(p.dtype), params)
     x = rng.normal(size=(7, 4)).astype(np.float32)
@@ -286,11 +289,11 @@ def test_mlp_is_dense_layers_with_relu_between():
         h = h @ layers[f"Dense_{i}"]["kernel"] + layers[f"Dense_{i}"]["bias"]
         h = np.maximum(h, 0) if i < 2 else h
     assert (h < 0).any()  # no ReLU after the last layer
-    np.testing.assert_allclose(nn.apply_mlp(params, (6, 5, 2), x), h, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(apply_mlp(params, (6, 5, 2), x), h, rtol=1e-5, atol=1e-6)
 
 
 def test_initial_weights_are_uniform_within_the_root_of_the_fan_in():
-    layer = nn.init_mlp(jax.random.key(2), 25, (40,))["params"]["Dense_0"]
+    layer = init_mlp(jax.random.key(2), 25, (40,))["params"]["Dense_0"]
     kernel = np.asarray(layer["kernel"])
     assert kernel.shape == (25, 40)
     assert 0.195 < np.abs(kernel).max() <= 0.2  # 1 / sqrt(25)
@@ -302,20 +305,20 @@ def test_initial_weights_are_uniform_within_the_root_of_the_fan_in():
 
 def test_networks_of_equal_shapes_are_stacked_and_compute_as_they_do_apart():
     shapes = {"a": (3, (5, 2)), "b": (4, (5, 2)), "c": (3, (5, 2))}
-    networks = nn.init_mlps(jax.random.key(0), shapes)
+    networks = jax.jit(lambda key: nn.init_mlps(key, shapes))(jax.random.key(0))
     rng = np.random.default_rng(0)
     x = {name: rng.normal(size=(6, n)).astype(np.float32) for name, (n, _) in shapes.items()}
     stacked = nn.alike(networks)
     assert stacked.names == (("a", "c"), ("b",))
     assert nn.alike(networks, stack=False).names == (("a",), ("b",), ("c",))
     jax.tree.map(np.testing.assert_array_equal, nn.apart(stacked), networks)
-    expected = {name: nn.apply_mlp(networks[name], (5, 2), x[name]) for name in shapes}
+    expected = {name: apply_mlp(networks[name], (5, 2), x[name]) for name in shapes}
 
     def apply(params, x):
         return nn.apply_mlp(params, (5, 2), x)
 
     for form in (stacked, networks):
-        found = nn.each(apply, form, x)
+        found = jax.jit(lambda form, x: nn.each(apply, form, x))(form, x)
         assert set(found) == set(shapes)
         for name in shapes:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)

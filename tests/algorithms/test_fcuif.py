@@ -212,7 +212,9 @@ def test_the_numbers_that_an_agent_gives_its_clusters_change_nothing_at_first():
             jax.random.key(0), upload._replace(p=p), held, None, FedDMVCConfig(K, n_init=4), None
         )
     )
-    expected, turned = find(upload.p), find(upload.p.at[:, 1].set(upload.p[:, 1][:, [2, 0, 1]]))
+    turned = np.array(upload.p)
+    turned[:, 1] = turned[:, 1][:, [2, 0, 1]]
+    expected, turned = find(upload.p), find(turned)
     np.testing.assert_array_equal(turned.labels, expected.labels)
     np.testing.assert_allclose(turned.embedding, expected.embedding, rtol=1e-5)
 
@@ -230,8 +232,8 @@ def test_mean_assignment_and_extension():
 
 
 def test_rows_of_length_one_in_absolute_values():
-    z = jnp.array([[[1.0, -3.0], [0.0, 0.0]]])
-    np.testing.assert_allclose(server_lib.l1_rows(z), [[[0.25, -0.75], [0, 0]]])
+    z = np.float32([[[1.0, -3.0], [0.0, 0.0]]])
+    np.testing.assert_allclose(jit(server_lib.l1_rows)(z), [[[0.25, -0.75], [0, 0]]])
 
 
 def silhouette_in_numpy(z, held, labels):
@@ -450,8 +452,7 @@ def test_rows_that_are_aligned_stay_where_they_are():
     config = FCUIFConfig(K, imputer_epochs=20, align=True, **SMALL)
     algorithm = fcuif(config, FCUIFHyperparams(0.1, 0.01))
     clients = vertical(views())
-    started = engine.start(algorithm, clients, jax.random.key(0))
-    jax.eval_shape(lambda key: engine.start(algorithm, clients, key), jax.random.key(0))
+    started = jit(lambda key: engine.start(algorithm, clients, key))(jax.random.key(0))
     assert np.asarray(started.server.same).all()
     np.testing.assert_array_equal(
         started.server.clusters.places, np.arange(N)[:, None].repeat(2, 1)

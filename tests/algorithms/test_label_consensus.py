@@ -25,8 +25,11 @@ from tests.helpers.vertical import federation
 NUMBERS = (2, 3, 4)
 CONFIG = LabelConsensusConfig(local_clusters=NUMBERS, n_init=2)
 KEY = jax.random.key(0)
-ALL = jnp.ones(3, bool)
+ALL = np.ones(3, bool)
 TRUTH = np.arange(60) % 3
+
+jit_weights = jax.jit(agent_weights, static_argnums=2)
+jit_embedding = jax.jit(embedding, static_argnums=(2, 3))
 
 
 def lists(n_agents=3, n=40, seed=0):
@@ -51,33 +54,33 @@ def test_agents_count_by_how_much_they_agree_with_the_others():
         for a in rows
     ]
     mean = np.array([np.mean([p[b] for b in range(3) if b != a]) for a, p in enumerate(pairs)])
-    found = agent_weights(jnp.array(made), ALL, 4)
+    found = jit_weights(made, ALL, 4)
     np.testing.assert_allclose(found, mean / mean.max(), atol=1e-5)
 
 
 def test_lists_that_do_not_count_change_no_weight():
-    made, used = lists(), jnp.array([True, True, False])
+    made, used = lists(), np.array([True, True, False])
     other = made.copy()
     other[:, 2, :-3] = np.random.default_rng(1).integers(4, size=(3, 37))
-    found = [agent_weights(jnp.array(x), used, 4) for x in (made, other)]
+    found = [jit_weights(x, used, 4) for x in (made, other)]
     np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("n_agents", [1, 2])
 def test_two_agents_count_alike_and_one_has_nobody_to_agree_with(n_agents):
-    np.testing.assert_allclose(agent_weights(jnp.array(lists(n_agents)), ALL, 4), 1.0)
+    np.testing.assert_allclose(jit_weights(lists(n_agents), ALL, 4), 1.0)
 
 
 def test_agents_that_agree_with_nobody_count_alike():
     crossed = np.stack([np.tile([0, 1], 20), np.repeat([0, 1], 20)])[:, None]
-    found = agent_weights(jnp.array(crossed, jnp.int32), jnp.ones(1, bool), 2)
+    found = jit_weights(crossed, np.ones(1, bool), 2)
     np.testing.assert_allclose(found, 1.0)
 
 
 def test_components_are_the_singular_vectors_of_the_scaled_graph():
     made = lists()
     edges = np.array([[1.0, 1.0, 0.0], [0.5, 0.5, 0.0], [0.7, 0.7, 0.0]])
-    found = np.asarray(embedding(jnp.array(made), jnp.array(edges, jnp.float32), NUMBERS, 4))
+    found = np.asarray(jit_embedding(made, np.float32(edges), NUMBERS, 4))
     graph = np.concatenate(
         [
             (made[a, i, :-3, None] == np.arange(c)) * edges[a, i]
@@ -93,8 +96,8 @@ def test_components_are_the_singular_vectors_of_the_scaled_graph():
 
 
 def test_components_beyond_the_graphs_rank_are_zero():
-    one = jnp.array(np.tile([0, 1], 5), jnp.int32)[None, None]
-    found = np.asarray(embedding(one, jnp.ones((1, 1)), [2], 4))
+    one = np.tile([0, 1], 5)[None, None]
+    found = np.asarray(jit_embedding(one, np.ones((1, 1)), (2,), 4))
     assert (np.abs(found[:, :2]).max(axis=0) > 0.1).all() and (found[:, 2:] == 0).all()
 
 
@@ -107,7 +110,7 @@ def test_agreement_is_with_the_half_of_each_agents_lists_that_agree_best(used):
         for a in made
     ]
     expected = np.mean([max(s) for s in scores])  # the half of three, or of two, is one
-    found = agreement(jnp.array(labels), jnp.array(made), jnp.array(used), 4, 4)
+    found = jax.jit(agreement, static_argnums=(3, 4))(labels, made, np.array(used), 4, 4)
     assert found == pytest.approx(expected, abs=1e-5)
 
 
@@ -115,15 +118,16 @@ def test_parts_are_of_the_directions_of_the_first_coordinates_alone():
     rng = np.random.default_rng(0)
     first = np.eye(2)[np.arange(30) % 2] + 0.01 * rng.normal(size=(30, 2))
     first[::4] *= 10  # by lengths these would be a part of their own
-    rows = jnp.array(np.concatenate([first, 100 * rng.normal(size=(30, 2))], axis=1), jnp.float32)
-    found = parts(KEY, rows, jnp.arange(30) < 28, jnp.int32(2), 2)
+    rows = np.float32(np.concatenate([first, 100 * rng.normal(size=(30, 2))], axis=1))
+    split = jax.jit(parts, static_argnums=4)
+    found = np.asarray(split(KEY, rows, np.arange(30) < 28, np.int32(2), 2))
     assert adjusted_rand_score(np.arange(28) % 2, found[:28]) == 1.0
     assert (found[28:] == -1).all()
 
 
 def test_each_list_is_of_starts_of_its_own():
     """Of rows without clusters, and of one start."""
-    x = jnp.array(np.random.default_rng(0).uniform(size=(60, 3)), jnp.float32)
+    x = np.float32(np.random.default_rng(0).uniform(size=(60, 3)))
     config = LabelConsensusConfig(local_clusters=(3, 2), n_init=1)
 
     @jax.jit
@@ -138,7 +142,7 @@ def test_each_list_is_of_starts_of_its_own():
 
 def test_edges_of_an_agent_weigh_the_root_of_what_it_counts(monkeypatch):
     """And none are of lists with fewer than ten samples for a cluster: 37 are too few for 4."""
-    made, edges = jnp.array(lists()), []
+    made, edges = lists(), []
 
     def watched(lists, edges_of_lists, *rest):
         edges.append(edges_of_lists)
@@ -149,7 +153,7 @@ def test_edges_of_an_agent_weigh_the_root_of_what_it_counts(monkeypatch):
     with pytest.raises(InterruptedError):
         consensus(KEY, made, CONFIG)
     used = np.array([True, True, False])
-    expected = np.sqrt(agent_weights(made, jnp.array(used), 4))
+    expected = np.sqrt(jit_weights(made, used, 4))
     assert 0.1 < expected.min() < 0.9
     np.testing.assert_allclose(edges[0], expected[:, None] * used, rtol=1e-5)
 
@@ -162,7 +166,7 @@ def test_lists_are_put_in_the_order_of_their_numbers():
 
 def test_few_samples_leave_the_smallest_number():
     made = np.stack([[np.arange(12) % c for c in NUMBERS]] * 2).astype(np.int32)
-    found = jax.jit(consensus, static_argnums=2)(KEY, jnp.array(made), CONFIG)
+    found = jax.jit(consensus, static_argnums=2)(KEY, made, CONFIG)
     assert found.n_clusters == 2
     assert np.isneginf(found.agreement[1:]).all()
 

@@ -14,6 +14,7 @@ from jaxfedmvc.clustering.kmeans import means_of
 jit_kmeans = jax.jit(kmeans, static_argnames=("n_clusters", "n_init", "max_iter"))
 jit_lloyd = jax.jit(lloyd, static_argnames="max_iter")
 jit_plusplus = jax.jit(kmeans_plusplus, static_argnums=2)
+jit_predict, jit_means = jax.jit(predict), jax.jit(means_of, static_argnums=2)
 
 
 def blobs(n=60, d=2, k=3, seed=0, std=1.0):
@@ -46,7 +47,7 @@ def test_inertia_matches_sklearn(name):
     assert ours.inertia <= 1.01 * theirs.inertia_
     chex.assert_shape(ours, [(k, x.shape[1]), (len(x),), (), ()])
     # The parts of one result belong together.
-    np.testing.assert_array_equal(ours.labels, predict(x, ours.centroids))
+    np.testing.assert_array_equal(ours.labels, jit_predict(x, ours.centroids))
     actual = np.square(x - np.asarray(ours.centroids)[ours.labels]).sum()
     np.testing.assert_allclose(ours.inertia, actual, rtol=1e-5)
 
@@ -70,7 +71,7 @@ def test_given_centroids_make_one_run_without_a_key():
 
 def test_hand_worked_line():
     # From 0 and 1: means 0 and (1 + 5 + 6) / 3 = 4, then {0, 1} and {5, 6}, then nothing moves.
-    x = jnp.array([[0.0], [1.0], [5.0], [6.0]])
+    x = np.float32([[0], [1], [5], [6]])
     result = jit_lloyd(x, x[:2], tol=0.0)
     np.testing.assert_array_equal(result.centroids, [[0.5], [5.5]])
     np.testing.assert_array_equal(result.labels, [0, 0, 1, 1])
@@ -110,6 +111,7 @@ def test_vmap_equals_loop():
     keys = jax.random.split(jax.random.key(0), 3)
     run = functools.partial(kmeans, n_clusters=3, n_init=2)
     batched = jax.jit(jax.vmap(lambda key, x, where: run(key, x, where=where)))(keys, x, where)
+    batched = jax.device_get(batched)
     for i, key in enumerate(keys):
         alone = jit_kmeans(key, x[i], n_clusters=3, n_init=2, where=where[i])
         chex.assert_trees_all_close(
@@ -141,7 +143,7 @@ def test_equal_and_too_few_rows_stay_finite(n_selected):
 def test_empty_cluster_keeps_its_centroid():
     x = blobs()
     start = np.concatenate([x[:2], np.full((1, 2), 1e3, np.float32)])
-    result = jit_lloyd(x, start)
+    result = jax.device_get(jit_lloyd(x, start))
     np.testing.assert_allclose(result.centroids[2], start[2], rtol=1e-6)
     assert set(np.unique(result.labels)) == {0, 1}
 
@@ -157,8 +159,8 @@ def test_tight_clusters_far_from_the_origin():
     means = np.stack([exact[labels == j].mean(axis=0) for j in range(3)])
     inertia = np.square(exact - means[labels]).sum()
     np.testing.assert_allclose(result.inertia, inertia, rtol=1e-3)
-    np.testing.assert_array_equal(predict(x, means), labels)
-    np.testing.assert_array_equal(predict(x, result.centroids), result.labels)
+    np.testing.assert_array_equal(jit_predict(x, means), labels)
+    np.testing.assert_array_equal(jit_predict(x, result.centroids), result.labels)
 
 
 def test_first_centre_is_uniform_over_selected_rows():
@@ -208,12 +210,12 @@ def test_integer_weights_repeat_rows(tol):
     ours = jit_lloyd(x, x[:4], tol=tol, weights=weights)
     copies = weights.astype(int)
     repeated = jit_lloyd(np.repeat(x, copies, axis=0), x[:4], tol=tol)
-    np.testing.assert_array_equal(np.repeat(ours.labels, copies), repeated.labels)
+    np.testing.assert_array_equal(np.repeat(np.asarray(ours.labels), copies), repeated.labels)
     np.testing.assert_allclose(ours.centroids, repeated.centroids, rtol=1e-5)
     np.testing.assert_allclose(ours.inertia, repeated.inertia, rtol=1e-5)
     assert ours.n_iter == repeated.n_iter
     # A row of weight 0 has a label all the same.
-    np.testing.assert_array_equal(ours.labels, predict(x, ours.centroids))
+    np.testing.assert_array_equal(ours.labels, jit_predict(x, ours.centroids))
 
 
 def test_weighted_lloyd_follows_sklearn():
@@ -262,10 +264,9 @@ def test_rows_of_weight_zero_move_nothing():
 
 def test_rows_that_weigh_nothing_are_drawn_alike():
     """Not the first row, which may be padding and is zero there."""
-    x, where = jnp.array([[5.0], [1.0], [2.0]]), jnp.array([False, True, True])
-    draw = jax.vmap(
-        lambda key: kmeans_plusplus(key, x, 2, where=where, weights=jnp.array([1.0, 0, 0]))
-    )
+    x, where = np.float32([[5], [1], [2]]), np.array([False, True, True])
+    weights = np.float32([1, 0, 0])
+    draw = jax.jit(jax.vmap(lambda key: kmeans_plusplus(key, x, 2, where=where, weights=weights)))
     drawn = np.asarray(draw(jax.random.split(jax.random.key(0), 400)))
     assert set(np.unique(drawn)) == {1.0, 2.0}
     assert 150 < (drawn[:, 0, 0] == 1).sum() < 250
@@ -314,9 +315,9 @@ def test_limit_is_the_number_of_clusters():
 
 
 def test_predict_leaves_out_centroids_that_are_not_in_use():
-    x, centroids = jnp.array([[0.0], [4.9], [9.0]]), jnp.array([[1.0], [10.0], [5.0]])
+    x, centroids = np.float32([[0], [4.9], [9]]), np.float32([[1], [10], [5]])
     for n, expected in ((1, [0, 0, 0]), (2, [0, 0, 1]), (3, [0, 2, 1])):
-        np.testing.assert_array_equal(jax.jit(predict)(x, centroids, limit=n), expected)
+        np.testing.assert_array_equal(jit_predict(x, centroids, limit=n), expected)
 
 
 def test_limit_holds_for_given_centroids():
@@ -399,19 +400,17 @@ def test_means_and_numbers_are_of_the_same_rows():
     labels = np.arange(30) % 4
     labels[:5] = -1
     x[2] = np.nan  # of no cluster
-    means, sizes = means_of(jnp.asarray(x), jnp.asarray(labels), 5)
+    means, sizes = jax.device_get(jit_means(x, labels, 5))
     assert sizes.tolist() == [6, 7, 6, 6, 0] and not means[4].any()
     for k in range(4):
         np.testing.assert_allclose(means[k], x[labels == k].mean(axis=0), rtol=1e-5)
     # k-means that stops early: its centroids are of other rows than its labels.
     x = np.random.default_rng(1).normal(size=(200, 2)).astype(np.float32)
     x[0] = 9999.0
-    found = kmeans(jax.random.key(0), x, 20, n_init=1)
-    means, sizes = means_of(jnp.asarray(x), found.labels, 20)
+    labels = np.asarray(jit_kmeans(jax.random.key(0), x, n_clusters=20, n_init=1).labels)
+    means, sizes = jax.device_get(jit_means(x, labels, 20))
     for k in np.flatnonzero(sizes):
-        np.testing.assert_allclose(
-            means[k], x[found.labels == k].mean(axis=0), rtol=1e-4, atol=1e-5
-        )
+        np.testing.assert_allclose(means[k], x[labels == k].mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
 def test_numbers_that_are_not_finite_are_named():
@@ -429,4 +428,4 @@ def test_centroids_that_are_not_in_use_do_not_blur_those_that_are():
     x = np.float32(1e4 + np.repeat(corners, 20, axis=0) + noise)
     centroids = np.zeros((8, 2), np.float32)
     centroids[:2] = 1e4 + corners
-    np.testing.assert_array_equal(predict(x, centroids, limit=2), np.repeat([0, 1], 20))
+    np.testing.assert_array_equal(jit_predict(x, centroids, limit=2), np.repeat([0, 1], 20))

@@ -1,5 +1,6 @@
 """Scores on the host are scikit-learn's, and those inside a program."""
 
+import jax
 import numpy as np
 import pytest
 from sklearn import metrics as sk
@@ -8,6 +9,8 @@ from sklearn.metrics.cluster import contingency_matrix
 from jaxfedmvc import Federation, data, metrics
 from jaxfedmvc.metrics import federation as on_device
 from jaxfedmvc.metrics import host
+
+tables_on_device = jax.jit(on_device.tables, static_argnums=2)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +22,7 @@ def test_scores_of_a_table_are_scikit_learns(seed):
     found = host.table_scores(contingency_matrix(labels, predicted))
     np.testing.assert_allclose(found["nmi"], sk.normalized_mutual_info_score(labels, predicted))
     np.testing.assert_allclose(found["ari"], sk.adjusted_rand_score(labels, predicted), atol=1e-12)
-    device = metrics.scores(labels, predicted, 4, 3 + seed)
+    device = jax.jit(metrics.scores, static_argnums=(2, 3))(labels, predicted, 4, 3 + seed)
     for name, value in found.items():
         np.testing.assert_allclose(value, device[name], atol=1e-5, err_msg=name)
 
@@ -39,8 +42,8 @@ def test_classes_and_clusters_out_of_range_count_nowhere():
     tables = host.client_tables(labels, predicted, np.ones((2, 3), bool), (2, 2))
     assert tables.tolist() == [[[0, 0], [1, 0]], [[0, 1], [0, 0]]]
     for client, table in enumerate(tables):
-        on_device = metrics.contingency(labels[client], predicted[client], 2, 2)
-        np.testing.assert_array_equal(table, on_device)
+        count = jax.jit(metrics.contingency, static_argnums=(2, 3))
+        np.testing.assert_array_equal(table, count(labels[client], predicted[client], 2, 2))
 
 
 def test_the_share_of_rows_in_a_cluster_stands_beside_their_scores():
@@ -87,7 +90,7 @@ def test_tables_inside_a_program_are_those_of_the_host():
     federation = Federation.from_arrays(views, truth, partition=parts)
     predicted = [np.where(c.mask, rng.integers(0, 4, c.mask.shape), -1) for c in federation.cohorts]
     found = host.tables(federation, predicted)
-    np.testing.assert_array_equal(on_device.tables(federation, predicted, 4), found)
+    np.testing.assert_array_equal(tables_on_device(federation, predicted, 4), found)
     # A client that lost its rows, of which labels and clusters are left.
     first = federation.cohorts[0]
     emptied = first.replace(mask=np.asarray(first.mask) & (np.arange(first.n_clients) > 0)[:, None])
@@ -95,4 +98,4 @@ def test_tables_inside_a_program_are_those_of_the_host():
     expected = found.copy()
     expected[0] = 0
     np.testing.assert_array_equal(host.tables(federation, predicted), expected)
-    np.testing.assert_array_equal(on_device.tables(federation, predicted, 4), expected)
+    np.testing.assert_array_equal(tables_on_device(federation, predicted, 4), expected)

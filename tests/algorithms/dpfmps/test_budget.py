@@ -5,7 +5,6 @@ import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from jaxfedmvc.algorithms.dpfmps import budget
+
+jit_noise = jax.jit(budget.sketch_noise, static_argnums=1)
+jit_delta = jax.jit(budget.sketches_delta, static_argnums=(1, 2))
+jit_laplace = jax.jit(budget.discrete_laplace, static_argnums=2)
 
 
 @settings(deadline=None, max_examples=25)
@@ -36,12 +39,13 @@ def test_delta_of_a_run_is_that_of_sums_and_of_all_sketches_together():
     shares = budget.split(1.0, 3, 0.05)
     epsilon, delta = jax.jit(lambda size: budget.spent(shares, size, 100))(1000)
     assert epsilon == pytest.approx(1.0)
-    noise = budget.sketch_noise(shares.memberships, 100, 1e-3)
+    noise = jit_noise(shares.memberships, 100, 1e-3)
     sketches = jit_delta(3 * shares.memberships, 3, 100, noise)
     assert float(delta) == pytest.approx(3e-6 + float(sketches), rel=1e-5)
     # A small size must not stand for "anything may be published".
     assert float(budget.sketch_delta(1)) == pytest.approx(0.01)
-    assert budget.spent(budget.split(math.inf, 3, 0.05), 1000, 100)[1] == 0
+    nothing = budget.split(math.inf, 3, 0.05)
+    assert jax.jit(lambda size: budget.spent(nothing, size, 100))(1000)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -65,14 +69,14 @@ def epsilon_for_share(share, m, delta):
 
 def test_sketch_noise_of_a_hand_worked_case():
     # e^share = 1.3: 1/0.3 = 3.3 and -log2(1 - 1/1.3) = 2.1, both rounded up.
-    noise = budget.sketch_noise(epsilon_for_share(math.log(1.3), 50, 1e-3), 50, 1e-3)
+    noise = jit_noise(epsilon_for_share(math.log(1.3), 50, 1e-3), 50, 1e-3)
     np.testing.assert_array_equal(noise, (4, 3))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.5])
 def test_one_more_person_changes_no_sketch_value_by_more_than_its_share(share):
     """The exact distribution of a published value, for sets of n and of n + 1 elements."""
-    noise = budget.sketch_noise(epsilon_for_share(share, 50, 1e-3), 50, 1e-3)
+    noise = jit_noise(epsilon_for_share(share, 50, 1e-3), 50, 1e-3)
     least = int(noise.least)
     values = np.arange(least, 40)
 
@@ -120,7 +124,7 @@ def test_delta_of_sketches_is_little_above_the_exact_one(n_agents, m):
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
     epsilon, grid = 0.8, 1e-3
-    noise = budget.SketchNoise(jnp.float32(40.0 * math.sqrt(m)), jnp.int32(7))
+    noise = budget.SketchNoise(np.float32(40.0 * math.sqrt(m)), np.int32(7))
     first, second = (published(n_agents, noise, row).ravel() for row in (True, False))
     exact = []
     for one, other in ((first, second), (second, first)):
@@ -142,17 +146,14 @@ def test_delta_of_sketches_is_little_above_the_exact_one(n_agents, m):
 
 
 def test_sketches_that_hide_nothing_spend_a_delta_of_one():
-    nothing = budget.SketchNoise(jnp.float32(1.0), jnp.int32(1))
+    nothing = budget.SketchNoise(np.float32(1.0), np.int32(1))
     assert float(jit_delta(0.1, 3, 5000, nothing)) == 1.0
-    hardly = budget.sketch_noise(1e-6, 100, 1e-3)
+    hardly = jit_noise(1e-6, 100, 1e-3)
     assert 0 < float(jit_delta(3e-6, 3, 100, hardly)) < 1e-3
 
 
-jit_delta = jax.jit(budget.sketches_delta, static_argnums=(1, 2))
-
-
 def test_discrete_laplace_has_its_distribution():
-    draws = np.asarray(budget.discrete_laplace(jax.random.key(1), 0.7, (20_000,)))
+    draws = np.asarray(jit_laplace(jax.random.key(1), 0.7, (20_000,)))
     assert draws.dtype == np.int32
     values = np.arange(-8, 9)
     q = math.exp(-0.7)
@@ -174,7 +175,7 @@ def test_noise_is_jittable_with_traced_numbers():
 
     for epsilon in (0.5, 2.0):
         expected = budget.sketch_noise(epsilon, 20, 0.01)
-        np.testing.assert_array_equal(noise(jnp.float32(epsilon), jnp.float32(0.01)), expected)
+        np.testing.assert_array_equal(noise(np.float32(epsilon), np.float32(0.01)), expected)
     assert len(traces) == 1
 
 

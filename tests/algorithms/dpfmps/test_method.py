@@ -27,6 +27,8 @@ N = 150
 WIDTHS = (2, 4, 3)
 M = 1000
 FAST = {"xla_llvm_disable_expensive_passes": True}
+jit_sketch = jax.jit(sketch_clusters, static_argnums=(3, 4))
+jit_sketch_noise = jax.jit(sketch_noise, static_argnums=1)
 
 X, Y = make_blobs(N, sum(WIDTHS), centers=K, cluster_std=0.8, random_state=3)
 
@@ -38,7 +40,9 @@ def federation(order=(0, 1, 2), n_padding=0):
     parts = [Part((a,), ids[None], np.array([a], np.int32)) for a in order]
     of = Federation.from_arrays(views, Y, partition=parts)
     poisoned = [
-        cohort.replace(views=(jnp.where(cohort.mask[..., None], cohort.views[0], jnp.nan),))
+        cohort.replace(
+            views=(np.where(cohort.mask[..., None], cohort.views[0], np.float32(np.nan)),)
+        )
         for cohort in of.cohorts
     ]
     return of.replace(cohorts=tuple(poisoned))
@@ -106,12 +110,15 @@ def test_a_private_run_is_finite_and_differs_from_key_to_key():
 def test_the_size_carries_laplace_noise():
     """Over many keys: the published number of rows, with the share of a twentieth of epsilon."""
     algorithm = dpfmps(DPFMPSConfig(K, dp_epsilon=2.0, n_sketches=M))
-    state = engine.start(algorithm, federation(), jax.random.key(0))
-    agent = jax.tree.map(lambda leaf: leaf[0], state.clients[0])
-    client = jax.tree.map(lambda leaf: leaf[0], federation().cohorts[0])
     send = algorithm.setup[0].client
-    keys = jax.random.split(jax.random.key(0), 2000)
-    sizes = jax.vmap(lambda key: send(key, (), agent, client)[1]["size"])(keys)
+
+    @jax.jit
+    def sent(of, keys):
+        state = engine.start(algorithm, of, jax.random.key(0))
+        agent, client = jax.tree.map(lambda leaf: leaf[0], (state.clients[0], of.cohorts[0]))
+        return jax.vmap(lambda key: send(key, (), agent, client)[1]["size"])(keys)
+
+    sizes = sent(federation(), jax.random.split(jax.random.key(0), 2000))
     errors = np.asarray(sizes) - N
     assert np.abs(errors).mean() == pytest.approx(1 / (0.05 * 2.0), rel=0.1)
     assert abs(errors.mean()) < 2
@@ -119,49 +126,56 @@ def test_the_size_carries_laplace_noise():
 
 def test_sketches_are_of_an_agents_own_rows_with_the_noise_of_their_budget(monkeypatch):
     """Around given centres; what is sketched and noised, its parts do by tests of their own."""
-    centres = jnp.array([[-0.5, -0.5], [0.5, 0.5], [0.5, -0.5]])
-    drawn = []
-    monkeypatch.setattr(
-        agent_lib, "private_centres", lambda key, *_, **__: (drawn.append(key), centres)[1]
-    )
+    centres = np.float32([[-0.5, -0.5], [0.5, 0.5], [0.5, -0.5]])
+
+    def near(key, *_, **__):
+        return centres + 0.1 * jax.random.uniform(key, centres.shape)
+
+    monkeypatch.setattr(agent_lib, "private_centres", near)
     algorithm = dpfmps(DPFMPSConfig(K, dp_epsilon=4.0, n_sketches=40))
-    state = engine.start(algorithm, PADDED, jax.random.key(0)).clients[1]
-    agent, client = jax.tree.map(lambda leaf: leaf[0], (state, PADDED.cohorts[1]))
+    start = jax.jit(functools.partial(engine.start, algorithm))
+    state = start(PADDED, jax.random.key(0)).clients[1]
+    agent = jax.tree.map(lambda leaf: leaf[0], state)
+    client = jax.tree.map(lambda leaf: leaf[0], jax.device_get(PADDED.cohorts[1]))
     # Ids are not the places of the rows, and most rows are padding.
-    ids = 7 * jnp.arange(len(client.mask)) + 3
+    ids = 7 * np.arange(len(client.mask)) + 3
     client = client.replace(sample_ids=ids, mask=client.mask & (ids < 200))
-    size, key = jnp.int32(140), jax.random.key(1)
-    _, message, _ = algorithm.setup[1].client(key, size, agent, client)
-    x = np.asarray(scaled(client))
-    labels = np.argmin(((x[:, None] - np.asarray(centres)[None]) ** 2).sum(-1), axis=1)
-    labels = jnp.where(client.mask, jnp.asarray(labels, jnp.int32), -1)
-    plain = sketch_clusters(agent.hash_key, ids, labels, K, 40)
-    noise = sketch_noise(agent.budget.memberships, 40, 1 / 140)
+    size, key = np.int32(140), jax.random.key(1)
+    _, message, _ = jax.jit(algorithm.setup[1].client)(key, size, agent, client)
+    x = np.asarray(jax.jit(scaled)(client))
     of_tree, of_phantoms = jax.random.split(key)
-    assert drawn == [of_tree]
-    np.testing.assert_array_equal(message[0]["centres"], centres)
-    np.testing.assert_array_equal(message[0]["sketches"], add_noise(of_phantoms, plain, noise))
+    expected = np.asarray(jax.jit(near)(of_tree))
+    labels = np.argmin(((x[:, None] - expected[None]) ** 2).sum(-1), axis=1)
+    labels = np.where(client.mask, labels, -1)
+    plain = jit_sketch(agent.hash_key, ids, labels, K, 40)
+    noise = jit_sketch_noise(agent.budget.memberships, 40, 1 / 140)
+    np.testing.assert_allclose(message[0]["centres"], expected, rtol=1e-6)
+    noisy = jax.jit(add_noise)(of_phantoms, plain, noise)
+    np.testing.assert_array_equal(message[0]["sketches"], noisy)
     assert not np.array_equal(message[0]["sketches"], plain)
 
 
 def test_the_server_takes_the_phantoms_out_and_a_size_of_one_at_least(monkeypatch):
     monkeypatch.setattr(server_lib, "grid_centres", lambda key, local, *_: local)
     algorithm = dpfmps(DPFMPSConfig(K, dp_epsilon=60.0, n_sketches=40))
-    state = engine.start(algorithm, PADDED, jax.random.key(0)).server
-    low, _ = algorithm.setup[0].server(jax.random.key(0), state, ({"size": jnp.array([-5])},), ())
+    start = jax.jit(functools.partial(engine.start, algorithm))
+    state = start(PADDED, jax.random.key(0)).server
+    told = ({"size": np.array([-5])},)
+    low, _ = jax.jit(algorithm.setup[0].server)(jax.random.key(0), state, told, ())
     assert low.size == 1
-    noise = sketch_noise(state.budget.memberships, 40, MAX_DELTA)
+    noise = jit_sketch_noise(state.budget.memberships, 40, MAX_DELTA)
     # The greatest of fifteen geometric variables and the phantoms', for each cluster and function.
     n = 15 + int(noise.n_phantoms)
     draws = np.random.default_rng(0).uniform(size=(2, K, 40))
-    sketches = jnp.asarray(np.ceil(-np.log2(1 - draws ** (1 / n))), jnp.uint8)
+    sketches = np.ceil(-np.log2(1 - draws ** (1 / n))).astype(np.uint8)
     messages = tuple(
-        {a: {"centres": jnp.zeros((1, K, WIDTHS[a])), "sketches": sketches[a][None]}} for a in ORDER
+        {a: {"centres": np.zeros((1, K, WIDTHS[a])), "sketches": sketches[a][None]}} for a in ORDER
     )
-    state = state._replace(size=jnp.int32(90))
-    _, info = algorithm.setup[1].server(jax.random.key(0), state, messages, ())
+    state = state._replace(size=np.int32(90))
+    _, info = jax.jit(algorithm.setup[1].server)(jax.random.key(0), state, messages, ())
+    counts = jax.jit(complement_counts)
     with_them, without = (
-        float(complement_counts(sketches, jnp.float32(90), phantoms).sum())
+        np.asarray(counts(sketches, np.float32(90), phantoms)).sum()
         for phantoms in (0.0, noise.n_phantoms)
     )
     assert info["mass"] == pytest.approx(without, rel=1e-6) and abs(without - with_them) > 1
@@ -211,6 +225,7 @@ def test_final_centres_are_means_of_cells_by_count():
     counts = np.zeros((K, K, K), np.float32)
     counts[0, 0, 0], counts[0, 1, 0], counts[1, 2, 1], counts[2, 2, 2] = 30, 10, 40, 40
     found = jit_grid_centres(jax.random.key(0), local, counts, K, 8)
+    found = jax.device_get(found)
     merged = int(np.argmin(found[0][:, 0]))
     np.testing.assert_allclose(found[0][merged], [-1.0], atol=1e-3)
     np.testing.assert_allclose(found[1][merged], [-0.1, 0, 0, 0, 0.15], atol=1e-3)
@@ -222,16 +237,19 @@ def test_features_are_scaled_one_by_one():
         {0: np.array([[0.0, 7.0], [5.0, 7.0], [10.0, 7.0]]), 1: -np.eye(3)[:, :1]}
     )
     expected = [[-1, 0, -1], [0, 0, 1], [1, 0, 1]]
-    np.testing.assert_allclose(scaled(client), expected, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(scaled)(client), expected, atol=1e-6)
     padded = client.replace(
-        views=tuple(jnp.concatenate([v, jnp.full((1, v.shape[1]), jnp.nan)]) for v in client.views),
-        mask=jnp.array([True, True, True, False]),
+        views=tuple(
+            np.append(v, np.float32([[np.nan] * v.shape[1]]), axis=0) for v in client.views
+        ),
+        mask=np.array([True, True, True, False]),
     )
-    np.testing.assert_allclose(scaled(padded), [*expected, [0, 0, 0]], atol=1e-6)
+    np.testing.assert_allclose(jax.jit(scaled)(padded), [*expected, [0, 0, 0]], atol=1e-6)
 
 
 def test_agents_share_the_hash_functions_and_the_server_has_no_key():
-    state = engine.start(dpfmps(DPFMPSConfig(K, dp_epsilon=1.0)), federation(), jax.random.key(0))
+    start = jax.jit(functools.partial(engine.start, dpfmps(DPFMPSConfig(K, dp_epsilon=1.0))))
+    state = start(federation(), jax.random.key(0))
     data = [np.asarray(jax.random.key_data(agent.hash_key[0])) for agent in state.clients]
     assert all(np.array_equal(data[0], other) for other in data)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(state.server)]

@@ -102,6 +102,19 @@ def library(views, centres, deltas, weights, where, m, alpha):
     }
 
 
+# For what is tested alone: one program for all arguments of the same shapes.
+exponents, kernel_distance, bandwidth = map(
+    jax.jit, (hk.exponents, hk.kernel_distance, hk.bandwidth)
+)
+memberships, powered, view_cost = map(jax.jit, (hk.memberships, hk.powered, hk.view_cost))
+log_relevance, log_objective = map(jax.jit, (hk.log_relevance, hk.log_objective))
+view_weights, centres_from = map(jax.jit, (hk.view_weights, hk.centres_from))
+proximal_centres = jax.jit(hk.proximal_centres)
+minmax_coefficients, absmean_coefficients = map(
+    jax.jit, (hk.minmax_coefficients, hk.absmean_coefficients)
+)
+
+
 # --- Each equation --------------------------------------------------------------------------------
 
 
@@ -119,21 +132,19 @@ def test_equations_are_those_of_plain_loops(per_sample, m, alpha):
 
 def test_memberships_and_view_weights_by_hand():
     # m = 2: shares of 1/1 and 1/4; m = 1.5: of 1/1 and 1/16. alpha = 2 and 1.5 likewise.
-    row = jnp.array([[1.0, 4.0]])
-    np.testing.assert_allclose(hk.memberships(row, 2.0), [[0.8, 0.2]], rtol=1e-6)
-    np.testing.assert_allclose(hk.memberships(row, 1.5), [[16 / 17, 1 / 17]], rtol=1e-5)
+    row = np.float32([[1.0, 4.0]])
+    np.testing.assert_allclose(memberships(row, 2.0), [[0.8, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(memberships(row, 1.5), [[16 / 17, 1 / 17]], rtol=1e-5)
     # Nothing belongs to a centre that is not in use, and it changes no other membership.
-    limited = hk.memberships(jnp.append(row, jnp.array([[jnp.inf]]), axis=1), 2.0)
+    limited = memberships(np.append(row, np.float32([[np.inf]]), axis=1), 2.0)
     np.testing.assert_allclose(limited, [[0.8, 0.2, 0.0]], rtol=1e-6)
-    np.testing.assert_allclose(hk.view_weights(row[0], 2.0), [0.8, 0.2], rtol=1e-6)
-    np.testing.assert_allclose(hk.view_weights(row[0], 1.5), [16 / 17, 1 / 17], rtol=1e-5)
+    np.testing.assert_allclose(view_weights(row[0], 2.0), [0.8, 0.2], rtol=1e-6)
+    np.testing.assert_allclose(view_weights(row[0], 1.5), [16 / 17, 1 / 17], rtol=1e-5)
 
 
 def test_kernel_distance_is_exact_near_the_centre():
     phi = np.array([0.0, 1e-9, 1e-4, 1.0, 200.0], np.float32)
-    np.testing.assert_allclose(
-        hk.kernel_distance(jnp.array(phi)), -np.expm1(-phi.astype(float)), rtol=1e-6
-    )
+    np.testing.assert_allclose(kernel_distance(phi), -np.expm1(-phi.astype(float)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("per_sample", [False, True])
@@ -142,37 +153,37 @@ def test_exponents_of_one_feature_lose_nothing_to_rounding(per_sample):
     a = np.float32([[0.90005], [0.1]])
     delta = np.full((3, 1), 2.0, np.float32) if per_sample else np.float32(2.0)
     exact = 2 * (x.astype(float) - a.T.astype(float)) ** 2
-    np.testing.assert_allclose(hk.exponents(x, a, delta), exact, rtol=1e-6)
+    np.testing.assert_allclose(exponents(x, a, delta), exact, rtol=1e-6)
 
 
 def test_bandwidth_makes_the_exponent_of_a_random_pair_beta():
     x = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32) * 7
-    delta = hk.bandwidth(x.var(axis=0).sum(), 0.3)
+    delta = bandwidth(x.var(axis=0).sum(), 0.3)
     x -= x.mean(axis=0)
-    phi = hk.exponents(jnp.array(x), jnp.array(x), delta)
-    np.testing.assert_allclose(jnp.mean(phi), 0.3, rtol=1e-5)
+    phi = exponents(x, x, delta)
+    np.testing.assert_allclose(np.mean(phi), 0.3, rtol=1e-5)
     # To the mean it is half of that.
-    phi = hk.exponents(jnp.array(x), jnp.zeros((1, 5)), delta)
-    np.testing.assert_allclose(jnp.mean(phi), 0.15, rtol=1e-5)
-    assert hk.bandwidth(0.0) == 0.0
+    phi = exponents(x, np.zeros((1, 5)), delta)
+    np.testing.assert_allclose(np.mean(phi), 0.15, rtol=1e-5)
+    assert bandwidth(0.0) == 0.0
 
 
 def test_coefficients_of_samples():
     x = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     x[:, 1] = 2.0  # constant: tells nothing apart
     low, high, mean = x.min(axis=0), x.max(axis=0), x.mean(axis=0)
-    found = hk.minmax_coefficients(jnp.array(x), jnp.array(low), jnp.array(high))
+    found = minmax_coefficients(x, low, high)
     expected = np.divide(x - low, high - low, out=np.zeros_like(x), where=high > low) / 3
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert found.max() == np.float32(1 / 3) and found.min() == 0 and not found[:, 1].any()
-    found = hk.absmean_coefficients(jnp.array(x), jnp.array(mean))
+    found = absmean_coefficients(x, mean)
     np.testing.assert_allclose(found, np.abs(x - mean) / 3, rtol=1e-5, atol=1e-7)
 
 
 def test_coefficients_of_samples_outside_the_range_are_those_of_its_ends():
     """As of clients that took no part; below the range a coefficient would be negative."""
-    x = jnp.array([[-3.0], [0.0], [1.0], [5.0]])
-    found = hk.minmax_coefficients(x, jnp.zeros(1), jnp.ones(1))
+    x = np.float32([[-3.0], [0.0], [1.0], [5.0]])
+    found = minmax_coefficients(x, np.zeros(1), np.ones(1))
     assert found[:, 0].tolist() == [0, 0, 1, 1]
 
 
@@ -180,17 +191,17 @@ def test_signed_coefficients_let_the_objective_fall_without_end():
     """(24) as printed: delta < 0 below the mean, where far centres make phi very negative."""
     x = np.array([[-2.0], [-1.0], [3.0]])
     signed = x - x.mean()
-    powers = jnp.ones((3, 1))
+    powers = np.ones((3, 1))
     costs = [
-        float(hk.view_cost(hk.kernel_distance(jnp.array(signed * (x - a) ** 2)), powers))
+        float(view_cost(kernel_distance(signed * (x - a) ** 2), powers))
         for a in (0.0, 2.0, 4.0, 6.0)
     ]
     assert costs[1] < 0 and costs[3] < -1e20
     assert all(later < earlier for earlier, later in itertools.pairwise(costs))
-    delta = hk.absmean_coefficients(jnp.array(x, jnp.float32), jnp.array([x.mean()], jnp.float32))
+    delta = absmean_coefficients(np.float32(x), np.float32([x.mean()]))
     for a in (0.0, 2.0, 6.0):
-        phi = hk.exponents(jnp.array(x, jnp.float32), jnp.full((1, 1), a), delta)
-        assert hk.view_cost(hk.kernel_distance(phi), powers) >= 0
+        phi = exponents(np.float32(x), np.full((1, 1), a), delta)
+        assert view_cost(kernel_distance(phi), powers) >= 0
 
 
 # --- One exponential for each view ----------------------------------------------------------------
@@ -198,16 +209,16 @@ def test_signed_coefficients_let_the_objective_fall_without_end():
 
 def test_view_weights_move_with_one_exponential_for_each_view_and_not_with_a_joint_one():
     rng = np.random.default_rng(2)
-    phi = jnp.array(rng.uniform(0.1, 1, (2, 12, 3)).astype(np.float32) * [[[1.0]], [[0.2]]])
-    powers = hk.powered(hk.memberships(jnp.sum(phi, axis=0), 1.3), 1.3, jnp.ones(12, bool))
-    costs = jnp.stack([hk.view_cost(hk.kernel_distance(p), powers) for p in phi])
-    found = hk.view_weights(costs, 2.0)
-    np.testing.assert_allclose(found, (1 / costs) / jnp.sum(1 / costs), rtol=1e-5)
+    phi = np.float32(rng.uniform(0.1, 1, (2, 12, 3)) * [[[1.0]], [[0.2]]])
+    powers = powered(memberships(phi.sum(axis=0), 1.3), 1.3, np.ones(12, bool))
+    costs = np.stack([view_cost(kernel_distance(p), powers) for p in phi])
+    found = view_weights(costs, 2.0)
+    np.testing.assert_allclose(found, (1 / costs) / np.sum(1 / costs), rtol=1e-5)
     assert found[1] > 0.7
-    joint = hk.view_cost(hk.kernel_distance(jnp.sum(phi, axis=0)), powers)
-    np.testing.assert_allclose(hk.view_weights(jnp.stack([joint, joint]), 2.0), 0.5)
+    joint = view_cost(kernel_distance(phi.sum(axis=0)), powers)
+    np.testing.assert_allclose(view_weights(np.stack([joint, joint]), 2.0), 0.5)
     # Identical views cost the same.
-    np.testing.assert_allclose(hk.view_weights(costs[jnp.array([0, 0])], 2.0), 0.5)
+    np.testing.assert_allclose(view_weights(costs[[0, 0]], 2.0), 0.5)
 
 
 # --- Degenerate samples, extreme exponents --------------------------------------------------------
@@ -225,10 +236,10 @@ def test_a_sample_on_centres_belongs_to_them_equally(m):
             [0.0, 5e-8, 0.9],  # on two, but for rounding
         ]
     )
-    mu = hk.memberships(distances, m)
-    np.testing.assert_allclose(jnp.sum(mu, axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(mu[jnp.array([2, 3])], 1 / 3, rtol=1e-5)
-    np.testing.assert_allclose(mu[jnp.array([1, 5]), 0], mu[jnp.array([1, 5]), 1], rtol=1e-6)
+    mu = np.asarray(memberships(distances, m))
+    np.testing.assert_allclose(mu.sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(mu[[2, 3]], 1 / 3, rtol=1e-5)
+    np.testing.assert_allclose(mu[[1, 5], 0], mu[[1, 5], 1], rtol=1e-6)
     assert (mu[0, 0] > mu[0, 1]) and (mu[4, 0] > mu[4, 1])
     if m <= 2:  # beyond, the floor of the distance keeps memberships from being crisp
         np.testing.assert_allclose(mu[0], [1, 0, 0], atol=1e-5)
@@ -267,6 +278,7 @@ def test_extreme_exponents_and_degenerate_data_stay_finite_with_finite_gradients
         ms.ravel().astype(np.float32),
         alphas.ravel().astype(np.float32),
     )
+    found = jax.device_get(found)
     chex.assert_tree_all_finite((found, gradients))
     np.testing.assert_allclose(found["mu"].sum(axis=2), 1, rtol=1e-5)
     np.testing.assert_allclose(found["weights"].sum(axis=1), 1, rtol=1e-5)
@@ -284,20 +296,20 @@ def test_large_exponents_do_not_underflow():
     costs = np.array([3.0, 1.0, 2.0, 5.0, 0.5, 1.0], np.float32)
     exact = weights.astype(float)
     for alpha in (2.0, 30.0, 100.0):
-        found = hk.log_objective(jnp.array(costs), jnp.array(weights), alpha)
+        found = log_objective(costs, weights, alpha)
         np.testing.assert_allclose(found, np.log((exact**alpha * costs).sum()), rtol=1e-5)
-        relevance = jnp.exp(hk.log_relevance(jnp.array(weights), alpha))
+        relevance = np.exp(log_relevance(weights, alpha))
         np.testing.assert_allclose(relevance, (exact / exact.max()) ** alpha, rtol=1e-4, atol=1e-30)
-    found = hk.log_objective(jnp.array(costs), jnp.array(weights), jnp.inf)
+    found = log_objective(costs, weights, np.inf)
     np.testing.assert_allclose(found, np.log(costs.sum()), rtol=1e-6)
-    assert not hk.log_relevance(jnp.array(weights), jnp.inf).any()
+    assert not log_relevance(weights, np.inf).any()
 
 
 def test_alpha_near_one_takes_one_view_and_large_alpha_all():
-    costs = jnp.array([1.0, 1.1, 2.0])
-    np.testing.assert_allclose(hk.view_weights(costs, 1.001), [1, 0, 0], atol=1e-6)
-    np.testing.assert_allclose(hk.view_weights(costs, 1e6), 1 / 3, atol=1e-6)
-    heaviest = [float(hk.view_weights(costs, alpha)[0]) for alpha in (1.1, 2.0, 5.0, 30.0)]
+    costs = np.float32([1.0, 1.1, 2.0])
+    np.testing.assert_allclose(view_weights(costs, 1.001), [1, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(view_weights(costs, 1e6), 1 / 3, atol=1e-6)
+    heaviest = [float(view_weights(costs, alpha)[0]) for alpha in (1.1, 2.0, 5.0, 30.0)]
     assert sorted(heaviest, reverse=True) == heaviest
 
 
@@ -313,7 +325,7 @@ def test_values_of_padding_do_not_matter(per_sample):
     for name in ("moved", "printed", "costs", "weights", "log_objective"):
         chex.assert_trees_all_equal(first[name], second[name])
     # Not even memberships that are no number.
-    assert not hk.powered(jnp.full((2, 3), jnp.nan), 1.3, jnp.zeros(2, bool)).any()
+    assert not powered(np.full((2, 3), np.nan), 1.3, np.zeros(2, bool)).any()
 
 
 def test_padding_rows_are_as_if_they_were_not_there():
@@ -332,23 +344,23 @@ def test_padding_rows_are_as_if_they_were_not_there():
 
 
 def test_centres_without_weight_keep_their_place():
-    previous = jnp.array([[7.0, 8.0], [9.0, 10.0]])
-    numerators = jnp.array([[2.0, 4.0], [0.0, 0.0]])
-    found = hk.centres_from(numerators, jnp.array([2.0, 0.0]), previous)
+    previous = np.float32([[7.0, 8.0], [9.0, 10.0]])
+    numerators = np.float32([[2.0, 4.0], [0.0, 0.0]])
+    found = centres_from(numerators, np.float32([2.0, 0.0]), previous)
     assert found.tolist() == [[1, 2], [9, 10]]
     # Weights of each feature: a single coordinate may be without.
-    found = hk.centres_from(numerators, jnp.array([[2.0, 0.0], [1.0, 1e-12]]), previous)
+    found = centres_from(numerators, np.float32([[2.0, 0.0], [1.0, 1e-12]]), previous)
     assert found.tolist() == [[1, 8], [0, 10]]
-    found = hk.centres_from(numerators, jnp.zeros(2), previous)
+    found = centres_from(numerators, np.zeros(2), previous)
     assert found.tolist() == previous.tolist()
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_proximal_centres_minimise_the_bound_and_its_penalty(ndim):
     """gamma = tau mean(W): with W = (1, 3) and tau = 1 the shares are 1/3 and 3/5."""
-    weights = jnp.array([1.0, 3.0]) if ndim == 1 else jnp.array([[1.0, 1.0], [3.0, 3.0]])
-    numerators, anchor = jnp.array([[4.0, 6.0], [3.0, 6.0]]), jnp.array([[1.0, 0.0], [6.0, 7.0]])
-    found = hk.proximal_centres(numerators, weights, anchor, 1.0)
+    weights = np.float32([1.0, 3.0]) if ndim == 1 else np.float32([[1.0, 1.0], [3.0, 3.0]])
+    numerators, anchor = np.float32([[4.0, 6.0], [3.0, 6.0]]), np.float32([[1.0, 0.0], [6.0, 7.0]])
+    found = proximal_centres(numerators, weights, anchor, 1.0)
     np.testing.assert_allclose(found, [[2, 2], [3, 4]], rtol=1e-6)
 
     def penalised(a):
@@ -356,19 +368,19 @@ def test_proximal_centres_minimise_the_bound_and_its_penalty(ndim):
         own = numerators / broad
         return jnp.sum(broad * (a - own) ** 2) + 2 * jnp.sum((a - anchor) ** 2)
 
-    np.testing.assert_allclose(jax.grad(penalised)(found), 0, atol=1e-4)
+    np.testing.assert_allclose(jax.jit(jax.grad(penalised))(found), 0, atol=1e-4)
     np.testing.assert_allclose(
-        hk.proximal_centres(numerators, weights, anchor, 0.0), [[4, 6], [1, 2]], rtol=1e-6
+        proximal_centres(numerators, weights, anchor, 0.0), [[4, 6], [1, 2]], rtol=1e-6
     )
-    assert (hk.proximal_centres(numerators, weights, anchor, jnp.inf) == anchor).all()
+    assert (proximal_centres(numerators, weights, anchor, np.inf) == anchor).all()
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0, np.inf])
 def test_proximal_centres_without_weight_are_the_anchor(tau):
-    anchor = jnp.array([[1.0, 0.0], [6.0, 7.0]])
-    found = hk.proximal_centres(
-        jnp.array([[4.0, 6.0], [0.0, 0.0]]), jnp.array([2.0, 0.0]), anchor, tau
+    anchor = np.float32([[1.0, 0.0], [6.0, 7.0]])
+    found = proximal_centres(
+        np.float32([[4.0, 6.0], [0.0, 0.0]]), np.float32([2.0, 0.0]), anchor, tau
     )
     assert found[1].tolist() == [6, 7]
-    empty = hk.proximal_centres(jnp.zeros((2, 2)), jnp.zeros(2), anchor, tau)
+    empty = proximal_centres(np.zeros((2, 2)), np.zeros(2), anchor, tau)
     assert empty.tolist() == anchor.tolist()

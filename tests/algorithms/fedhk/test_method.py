@@ -74,7 +74,7 @@ def federation(views, rows, length=ROWS, spoiled=False):
     if not spoiled:
         return made
     (cohort,) = made.cohorts
-    torn = tuple(jnp.where(cohort.mask[..., None], x, jnp.nan) for x in cohort.views)
+    torn = tuple(np.where(cohort.mask[..., None], x, np.float32(np.nan)) for x in cohort.views)
     return made.replace(cohorts=(cohort.replace(views=torn),))
 
 
@@ -104,9 +104,10 @@ def started(views, coefficients="bandwidth", rows=(0, 24, 38)):
             *map(jnp.asarray, (origin, variance, ranged.min(axis=0), ranged.max(axis=0)))
         )
         fit[v] = jnp.asarray(centred[list(rows)][None])
-    nothing = jnp.full(1, jnp.inf)
-    model = Model(fit, jnp.full((1, len(views)), 1 / len(views)), nothing, nothing)
-    counts = {v: jnp.float32(len(x)) for v, x in enumerate(views)}
+    nothing = np.full(1, np.inf, np.float32)
+    weights = np.full((1, len(views)), 1 / len(views), np.float32)
+    model = Model(fit, weights, nothing, nothing)
+    counts = {v: np.float32(len(x)) for v, x in enumerate(views)}
     return ServerState(counts, scales, (), model, {})
 
 
@@ -205,7 +206,7 @@ def program(config):
         return state.server.models, engine.assign(algorithm, fed, state)
 
     def call(fed, server, hyper, known=None):
-        everyone = tuple(jnp.ones(cohort.n_clients, bool) for cohort in fed.cohorts)
+        everyone = tuple(np.ones(cohort.n_clients, bool) for cohort in fed.cohorts)
         return step(fed, server, hyper, known or everyone)
 
     return call
@@ -297,7 +298,7 @@ def test_a_client_that_joins_after_the_setup_adds_nothing_and_is_assigned():
     rows, server = shares("iid"), started(views)
     fed = federation(views, rows)
     hyper = hyperparams(fuzzifier=1.2)
-    known = (jnp.arange(CLIENTS) != 2,)
+    known = (np.arange(CLIENTS) != 2,)
     models, labels = program(FedHKConfig(C))(fed, server, hyper, known)
     data = plain_data(views, "bandwidth")
     others = np.concatenate([rows[i] for i in (0, 1, 3)])
@@ -341,7 +342,12 @@ def test_scales_of_a_view_are_of_those_who_hold_it():
     )
     algorithm = e_fkmvc(FedHKConfig(1))
     algorithm = algorithm._replace(setup=algorithm.setup[:2])
-    server = engine.setup(algorithm, of, KEY, engine.start(algorithm, of, KEY))[0].server
+
+    @jax.jit
+    def scales(fed):
+        return engine.setup(algorithm, fed, KEY, engine.start(algorithm, fed, KEY))[0].server
+
+    server = scales(of)
     assert (server.counts[0], server.counts[1]) == (3, 2)
     for v, mean, variance in ((0, 4.0, (9 + 1 + 16) / 3), (1, 7.0, 4.0)):
         np.testing.assert_allclose(server.scales[v].origin, [mean])
@@ -351,32 +357,33 @@ def test_scales_of_a_view_are_of_those_who_hold_it():
 def test_what_a_client_that_is_absent_would_say_before_the_rounds_counts_nowhere():
     views, _ = make_views()
     algorithm = e_fkmvc(FedHKConfig(C, "minmax", n_restarts=1))
-    server, _ = algorithm.init(KEY, federation(views, shares("iid")))
+    server, _ = jax.jit(algorithm.init)(KEY, federation(views, shares("iid")))
     server = server._replace(scales=started(views, "minmax").scales)
     _, _, ranges, summaries, *_ = algorithm.setup
-    there = jnp.array([1.0, 0.0])
+    there = np.float32([1.0, 0.0])
     blank = server._replace(
         scales={v: s._replace(low=s.low + 99, high=s.high - 99) for v, s in server.scales.items()}
     )
     told = {
-        v: (jnp.zeros((2, d)).at[1].set(-500.0), jnp.ones((2, d)).at[1].set(500.0))
+        v: (np.float32([[0.0] * d, [-500.0] * d]), np.float32([[1.0] * d, [500.0] * d]))
         for v, d in enumerate(WIDTHS)
     }
-    found, _ = ranges.server(KEY, blank, (told,), (there,))
+    found, _ = jax.jit(ranges.server)(KEY, blank, (told,), (there,))
     for scale in found.scales.values():
         assert np.all(scale.low == 0) and np.all(scale.high == 1)
-    rows = jax.random.normal(KEY, (2, 2 * C, D)).at[1].add(50.0)
-    counts = jnp.full((2, 2 * C), 5.0)
+    rows = np.random.default_rng(0).normal(size=(2, 2 * C, D)).astype(np.float32)
+    rows[1] += 50
+    counts = np.full((2, 2 * C), 5.0, np.float32)
     start = jax.jit(summaries.server)
     absent, _ = start(KEY, server, ((rows, counts),), (there,))
-    silent, _ = start(KEY, server, ((rows, counts.at[1].set(0.0)),), (jnp.ones(2),))
+    silent, _ = start(KEY, server, ((rows, counts * there[:, None]),), (np.ones(2, np.float32),))
     chex.assert_trees_all_equal(absent.models.fit, silent.models.fit)
     turned, _ = start(KEY, server, ((rows[::-1], counts[::-1]),), (there[::-1],))
     chex.assert_trees_all_equal(absent.models.fit, turned.models.fit)  # nor does their order
     assert (
         max(
-            float(jnp.abs(a / jnp.sqrt(server.scales[v].variance)).max())
-            for v, a in absent.models.fit.items()
+            np.abs(a / np.sqrt(server.scales[v].variance)).max()
+            for v, a in jax.device_get(absent.models.fit).items()
         )
         < 10
     )
@@ -387,19 +394,19 @@ def test_no_summary_is_of_one_sample_and_starts_are_in_units_of_the_features():
     x = np.append(np.linspace(-1, 1, 20).reshape(10, 2), [[90.0, 90.0]], axis=0)
     of = Federation.from_clients([{0: x}])
     algorithm = e_fkmvc(FedHKConfig(2, n_restarts=1))
-    server, (state,) = algorithm.init(KEY, of)
+    server, (state,) = jax.jit(algorithm.init)(KEY, of)
     scales = {0: server.scales[0]._replace(variance=jnp.float32(9.0))}
     phase, server = algorithm.setup[2], server._replace(scales=scales)
     sent = phase.broadcast(server, (0,))
-    _, (means, counts), _ = phase.client(
-        KEY, sent, *jax.tree.map(lambda a: a[0], (state, of.cohorts[0]))
-    )
+    one = jax.tree.map(lambda a: a[0], jax.device_get((state, of.cohorts[0])))
+    _, (means, counts), _ = jax.jit(phase.client)(KEY, sent, *one)
     place = int(np.argmax(counts))
     assert sorted(counts.tolist()) == [0, 0, 0, 10]
     np.testing.assert_allclose(means[place], x[:10].mean(axis=0) / 3, atol=1e-6)
     assert not np.delete(means, place, axis=0).any()
-    rows = jnp.zeros((1, 4, 2)).at[0, 1].set(1.0)
-    after, _ = phase.server(KEY, server, ((rows, jnp.full((1, 4), 5.0)),), (jnp.ones(1),))
+    rows = np.float32([[[0, 0], [1, 1], [0, 0], [0, 0]]])
+    sizes = np.full((1, 4), 5.0, np.float32)
+    after, _ = jax.jit(phase.server)(KEY, server, ((rows, sizes),), (np.ones(1, np.float32),))
     found = np.sort(np.asarray(after.models.fit[0][0]), axis=0)
     np.testing.assert_allclose(found, [[0, 0], [3, 3]], atol=1e-5)
 
@@ -424,16 +431,18 @@ def test_views_weigh_in_a_fit_as_in_the_objective_and_its_change_is_told():
     server = started(make_views()[0])
     scales = {v: s._replace(variance=jnp.float32(2 + 3 * v)) for v, s in server.scales.items()}
     models = server.models._replace(log_objective=jnp.ones(1))
-    nothing = jax.tree.map(jnp.zeros_like, models.fit)
-    weights = {v: jnp.ones((1, C)) for v in range(S)}
-    costs = {0: jnp.array([4.0]), 1: jnp.array([1.0])}
-    sums = Sums(nothing, weights, costs, jnp.ones(1), jnp.ones(1))
-    new, _ = phase.server(
+    nothing = jax.tree.map(np.zeros_like, models.fit)
+    weights = {v: np.ones((1, C), np.float32) for v in range(S)}
+    costs = {0: np.float32([4.0]), 1: np.float32([1.0])}
+    one = np.ones(1, np.float32)
+    sums = Sums(nothing, weights, costs, one, one)
+    new, _ = jax.jit(phase.server)(
         KEY, server._replace(scales=scales, models=models), (sums,), (jnp.float32(1),)
     )
     # v is C^(-1/2), that is 1/3 and 2/3; the present objective is that of the weights before.
     np.testing.assert_allclose(new.models.view_weights, [[1 / 3, 2 / 3]], rtol=1e-5)
-    ratio = new.models.fit[1][0, 0, 0] / new.models.fit[0][0, 0, 0]
+    first, second = (np.asarray(a)[0, 0, 0] for a in new.models.fit.values())
+    ratio = second / first
     assert ratio == pytest.approx((2 / 5) * 2**3, rel=1e-5)
     np.testing.assert_allclose(new.models.log_objective, [np.log(5 / 8)], rtol=1e-5)
     np.testing.assert_allclose(new.models.change, [1 - np.log(5 / 8)], rtol=1e-5)
@@ -450,21 +459,23 @@ def test_a_run_ends_when_every_start_does():
 def test_far_from_all_centres_the_weighted_exponents_tell():
     """By hand: all KED are 1. 36 + 121 / 4 is less than 64 + 81 / 4, and without weights more."""
     samples = Samples(
-        dict.fromkeys((0, 1), jnp.array([[10.0]])), dict.fromkeys((0, 1), jnp.ones(())), jnp.ones(1)
+        dict.fromkeys((0, 1), np.float32([[10.0]])),
+        dict.fromkeys((0, 1), np.float32(1)),
+        np.ones(1, np.float32),
     )
-    centres = {0: jnp.array([[4.0], [2.0]]), 1: jnp.array([[-1.0], [1.0]])}
+    centres = {0: np.float32([[4.0], [2.0]]), 1: np.float32([[-1.0], [1.0]])}
     for weights, expected in (((2 / 3, 1 / 3), 0), ((1 / 2, 1 / 2), 1)):
-        found = nearest(hyperparams(alpha=2.0), samples, centres, jnp.array(weights))
+        found = jax.jit(nearest)(hyperparams(alpha=2.0), samples, centres, np.float32(weights))
         assert found.tolist() == [expected]
     # Who was not there for the end has nothing of its own, and takes the model's weights as well.
     of = Federation.from_clients([dict.fromkeys((0, 1), np.full((2, 1), 10.0))])
     method = e_fkmvc(FedHKConfig(2, personal="mix", n_restarts=1), hyperparams(alpha=2.0))
-    server, (state,) = method.init(KEY, of)
+    server, (state,) = jax.jit(method.init)(KEY, of)
     scales = {v: s._replace(variance=jnp.float32(0.5)) for v, s in server.scales.items()}
     fit = {v: a[None] for v, a in centres.items()}
     models = server.models._replace(fit=fit, view_weights=jnp.array([[2 / 3, 1 / 3]]))
-    state, client = jax.tree.map(lambda a: a[0], (state, of.cohorts[0]))
-    labels = method.assign(server._replace(models=models, scales=scales), state, client)
+    state, client = jax.tree.map(lambda a: a[0], jax.device_get((state, of.cohorts[0])))
+    labels = jax.jit(method.assign)(server._replace(models=models, scales=scales), state, client)
     assert labels[client.mask].tolist() == [0, 0]
 
 
@@ -555,7 +566,7 @@ def test_gradient_steps_are_those_of_automatic_differentiation(per_sample):
 
     for alpha in (2.0, 5.0, np.inf):
         eta = 2.0
-        (moved, lowered), expected = both(jnp.float32(alpha), jnp.float32(eta))
+        (moved, lowered), expected = jax.device_get(both(np.float32(alpha), np.float32(eta)))
         for slopes, slope in expected:
             found = {v: (centres[v] - moved[v]) * n / eta for v in centres}
             chex.assert_trees_all_close(found, slopes, rtol=1e-3, atol=3e-4)
@@ -575,17 +586,13 @@ def test_a_fuzzy_sum_for_a_cluster_without_rows_is_the_nearest_row_and_a_guard_k
     rng = np.random.default_rng(0)
     x = rng.normal(size=(24, 2)).astype(np.float32)
     x[7] = [3.5, 0.0]
-    samples = Samples({0: jnp.asarray(x)}, {0: jnp.float32(0.05)}, jnp.ones(24, bool))
-    sums = local_sums(
-        FedHKConfig(2),
-        FedHKHyperparams(),
-        samples,
-        {0: jnp.array([[0.0, 0.0], [9.0, 0.0]])},
-        jnp.ones(1),
-    )
+    samples = Samples({0: x}, {0: np.float32(0.05)}, np.ones(24, bool))
+    centres = {0: np.float32([[0.0, 0.0], [9.0, 0.0]])}
+    summed = jax.jit(lambda *args: local_sums(FedHKConfig(2), FedHKHyperparams(), *args))
+    sums = jax.device_get(summed(samples, centres, np.ones(1, np.float32)))
     assert sums.weights[0][1] < 0.1
     np.testing.assert_allclose(sums.numerators[0][1] / sums.weights[0][1], x[7], atol=0.02)
-    kept = guarded(2)(KEY, sums, ())
+    kept = jax.device_get(jax.jit(guarded(2))(KEY, sums, ()))
     np.testing.assert_array_equal(kept.numerators[0][1], 0)
     assert kept.weights[0][1] == 0
     np.testing.assert_array_equal(kept.numerators[0][0], sums.numerators[0][0])
@@ -665,33 +672,39 @@ def test_averages_count_stale_centres_and_sums_do_not():
     """Only one client of 14 samples in 48 has the second class: the others hold its centre back."""
     views, truth = make_views(5, spread=0.05)
     fed, server = federation(views, shares("sorted")), started(views)
-    start = {v: a.at[:, 1].add(0.4) for v, a in server.models.fit.items()}
+    start = {v: np.array(a) for v, a in server.models.fit.items()}
+    for a in start.values():
+        a[:, 1] += np.float32(0.4)
     server = server._replace(models=server.models._replace(fit=start))
     hyper = hyperparams(fuzzifier=1.05)
     averaged, _ = program(FedHKConfig(C, aggregation="average", local_steps=2))(fed, server, hyper)
     summed, _ = program(FedHKConfig(C))(fed, server, hyper)
+    averaged, summed = jax.device_get((averaged.fit, summed.fit))
     for v, x in enumerate(views):
         mean = (x - np.asarray(server.scales[v].origin))[truth == 1].mean(axis=0)
-        np.testing.assert_allclose(summed.fit[v][0, 1], mean, atol=0.01)
-        held_back = np.asarray(start[v][0, 1]) * 34 / 48 + mean * 14 / 48
-        np.testing.assert_allclose(averaged.fit[v][0, 1], held_back, atol=0.01)
+        np.testing.assert_allclose(summed[v][0, 1], mean, atol=0.01)
+        held_back = start[v][0, 1] * 34 / 48 + mean * 14 / 48
+        np.testing.assert_allclose(averaged[v][0, 1], held_back, atol=0.01)
 
 
 def test_averages_of_a_view_are_over_those_who_hold_it():
     """By hand: clients of weight 6 and 2, of which the second lacks the second view."""
     (phase,) = e_fkmvc(FedHKConfig(C, aggregation="average")).round
     server = started(make_views()[0])
-    ones = {v: jnp.ones((1, C, d)) for v, d in enumerate(WIDTHS)}
+    ones = {v: np.ones((1, C, d), np.float32) for v, d in enumerate(WIDTHS)}
     first = Averages(
         {0: 6 * ones[0], 1: 12 * ones[1]},
-        {0: jnp.array([3.0]), 1: jnp.array([3.0])},
-        jnp.array([6.0]),
-        jnp.array([5.0]),
+        {0: np.float32([3.0]), 1: np.float32([3.0])},
+        np.float32([6.0]),
+        np.float32([5.0]),
     )
-    second = Averages({0: 10 * ones[0]}, {0: jnp.array([1.8])}, jnp.array([2.0]), jnp.array([3.0]))
+    second = Averages(
+        {0: 10 * ones[0]}, {0: np.float32([1.8])}, np.float32([2.0]), np.float32([3.0])
+    )
     models = server.models._replace(log_objective=jnp.zeros(1))
     state = server._replace(models=models)
-    new, _ = phase.server(KEY, state, (first, second), (jnp.float32(1), jnp.float32(1)))
+    there = (np.float32(1), np.float32(1))
+    new, _ = jax.jit(phase.server)(KEY, state, (first, second), there)
     np.testing.assert_allclose(new.models.fit[0], 2 * ones[0], rtol=1e-6)
     np.testing.assert_allclose(new.models.fit[1], 2 * ones[1], rtol=1e-6)
     # 4.8 / 8 and 3 / 6, which do not add up to 1.
@@ -783,7 +796,7 @@ def test_limits_of_personal_centres():
         mid = (np.asarray(weights, float) + local) / 2
     np.testing.assert_allclose(half, mid, rtol=1e-3)
     gaps = [
-        sum(float(jnp.sum((a - anchor[v_id]) ** 2)) for v_id, a in moved.items())
+        sum(((np.asarray(a) - anchor[v_id]) ** 2).sum() for v_id, a in moved.items())
         for moved, _ in (
             found("proximal", view_mix=0.0, tau=tau) for tau in (0.0, 0.1, 1.0, 10.0, 1e3)
         )
@@ -797,7 +810,7 @@ def test_a_client_keeps_the_global_centre_of_a_cluster_that_it_has_no_sample_of(
     moved, _ = personal("proximal")(
         hyperparams(fuzzifier=1.05, tau=tau), samples, anchor, jnp.full(S, 1 / S)
     )
-    for v, a in moved.items():
+    for v, a in jax.device_get(moved).items():
         np.testing.assert_allclose(a[1:], anchor[v][1:], atol=1e-5)
         assert np.abs(a[0] - anchor[v][0]).min() > 0.1
 
@@ -856,9 +869,9 @@ def test_bytes_are_those_of_the_closed_forms(config, up):
 )
 def test_the_first_of_the_best_starts_counts(objectives, place):
     n = len(objectives)
-    models = Model({}, jnp.ones((n, 2)), jnp.array(objectives), jnp.zeros(n))
-    assert best_start(models) == place
-    assert best(models, jnp.arange(n)) == place
+    models = Model({}, np.ones((n, 2)), np.float32(objectives), np.zeros(n))
+    assert jax.jit(best_start)(models) == place
+    assert jax.jit(best)(models, np.arange(n)) == place
 
 
 WHOLE = FedHKConfig(C, personal="proximal", personal_steps=3, n_restarts=2)
@@ -1084,12 +1097,12 @@ def test_rows_beyond_every_kernel_go_to_the_nearest_centre():
     x = np.linspace(0.0, 0.1, 20, dtype=np.float32)[:, None] + 0.8 * (np.arange(20)[:, None] % 2)
     federation = Federation.from_clients([{0: np.repeat(x, 3, 1), 1: np.repeat(x, 2, 1)}])
     algorithm = e_fkmvc(FedHKConfig(2))
-    server = engine.run(algorithm, federation, KEY, 5).state.server
+    server = jax.jit(lambda fed: engine.run(algorithm, fed, KEY, 5))(federation).state.server
     far = np.float32([[-90.0], [-9.0], [-3.0], [0.1], [0.8], [4.0], [9.0], [90.0]])
     rows = Federation.from_clients([{0: np.repeat(far, 3, 1), 1: np.repeat(far, 2, 1)}])
-    _, states = algorithm.init(KEY, rows)
-    one = jax.tree.map(lambda x: x[0], (states[0], rows.cohorts[0]))
-    found = np.asarray(algorithm.assign(server, *one))
+    _, states = jax.jit(algorithm.init)(KEY, rows)
+    one = jax.tree.map(lambda x: x[0], jax.device_get((states[0], rows.cohorts[0])))
+    found = np.asarray(jax.jit(algorithm.assign)(server, *one))
     assert len(set(found[:4])) == len(set(found[4:])) == 1 and found[0] != found[-1]
 
 

@@ -73,13 +73,18 @@ def blobs():
         [{v: x[rows] for v, x in enumerate(views)} for rows in cuts], [labels[r] for r in cuts]
     )
     poisoned = [
-        c.replace(views=tuple(jnp.where(c.mask[..., None], x, jnp.nan) for x in c.views))
+        c.replace(views=tuple(np.where(c.mask[..., None], x, np.float32(np.nan)) for x in c.views))
         for c in of.cohorts
     ]
     return of.replace(cohorts=tuple(poisoned))
 
 
 FEDERATION = blobs()
+
+
+def first_of(tree):
+    """The first client, NumPy."""
+    return jax.tree.map(lambda x: x[0], jax.device_get(tree))
 
 
 def settings(z=0.0, **others):
@@ -199,9 +204,9 @@ CRAFTED = np.float32(
 
 def test_no_sample_shows_by_a_nan_whatever_a_server_sends():
     algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(0.0))
-    server, states = algorithm.init(KEY, FEDERATION)
-    state, client = jax.tree.map(lambda x: x[0], (states[0], FEDERATION.cohorts[0]))
-    fewer = client.replace(mask=client.mask.at[0].set(False))
+    server, (states,) = jax.jit(algorithm.init)(KEY, FEDERATION)
+    state, client = first_of(states), first_of(FEDERATION.cohorts[0])
+    fewer = client.replace(mask=client.mask & (np.arange(len(client.mask)) > 0))
 
     def messages(crafted, client):
         centre, variance, origin, weight = crafted
@@ -237,28 +242,35 @@ def test_no_sample_shows_by_a_nan_whatever_a_server_sends():
 def test_no_sample_shows_by_a_nan_whatever_the_bandwidth(beta):
     """A sample that lies on a centre, whose coefficient overflows."""
     algorithm = e_fkmvc_with_noise(CONFIG, HYPER.replace(beta=beta), settings(0.0))
-    server, states = algorithm.init(KEY, FEDERATION)
+    server, (states,) = jax.jit(algorithm.init)(KEY, FEDERATION)
     scales = {
-        v: s._replace(variance=jnp.float32(1e-12), origin=jnp.full_like(s.origin, 0.5))
+        v: s._replace(variance=np.float32(1e-12), origin=np.full_like(s.origin, 0.5))
         for v, s in server.scales.items()
     }
-    state, client = jax.tree.map(lambda x: x[0], (states[0], FEDERATION.cohorts[0]))
-    client = client.replace(views=tuple(x.at[0].set(0.5) for x in client.views))
-    fewer = client.replace(mask=client.mask.at[0].set(False))
+    state, client = first_of(states), first_of(FEDERATION.cohorts[0])
+    is_first = np.arange(len(client.mask)) == 0
+    on_centre = [np.where(is_first[:, None], np.float32(0.5), x) for x in client.views]
+    client = client.replace(views=tuple(on_centre))
+    fewer = client.replace(mask=client.mask & ~is_first)
     (phase,) = algorithm.round
-    sent = phase.broadcast(server, (0, 1))
-    message = jax.jit(lambda c: phase.client(KEY, sent, state.replace(scales=scales), c)[1])
-    change = jax.tree.map(jnp.subtract, message(client), message(fewer))
+
+    @jax.jit
+    def message(client):
+        sent = phase.broadcast(server, (0, 1))
+        return phase.client(KEY, sent, state.replace(scales=scales), client)[1]
+
+    change = jax.tree.map(np.subtract, *jax.device_get((message(client), message(fewer))))
     flat = np.concatenate([np.ravel(x) for x in jax.tree.leaves(change)])
     assert np.linalg.norm(flat) <= sensitivity("round", DIMS) * (1 + 1e-4)
 
 
 def test_scales_are_brought_into_the_range_of_an_honest_server():
     """The ball about 0.5 of radius 0.5 * 2 in four features; variances from a millionth of that."""
-    sent = jnp.array([9.0, -9.0, np.nan, 0.6])
+    sent, empty = np.float32([9.0, -9.0, np.nan, 0.6]), np.zeros(0, np.float32)
+    believe = jax.jit(functools.partial(believed, settings()))
     for variance, expected in ((1e9, 1.0), (0.3, 0.3), (1e-12, 1e-6), (-1.0, 1e-6)):
-        scale = Scale(sent, jnp.float32(variance), jnp.zeros(0), jnp.zeros(0))
-        found = believed(settings(), {3: scale})[3]
+        scale = Scale(sent, np.float32(variance), empty, empty)
+        found = believe({3: scale})[3]
         np.testing.assert_allclose(found.origin, [1.5, -0.5, 0.0, 0.6], rtol=1e-6)
         np.testing.assert_allclose(found.variance, expected, rtol=1e-5)
 
@@ -306,9 +318,9 @@ def test_what_can_be_told_of_a_sample_is_little_less_than_epsilon():
     noisy, clean = (
         e_fkmvc_with_noise(config, HYPER, settings(x, shared_by=1, start_steps=1)) for x in (z, 0.0)
     )
-    server, (state,) = noisy.init(KEY, of)
-    state, there = jax.tree.map(lambda x: x[0], (state, cohort))
-    gone = there.replace(mask=there.mask.at[0].set(False))
+    server, (states,) = jax.jit(noisy.init)(KEY, of)
+    state, there = first_of(states), first_of(cohort)
+    gone = there.replace(mask=there.mask & (np.arange(len(there.mask)) > 0))
     phases = [*zip(KINDS, noisy.setup + noisy.round, clean.setup + clean.round, strict=True)]
 
     def one(key, has_sample):
@@ -356,10 +368,11 @@ def test_noise_is_normal_with_the_stated_deviation_in_every_leaf(shared_by):
     z = 0.7
     send = jax.jit(functools.partial(send_all, shared_by=shared_by))
     keys = jax.random.split(jax.random.key(5), 400)
-    for kind, noisy, clean in zip(KINDS, send(z, keys), send(0.0, keys), strict=True):
+    noisy_sent, clean_sent = jax.device_get((send(z, keys), send(0.0, keys)))
+    for kind, noisy, clean in zip(KINDS, noisy_sent, clean_sent, strict=True):
         sigma = z * sensitivity(kind, DIMS) / math.sqrt(shared_by)
         drawn = [
-            np.asarray(a - b, np.float64).reshape(len(keys), -1) / sigma
+            (a - b).astype(np.float64).reshape(len(keys), -1) / sigma
             for a, b in zip(jax.tree.leaves(noisy), jax.tree.leaves(clean), strict=True)
         ]
         for leaf in drawn:
@@ -414,8 +427,8 @@ def moments_released(z, total, n_clients=float(M), clip=1.0):
 def test_moments_from_a_release_by_hand():
     # 9 samples, sigma = 0.5 sqrt(5), radius 0.5 sqrt(2). The mean 0.2 is 0.2 radii from the origin;
     # of its squared norm 2 (sigma / 9)^2 are noise.
-    sums = {0: jnp.array([1.8, 0.0]), 1: jnp.zeros(2)}
-    new = moments_released(0.5, Release(sums, jnp.float32(9), {0: 4.5, 1: 0.0}))
+    sums = {0: np.float32([1.8, 0.0]), 1: np.zeros(2, np.float32)}
+    new = moments_released(0.5, Release(sums, np.float32(9), {0: 4.5, 1: 0.0}))
     scale, noise = new.scales[0], 2 * (0.25 * 5) / 81
     np.testing.assert_allclose(scale.origin, [0.5 + 0.2 * 0.5 * 2**0.5, 0.5], rtol=1e-5)
     np.testing.assert_allclose(scale.variance, (4.5 / 9 - 0.2**2 + noise) * 0.5, rtol=1e-5)
@@ -426,7 +439,7 @@ def test_moments_from_a_release_by_hand():
 @pytest.mark.parametrize(("clip", "share"), [(0.25, 0.25), (3.0, 1.0)])
 def test_first_centres_of_views_lie_in_directions_of_their_own(clip, share):
     """Views of the same width too; as far out as a typical sample, and no farther than B."""
-    total = Release({v: jnp.zeros(2) for v in (0, 1)}, jnp.float32(9), {0: 1.0, 1: 1.0})
+    total = Release(dict.fromkeys((0, 1), np.zeros(2)), np.float32(9), {0: 1.0, 1: 1.0})
     new = moments_released(0.0, total, float(M), clip)
     first, second = (np.asarray(new.models.fit[v][0]) for v in (0, 1))
     lengths = [np.linalg.norm(a, axis=1) for a in (first, second)]
@@ -436,7 +449,7 @@ def test_first_centres_of_views_lie_in_directions_of_their_own(clip, share):
 
 
 def test_a_release_of_fewer_clients_than_share_the_noise_is_refused():
-    total = Release({v: jnp.zeros(2) for v in (0, 1)}, jnp.float32(9), {0: 1.0, 1: 1.0})
+    total = Release(dict.fromkeys((0, 1), np.zeros(2)), np.float32(9), {0: 1.0, 1: 1.0})
     assert np.all(np.isnan(moments_released(0.0, total, M - 1.0, 3.0).models.fit[0]))
 
 
@@ -446,13 +459,13 @@ def test_a_step_of_k_means_measures_every_view_in_its_variance():
     Of two samples, one of them padding: sums of u = x / B, and g = sqrt(2) / 4^(1/4) times sizes.
     """
     scales = {
-        v: Scale(jnp.zeros(2), jnp.float32(variance), jnp.zeros(0), jnp.zeros(0))
+        v: Scale(np.zeros(2), np.float32(variance), np.zeros(0), np.zeros(0))
         for v, variance in ((0, 100.0), (1, 1.0))
     }
-    x = {0: jnp.array([[5.0, 0.0]] * 2), 1: jnp.array([[0.0, 0.8]] * 2)}
-    centres = {0: jnp.array([[5.0, 0.0], [0.0, 0.0]]), 1: jnp.array([[0.0, 0.0], [0.0, 0.8]])}
-    samples = Samples(x, {}, jnp.array([True, False]))
-    found = start_sums(settings(clip=2.0), scales, samples, centres)
+    x = {0: np.float32([[5.0, 0.0]] * 2), 1: np.float32([[0.0, 0.8]] * 2)}
+    centres = {0: np.float32([[5.0, 0.0], [0.0, 0.0]]), 1: np.float32([[0.0, 0.0], [0.0, 0.8]])}
+    samples = Samples(x, {}, np.array([True, False]))
+    found = jax.jit(functools.partial(start_sums, settings(clip=2.0)))(scales, samples, centres)
     # (5 / 10)^2 is less than 0.8^2, and 5^2 more.
     np.testing.assert_allclose(found.sums[0], [[0, 0], [5 / 20, 0]], rtol=1e-6)
     np.testing.assert_allclose(found.sums[1], [[0, 0], [0, 0.8 / 2]], rtol=1e-6)
@@ -461,16 +474,16 @@ def test_a_step_of_k_means_measures_every_view_in_its_variance():
 
 def test_costs_that_noise_hides_count_as_large_as_the_noise():
     """A view whose noisy cost is negative does not lose its weight."""
-    scale = Scale(jnp.zeros(2), jnp.float32(1.0), jnp.zeros(0), jnp.zeros(0))
-    model = Model(
-        {v: jnp.zeros((1, C, 2)) for v in (0, 1)}, jnp.full((1, 2), 0.5), *jnp.zeros((2, 1))
-    )
+    scale = Scale(np.zeros(2), np.float32(1.0), np.zeros(0), np.zeros(0))
+    fit = {v: np.zeros((1, C, 2), np.float32) for v in (0, 1)}
+    model = Model(fit, np.full((1, 2), 0.5), np.zeros(1), np.zeros(1))
     state = ServerState({}, {0: scale, 1: scale}, (), model, {})
     (phase,) = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0)).round
     sigma = sensitivity("round", (2, 2))
-    zeros = {v: jnp.zeros((C, 2)) for v in (0, 1)}
-    total = Release(zeros, {v: jnp.zeros(C) for v in (0, 1)}, {0: -7.0, 1: 16 * sigma})
-    new, _ = phase.server(KEY, state, (total,), (jnp.float32(M),))
+    zeros = {v: np.zeros((C, 2), np.float32) for v in (0, 1)}
+    weights = {v: np.zeros(C, np.float32) for v in (0, 1)}
+    total = Release(zeros, weights, {0: -7.0, 1: 16 * sigma})
+    new, _ = jax.jit(phase.server)(KEY, state, (total,), (np.float32(M),))
     # alpha is 5: C^(-1/4).
     np.testing.assert_allclose(new.models.view_weights, [[2 / 3, 1 / 3]], rtol=1e-5)
 
@@ -482,27 +495,27 @@ def test_rows_are_labelled_as_they_were_clipped():
     """
     of = Federation.from_clients([{0: np.array([[3.0, 4.0], [0.0, 0.0]])}])
     algorithm = e_fkmvc_with_noise(FedHKConfig(2), HYPER, settings(shared_by=1))
-    server, (states,) = algorithm.init(KEY, of)
-    state, client = jax.tree.map(lambda x: x[0], (states, of.cohorts[0]))
-    models = server.models._replace(fit={0: jnp.array([[[0.9, 0.0], [0.0, 0.2]]])})
-    scales = {0: server.scales[0]._replace(variance=jnp.float32(1.0))}
-    labels = algorithm.assign(server._replace(models=models, scales=scales), state, client)
+    server, (states,) = jax.jit(algorithm.init)(KEY, of)
+    state, client = first_of(states), first_of(of.cohorts[0])
+    models = server.models._replace(fit={0: np.float32([[[0.9, 0.0], [0.0, 0.2]]])})
+    scales = {0: server.scales[0]._replace(variance=np.float32(1.0))}
+    ready = server._replace(models=models, scales=scales)
+    labels = np.asarray(jax.jit(algorithm.assign)(ready, state, client))
     np.testing.assert_array_equal(labels[:2], [1, 1])
 
 
 def test_centres_from_a_release_by_hand():
     # Variance 4 and clip 1.5: B = 3. Four features, sigma = 1, g = 0.5.
-    scale = Scale(jnp.zeros(4), jnp.float32(4.0), jnp.zeros(0), jnp.zeros(0))
-    previous = jnp.full((4, 4), 0.7)
-    model = Model({0: previous[None]}, jnp.ones((1, 1)), jnp.zeros(1), jnp.zeros(1))
-    weights = jnp.array([10.0, 10.0, 2.9, 10.0])  # g W
-    sums = jnp.array([[10.0, 0, 0, 0], [0, 40.0, 0, 0], [2.0, 0, 0, 0], [0, 0, 1.0, 0]])  # N / B
-    found = moved(
-        settings(clip=1.5),
+    scale = Scale(np.zeros(4), np.float32(4.0), np.zeros(0), np.zeros(0))
+    previous = np.full((4, 4), 0.7, np.float32)
+    model = Model({0: previous[None]}, np.ones((1, 1)), np.zeros(1), np.zeros(1))
+    weights = np.float32([10.0, 10.0, 2.9, 10.0])  # g W
+    sums = np.float32([[10.0, 0, 0, 0], [0, 40.0, 0, 0], [2.0, 0, 0, 0], [0, 0, 1.0, 0]])  # N / B
+    found = jax.jit(functools.partial(moved, settings(clip=1.5)))(
         ServerState({}, {0: scale}, (), model, {}),
         Release({0: sums}, {0: weights}, {}),
         {0: 0.5},
-        jnp.float32(1.0),
+        np.float32(1.0),
     )[0]
     # W = 20 and e = 3 / 20. N / W = 1.5 is shrunk by 1 - 2 e^2 / 1.5^2; 6 lies outside the ball and
     # becomes 3; a weight below 3 sigma, and a centre smaller than its noise, keep what was.
@@ -679,13 +692,16 @@ def test_a_run_that_would_lack_noise_is_refused_before_it_begins():
 def test_without_a_model_there_are_no_clusters(wrong):
     """As after a sum that was refused, when a client has dropped out."""
     algorithm = e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0))
-    server, states = algorithm.init(KEY, FEDERATION)
-    scales = {v: s._replace(variance=jnp.float32(0.3)) for v, s in server.scales.items()}
-    state, client = jax.tree.map(lambda x: x[0], (states[0], FEDERATION.cohorts[0]))
+    server, (states,) = jax.jit(algorithm.init)(KEY, FEDERATION)
+    scales = {v: s._replace(variance=np.float32(0.3)) for v, s in server.scales.items()}
+    state, client = first_of(states), first_of(FEDERATION.cohorts[0])
+    assign = jax.jit(algorithm.assign)
     for entry in (0.0, wrong):
-        fit = server.models.fit | {1: server.models.fit[1].at[0, 2, 0].set(entry)}
+        of_one = np.array(server.models.fit[1])
+        of_one[0, 2, 0] = entry
+        fit = server.models.fit | {1: of_one}
         sent = server._replace(scales=scales, models=server.models._replace(fit=fit))
-        labels = np.asarray(algorithm.assign(sent, state, client))[np.asarray(client.mask)]
+        labels = np.asarray(assign(sent, state, client))[client.mask]
         assert np.all(labels == 0 if np.isfinite(entry) else labels == -1)
 
 

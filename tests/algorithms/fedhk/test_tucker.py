@@ -256,7 +256,8 @@ def test_a_basis_of_features_is_of_the_rows_as_j_weighs_them():
     rows = {v: rng.normal(size=(6, d)).astype("float32") for v, d in enumerate(WIDTHS)}
     counts = np.array([3, 1, 2, 0, 1, 1], "float32")
     scale = {0: 1.0, 1: 100.0, 2: 0.01}  # units of a view make no difference
-    basis = feature_basis({v: scale[v] * x for v, x in rows.items()}, jnp.array(counts), 3)
+    scaled = {v: np.float32(scale[v]) * x for v, x in rows.items()}
+    basis = np.asarray(jax.jit(feature_basis, static_argnums=2)(scaled, counts, 3))
     repeated = {v: np.repeat(x, np.int32(counts), axis=0) for v, x in rows.items()}
     columns = [
         np.pad(x, ((0, 0), (0, 5 - x.shape[1]))) / np.linalg.norm(x) for x in repeated.values()
@@ -290,34 +291,39 @@ def test_rotated_factors_are_the_same_model():
 
 def low_rank_tensor(seed, ranks=ALL):
     rng = np.random.default_rng(seed)
-    tensor = jnp.array(rng.normal(size=ranks), jnp.float32)
+    tensor = rng.normal(size=ranks)
     for mode, size in enumerate((C, WIDTHS[0], 3)):
         factor = np.linalg.qr(rng.normal(size=(size, ranks[mode])))[0]
-        tensor = tk.mode_product(tensor, factor, mode)
-    return tensor
+        tensor = np.moveaxis(np.tensordot(factor, tensor, (1, mode)), 0, mode)
+    return tensor.astype(np.float32)
 
 
 def distance(x, y):
-    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+    x, y = np.asarray(x), np.asarray(y)
+    return np.linalg.norm(x - y) / np.linalg.norm(y)
+
+
+reconstruct, procrustes = jax.jit(tk.reconstruct), jax.jit(tk.procrustes)
 
 
 def mean_form(*forms):
     """What averages of cores and of factors give, the latter orthonormal again."""
     mean = jax.tree.map(lambda *parts: sum(parts) / len(parts), *forms)
-    return tk.reconstruct(tk.Tucker(mean.core, tuple(map(tk.polar, mean.factors))))
+    return reconstruct(tk.Tucker(mean.core, tuple(map(jax.jit(tk.polar), mean.factors))))
 
 
 def test_gauges_must_agree_before_averages():
     tensor = low_rank_tensor(0)
-    first = tk.hosvd(tensor, ALL)
+    first = jax.device_get(jax.jit(tk.hosvd, static_argnums=1)(tensor, ALL))
     turns = [rotation(r, seed + 10) for seed, r in enumerate(ALL)]
     core = first.core
     for mode, turn in enumerate(turns):
-        core = tk.mode_product(core, turn.T, mode)
+        core = np.asarray(jax.jit(tk.mode_product, static_argnums=2)(core, turn.T, mode))
     second = tk.Tucker(core, tuple(f @ t for f, t in zip(first.factors, turns, strict=True)))
-    assert distance(tk.reconstruct(second), tensor) < 1e-5
+    assert distance(np.asarray(reconstruct(second)), tensor) < 1e-5
     naive = distance(mean_form(first, second), tensor)
-    aligned = distance(mean_form(first, tk.procrustes(second, first.factors)), tensor)
+    turned = jax.device_get(procrustes(second, first.factors))
+    aligned = distance(mean_form(first, turned), tensor)
     assert naive > 0.3 and aligned < 1e-5
 
 
@@ -372,9 +378,9 @@ def three_centres(seed, spread):
     rng = np.random.default_rng(seed)
     tensor = low_rank_tensor(seed)
     for v, d in enumerate(WIDTHS):
-        tensor = tensor.at[:, d:, v].set(0.0)
+        tensor[:, d:, v] = 0
     tensors = [tensor + spread * rng.normal(size=tensor.shape) for _ in range(3)]
-    return [{v: jnp.float32(t[:, :d, v]) for v, d in enumerate(WIDTHS)} for t in tensors]
+    return [{v: np.float32(t[:, :d, v]) for v, d in enumerate(WIDTHS)} for t in tensors]
 
 
 def summaries(seed):
@@ -405,10 +411,12 @@ def test_a_fit_stays_where_no_client_has_weight(alignment):
     """As where `quality` is so large that all weights underflow."""
     codec = codec_of(AVERAGE, ALL, alignment)
     whole = three_centres(0, 1.0)[0]
-    basis, fits = codec.start(summaries(0), jnp.ones(6), jax.tree.map(lambda x: x[None], whole))
-    fit = of_start(fits)
-    nothing = [jax.tree.map(jnp.zeros_like, fit)] * 2, [jnp.float32(0.0)] * 2
-    found = codec.decode(*nothing, fit, basis, dict(enumerate(WIDTHS)))
+    start = jax.jit(codec.start)
+    basis, fits = start(summaries(0), np.ones(6), jax.tree.map(lambda x: x[None], whole))
+    fit = of_start(jax.device_get(fits))
+    nothing = [jax.tree.map(np.zeros_like, fit)] * 2, [np.float32(0.0)] * 2
+    widths = dict(enumerate(WIDTHS))
+    found = jax.jit(lambda *told: codec.decode(*told, widths))(*nothing, fit, basis)
     for new, old in zip(jax.tree.leaves(found), jax.tree.leaves(fit), strict=True):
         np.testing.assert_allclose(new, old, atol=1e-5)
 

@@ -116,16 +116,17 @@ def test_no_row_of_h_travels_alone_with_a_least_cluster_size(federation):
     plain, guarded = (
         build(centroids="federated", min_cluster_size=least).finish[1] for least in (None, 2)
     )
-    client = at(federation.cohorts[1], 0)
-    h = jnp.zeros((len(client.mask), CONFIG.latent_dim)).at[0].set(5.0)
+    client = at(jax.device_get(federation.cohorts[1]), 0)
+    h = np.zeros((len(client.mask), CONFIG.latent_dim), np.float32)
+    h[0] = 5
     assert client.mask[0]
-    centroids = jnp.stack([h[1], h[0]])
+    centroids = h[[1, 0]]
     state = NOTHING._replace(h=h)
-    _, (sums, sizes), _ = plain.client(KEY, centroids, state, client)
-    rows = int(jnp.sum(client.mask))
+    _, (sums, sizes), _ = client_program(plain.client)(KEY, centroids, state, client)
+    rows = client.mask.sum()
     np.testing.assert_array_equal(sums[1], h[0])
     np.testing.assert_array_equal(sizes, [rows - 1, 1])
-    _, (sums, sizes), _ = guarded.client(KEY, centroids, state, client)
+    _, (sums, sizes), _ = client_program(guarded.client)(KEY, centroids, state, client)
     np.testing.assert_array_equal(sums[1], 0)
     np.testing.assert_array_equal(sizes, [rows - 1, 0])
 
@@ -151,16 +152,18 @@ def test_the_order_of_clients_makes_no_difference_nor_does_one_that_is_absent(st
     """Seeds are drawn by place, which would be another one for each order."""
     phase = build(centroids="federated", centroid_starts=starts).finish[0]
     rng = np.random.default_rng(2)
-    centroids = jnp.asarray(rng.normal(size=(6, K, CONFIG.latent_dim)), jnp.float32)
-    sizes = jnp.asarray(rng.integers(1, 9, size=(6, K)), jnp.float32)
-    server = started.server._replace(starts=jnp.zeros(()))
+    centroids = rng.normal(size=(6, K, CONFIG.latent_dim)).astype(np.float32)
+    sizes = rng.integers(1, 9, size=(6, K)).astype(np.float32)
+    server = started.server._replace(starts=np.float32(0))
+    place = np.arange(6)
+    draw = jit(phase.server)
     found = []
     for order in (np.arange(6), np.array([3, 0, 4, 2, 5, 1])):
-        message = centroids[order], sizes[order], jnp.arange(6)[order]
-        there = jnp.asarray(order < 5, jnp.float32)
-        found.append(phase.server(KEY, server, (message,), (there,))[0])
-    message = centroids.at[5].set(50.0), sizes.at[5].set(90.0), jnp.arange(6)
-    found.append(phase.server(KEY, server, (message,), (jnp.ones(6).at[5].set(0.0),))[0])
+        message = centroids[order], sizes[order], place[order]
+        found.append(draw(KEY, server, (message,), (np.float32(order < 5),))[0])
+    centroids[5], sizes[5] = 50, 90
+    message = centroids, sizes, place
+    found.append(draw(KEY, server, (message,), (np.float32(place < 5),))[0])
     for other in found[1:]:
         chex.assert_trees_all_equal(
             (found[0].centroids, found[0].starts), (other.centroids, other.starts)
@@ -170,9 +173,9 @@ def test_the_order_of_clients_makes_no_difference_nor_does_one_that_is_absent(st
 def test_a_centroid_without_rows_stays_where_it_is():
     config = dataclasses.replace(CONFIG, centroids="federated", centroid_rounds=1)
     move = centroids_of(config, FMCSCHyperparams())[1].server
-    server = ServerState({}, jnp.array([[1.0, 1.0], [5.0, 6.0]]))
-    sums = jnp.array([[2.0, 8.0], [0.0, 0.0]]), jnp.array([2.0, 0.0])
-    moved, _ = move(KEY, server, (sums, sums), (1, 1))
+    server = ServerState({}, np.float32([[1.0, 1.0], [5.0, 6.0]]))
+    sums = np.float32([[2.0, 8.0], [0.0, 0.0]]), np.float32([2.0, 0.0])
+    moved, _ = jit(move)(KEY, server, (sums, sums), (1, 1))
     np.testing.assert_array_equal(moved.centroids, [[1.0, 4.0], [5.0, 6.0]])
 
 
@@ -189,13 +192,14 @@ def test_means_that_are_sent_with_a_guard_are_of_the_rows_that_it_counts(
         CONFIG, n_clusters=3, centroids="federated", centroid_rounds=1, min_cluster_size=1
     )
     phase = centroids_of(config, FMCSCHyperparams(limit=2))[0]
-    client = at(federation.cohorts[1], 0)
+    client = at(jax.device_get(federation.cohorts[1]), 0)
     sent = phase.broadcast(pretrained.server, client.view_ids)
-    kept, (means, sizes, _), _ = phase.client(KEY, sent, NOTHING, client)
+    kept, (means, sizes, _), _ = jit(phase.client)(KEY, sent, NOTHING, client)
+    sizes, means = np.asarray(sizes), np.asarray(means)
     assert sizes[2] == 0 and np.all(sizes[:2] > 0)  # clusters beyond the limit have no rows
     rows = np.asarray(kept.h)[np.asarray(client.mask)]
     assert sizes.sum() == len(rows)
-    away = ((rows[:, None] - np.asarray(means)[None, :2]) ** 2).sum(-1)
+    away = ((rows[:, None] - means[None, :2]) ** 2).sum(-1)
     expected = [rows[away.argmin(1) == k].mean(0) for k in range(2)]
     np.testing.assert_allclose(means[:2], expected, atol=1e-5)
 
@@ -203,12 +207,10 @@ def test_means_that_are_sent_with_a_guard_are_of_the_rows_that_it_counts(
 def new_clients(view_ids, n=3, rows=9):
     rng = np.random.default_rng(8)
     return Cohort(
-        views=tuple(
-            jnp.asarray(rng.normal(size=(n, rows, DIMS[v])), jnp.float32) for v in view_ids
-        ),
-        mask=jnp.arange(rows)[None] < jnp.array([9, 6, 7])[:, None],
-        sample_ids=jnp.zeros((n, rows), jnp.int32),
-        client_ids=jnp.arange(100, 100 + n),
+        views=tuple(rng.normal(size=(n, rows, DIMS[v])).astype(np.float32) for v in view_ids),
+        mask=np.arange(rows) < np.array([9, 6, 7])[:, None],
+        sample_ids=np.zeros((n, rows), np.int32),
+        client_ids=np.arange(100, 100 + n),
         view_ids=view_ids,
     )
 
@@ -256,23 +258,26 @@ def test_of_several_starts_the_one_of_least_inertia_counts(limit):
         CONFIG, n_clusters=size, centroids="federated", centroid_rounds=2, centroid_starts=5
     )
     own, first, _, last = centroids_of(config, FMCSCHyperparams(limit=limit))
-    server = ServerState({}, jnp.zeros((size, 3)), jnp.zeros((5, size, CONFIG.latent_dim)))
+    server = ServerState({}, np.zeros((size, 3)), np.zeros((5, size, CONFIG.latent_dim)))
     found = [KMeans(k, n_init=1, random_state=0).fit(x) for x in rows]
     more = ((0, 0), (0, size - k), (0, 0))
-    message = [
-        jnp.pad(jnp.stack([jnp.asarray(f.cluster_centers_, jnp.float32) for f in found]), more),
-        jnp.stack([jnp.bincount(f.labels_, length=size).astype(jnp.float32) for f in found]),
-        jnp.arange(2),
-    ]
-    server, _ = own.server(KEY, server, (tuple(message),), (jnp.ones(2),))
+    message = (
+        np.pad(np.float32([f.cluster_centers_ for f in found]), more),
+        np.float32([np.bincount(f.labels_, minlength=size) for f in found]),
+        np.arange(2),
+    )
+    server, _ = jit(own.server)(KEY, server, (message,), (np.ones(2, np.float32),))
     starts = np.asarray(server.starts)[:, :k]
     for _ in range(2):
         replies = []
         for x in rows:
-            padded = jnp.concatenate([x, jnp.full((2, CONFIG.latent_dim), 50.0)])
-            client = Cohort((), jnp.arange(len(padded)) < len(x), None, None, ())
-            replies.append(first.client(KEY, server.starts, NOTHING._replace(h=padded), client)[1])
-        server, info = first.server(KEY, server, (jax.tree.map(jnp.add, *replies),), (2,))
+            # As many rows for both clients: one program.
+            padded = np.concatenate([x, np.full((16 - len(x), CONFIG.latent_dim), 50, np.float32)])
+            client = Cohort((), np.arange(16) < len(x), None, None, ())
+            state = NOTHING._replace(h=padded)
+            replies.append(client_program(first.client)(KEY, server.starts, state, client)[1])
+        total = jax.tree.map(np.add, *jax.device_get(replies))
+        server, info = client_program(first.server)(KEY, server, (total,), (2,))
         everything = np.concatenate(rows)
         squares = ((everything[None, :, None] - starts[:, None]) ** 2).sum(-1)
         np.testing.assert_allclose(info["inertia"], squares.min(-1).sum(-1), rtol=1e-4)

@@ -14,6 +14,8 @@ from jaxfedmvc.algorithms.fmcsc.networks import branch, features, init_model, in
 from tests.algorithms.fmcsc.by_numpy import np_features
 from tests.algorithms.fmcsc.tiny import CONFIG, FULL, KEY, PAIR, at, close, jit
 
+features_of = jit(functools.partial(features, CONFIG))
+
 
 def count(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -35,7 +37,7 @@ def test_parameters_at_the_size_of_the_paper(kind, millions):
 @pytest.mark.parametrize("kind", [FULL, PAIR])
 def test_features_are_those_of_numpy(sample, kind):
     models, views, _, _ = sample
-    out = features(CONFIG, models[kind], views)
+    out = features_of(models[kind], views)
     close(out._asdict(), np_features(models[kind], views))
     np.testing.assert_allclose(np.linalg.norm(out.h, axis=1), 1.0, atol=1e-5)
     assert set(out.h_views) == (set(FULL) if kind == FULL else set())

@@ -5,7 +5,6 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
@@ -62,9 +61,16 @@ def taught(config=TEACHES, ridge=RIDGE, several=False):
     return federation, *jit(run)(federation)
 
 
+jit_features = jit(random_features, static_argnums=0)
+
+
 def described(one, *rows):
     """Random features of rows, NumPy."""
-    return np.asarray(random_features(M, one.seed, one.blocks, tuple(map(jnp.asarray, rows))))
+    return np.asarray(jit_features(M, one.seed, one.blocks, rows))
+
+
+def started_by(algorithm):
+    return jit(functools.partial(engine.start, algorithm))
 
 
 def clusters(one, *rows):
@@ -131,9 +137,9 @@ def test_what_is_taught_is_learned():
 def test_random_features_multiply_to_kernels():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(6, 3)), rng.normal(size=(6, 2))
-    blocks = tuple(Block(jnp.full(x.shape[1], 0.3), jnp.float32(0.4)) for x in rows)
-    seed = jnp.array([1, 2], jnp.uint32)
-    phi = np.asarray(random_features(40_000, seed, blocks, tuple(map(jnp.asarray, rows))))
+    blocks = tuple(Block(np.full(x.shape[1], 0.3), np.float32(0.4)) for x in rows)
+    seed = np.array([1, 2], np.uint32)
+    phi = np.asarray(jit_features(40_000, seed, blocks, rows))
     squares = [((0.4 * (x[:, None] - x[None])) ** 2).sum(-1) for x in rows]
     np.testing.assert_allclose(phi @ phi.T, sum(np.exp(-s / 2) for s in squares), atol=0.05)
 
@@ -265,7 +271,7 @@ def test_a_kind_of_several_views_is_taught_too():
 def test_sums_travel_and_what_is_needed_for_them():
     federation, _, _ = taught()
     algorithm = fmcsc(TEACHES, HYPER)
-    state = engine.start(algorithm, federation, KEY)
+    state = started_by(algorithm)(federation, KEY)
     describe, sum_up, tell = algorithm.finish[-3:]
     client, d = at(federation.cohorts[0], 0), sum(DIMS)
     latent = CONFIG.latent_dim * len(DIMS)
@@ -324,18 +330,18 @@ def test_where_nothing_is_taught_the_nearest_centroids_count():
 def test_matrices_that_are_no_sums_leave_numbers():
     """As of a rule by entries: with a negative eigenvalue as large as the ridge."""
     config = dataclasses.replace(TEACHES, teach_features=2)
-    state = engine.start(fmcsc(config, HYPER), make_federation(SINGLE), KEY)
-    gram = jnp.array([1.0, 2.0, 1.0])  # eigenvalues 3 and -1
-    sums = {(v,): (gram, jnp.ones((2, K)), jnp.zeros(2)) for v in range(3)}
+    state = started_by(fmcsc(config, HYPER))(make_federation(SINGLE), KEY)
+    gram = np.float32([1.0, 2.0, 1.0])  # eigenvalues 3 and -1
+    sums = {(v,): (gram, np.ones((2, K), np.float32), np.zeros(2)) for v in range(3)}
     solve = fmcsc(config, HYPER.replace(teach_ridge=1.0)).finish[-2].server
-    server, _ = solve(KEY, state.server, ((sums, jnp.ones(K)), (), ()), (3.0, 2.0, 2.0))
+    server, _ = jit(solve)(KEY, state.server, ((sums, np.ones(K)), (), ()), (3.0, 2.0, 2.0))
     np.testing.assert_allclose(server.taught[1,].weights, np.full((2, K), 1 / 4), rtol=1e-6)
 
 
 def test_who_was_not_there_for_the_scales_sends_no_rows():
     federation = make_federation(SINGLE)
     algorithm = fmcsc(TEACHES, HYPER)
-    state = engine.start(algorithm, federation, KEY)
+    state = started_by(algorithm)(federation, KEY)
     phase = algorithm.finish[-2]
     sent = phase.broadcast(state.server, FULL)
     client, mine = at(federation.cohorts[0], 0), at(state.clients[0], 0)

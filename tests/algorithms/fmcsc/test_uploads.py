@@ -27,22 +27,24 @@ from tests.algorithms.fmcsc.tiny import (
     parts_of,
 )
 
+jit_clip, jit_noise = jit(clip_update), jit(add_noise)
+
 
 def difference(a, b):
     """All entries of a tree less those of another, in one vector."""
-    leaves = jax.tree.leaves(jax.tree.map(jnp.subtract, a, b))
-    return np.concatenate([np.asarray(x, np.float64).ravel() for x in leaves])
+    leaves = jax.tree.leaves(jax.tree.map(np.subtract, *jax.device_get((a, b))))
+    return np.concatenate([np.float64(x).ravel() for x in leaves])
 
 
 def messages(models, weight=1.0):
     """`{what: (message, sent, models of the message, the same as they were sent)}`."""
-    sent = {PAIR: models[PAIR], FULL: models[FULL], (1,): None}
+    sent = jax.device_get({PAIR: models[PAIR], FULL: models[FULL], (1,): None})
     moved = jax.tree.map(lambda x: x + 0.5, {kind: sent[kind] for kind in (PAIR, FULL)})
     before = {kind: sent[kind] for kind in moved}
     update = Update(jax.tree.map(lambda x: weight * x, moved), dict.fromkeys(moved, weight))
     autoencoders = moved[FULL].autoencoders
     return {
-        "pre-training": (autoencoders, models[FULL], autoencoders, models[FULL].autoencoders),
+        "pre-training": (autoencoders, sent[FULL], autoencoders, sent[FULL].autoencoders),
         "leader": (moved, sent, moved, before),
         "round": (update, sent, moved, before),
     }
@@ -55,7 +57,7 @@ def test_an_update_is_scaled_down_to_the_bound(sample, what):
     update = difference(models, before)
     length = np.abs(update).sum()
     for bound, share in ((length / 4, 0.25), (2 * length, 1.0)):
-        found = clip_update(bound, message, sent)
+        found = jit_clip(bound, message, sent)
         if what == "round":
             assert found.weights == message.weights
             found = found.models
@@ -64,23 +66,24 @@ def test_an_update_is_scaled_down_to_the_bound(sample, what):
 
 @pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan, 3e38])
 def test_an_update_without_a_finite_norm_is_zero(wrong):
-    received = {FULL: {"a": jnp.array([1.0, 2.0]), "b": jnp.array([3.0])}}
-    trained = {FULL: {"a": jnp.array([2.0, wrong]), "b": jnp.array([wrong])}}
+    received = {FULL: {"a": np.float32([1.0, 2.0]), "b": np.float32([3.0])}}
+    trained = {FULL: {"a": np.float32([2.0, wrong]), "b": np.float32([wrong])}}
     message = Update(trained, {FULL: 1.0})
-    assert difference(clip_update(1.0, trained, received), received).tolist() == [0, 0, 0]
-    found = clip_update(1.0, message, received)
+    assert difference(jit_clip(1.0, trained, received), received).tolist() == [0, 0, 0]
+    found = jit_clip(1.0, message, received)
     assert found.weights == {FULL: 1.0}
     assert difference(found.models, received).tolist() == [0, 0, 0]
 
 
 def test_the_norm_is_a_sum_of_sizes_and_noise_comes_on_top():
     """By hand: an update of 3 and -4 has a norm of 7. Noise that is clipped, too, hides less."""
-    received = {FULL: {"a": jnp.array([1.0, 2.0]), "b": jnp.array([5.0])}}
-    trained = {FULL: {"a": jnp.array([4.0, -2.0]), "b": jnp.array([5.0])}}
-    clipped = clip_update(3.5, trained, received)
+    received = {FULL: {"a": np.float32([1.0, 2.0]), "b": np.float32([5.0])}}
+    trained = {FULL: {"a": np.float32([4.0, -2.0]), "b": np.float32([5.0])}}
+    clipped = jit_clip(3.5, trained, received)
     np.testing.assert_allclose(difference(clipped, received), [1.5, -2.0, 0.0])
-    both = released(FMCSCHyperparams(upload_clip=3.5, upload_noise=100.0))(KEY, trained, received)
-    close(both, add_noise(100.0, KEY, clipped))
+    release = jit(released(FMCSCHyperparams(upload_clip=3.5, upload_noise=100.0)))
+    both = release(KEY, trained, received)
+    close(both, jit_noise(100.0, KEY, clipped))
     assert np.abs(difference(both, received)).sum() > 35
 
 
@@ -97,7 +100,7 @@ def test_weights_are_bits_with_a_floor_and_ones_with_a_bound():
 @pytest.mark.parametrize("what", ["pre-training", "leader", "round"])
 def test_noise_is_laplace_and_times_the_weight(sample, what):
     message, _, models, _ = messages(sample[0], weight=3.0)[what]
-    found = add_noise(2.0, KEY, message)
+    found = jit_noise(2.0, KEY, message)
     noise = difference(parts_of(found) if what == "round" else found, models)
     assert scipy.stats.kstest(noise, scipy.stats.laplace(scale=2.0).cdf).pvalue > 1e-3
 

@@ -75,7 +75,7 @@ def client_program(client):
 
 
 def at(tree, i):
-    return jax.tree.map(lambda x: x[i], tree)
+    return jax.tree.map(lambda x: x[i], jax.device_get(tree))
 
 
 def exchange(algorithm, phase, federation, state, cohorts=None):
@@ -93,8 +93,8 @@ def exchange(algorithm, phase, federation, state, cohorts=None):
 
 def members(federation):
     """`(cohort, place, client id, client)` of every client."""
-    for c, cohort in enumerate(federation.cohorts):
-        for i, client in enumerate(np.asarray(cohort.client_ids)):
+    for c, cohort in enumerate(jax.device_get(federation.cohorts)):
+        for i, client in enumerate(cohort.client_ids):
             yield c, i, int(client), at(cohort, i)
 
 
@@ -121,6 +121,7 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 
 
 def largest_difference(a, b):
+    a, b = jax.device_get((a, b))
     return max(jax.tree.leaves(jax.tree.map(lambda x, y: float(np.abs(x - y).max()), a, b)))
 
 
@@ -131,8 +132,8 @@ def round_program(components="ABCD", **changes):
 def parts_of(update):
     """The models in an update, without their weights."""
     return {
-        kind: jax.tree.map(lambda x, w=update.weights[kind]: x / w, model)
-        for kind, model in update.models.items()
+        kind: jax.tree.map(lambda x, w=update.weights[kind]: x / np.asarray(w), model)
+        for kind, model in jax.device_get(update.models).items()
     }
 
 

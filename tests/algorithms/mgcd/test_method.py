@@ -112,7 +112,7 @@ def result(name, dense):
     """Of whole graphs with three rows of padding, which are not even numbers."""
     federation = make_federation(planted(RUNS[name][1])[0], extra=3 * dense)
     cohorts = tuple(
-        c.replace(views=tuple(jnp.where(c.mask[..., None], x, jnp.nan) for x in c.views))
+        c.replace(views=tuple(np.where(c.mask[..., None], x, np.float32(np.nan)) for x in c.views))
         for c in federation.cohorts
     )
     return program(name, dense)(HYPER, federation.replace(cohorts=cohorts), KEY)
@@ -121,12 +121,13 @@ def result(name, dense):
 def random_graph(rank=3, seed=0, n=N):
     rng = np.random.default_rng(seed)
     left, right = 0.5 * rng.normal(size=(2, n, rank)).astype(np.float32)
-    return Factored(jnp.asarray(left), jnp.asarray(right).T)
+    return Factored(jnp.asarray(left), jnp.asarray(right.T))
 
 
 def random_networks(config, seed=0, n=N, n_real=N):
     """Networks of which no weight is zero."""
-    networks = server.init_networks(jax.random.key(seed), config, n, jnp.int32(n_real))
+    start = jit(lambda key: server.init_networks(key, config, n, jnp.int32(n_real)))
+    networks = jax.device_get(start(jax.random.key(seed)))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda p: p + 0.1 * rng.normal(size=p.shape).astype(np.float32), networks)
 
@@ -192,6 +193,7 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 # --- Eq. (4) to (6): the server ------------------------------------------------------------------
 
 contrast_loss = jit(server.graph_contrast, static_argnames="infonce")
+diversity_loss = jit(server.diversity_loss)
 
 
 @pytest.mark.parametrize("n_views", [2, 3])
@@ -213,33 +215,34 @@ def test_contrast_is_the_double_loop(n_views, infonce):
 
 def test_contrast_of_two_samples_by_hand():
     # Views agree, samples are orthogonal: positive 1 / tau, two others of similarity 0 an anchor.
-    refined = jnp.stack([jnp.eye(2), 3 * jnp.eye(2)])
-    close(contrast_loss(refined, jnp.ones(2, bool), 0.5), -(2 - np.log(2)))
-    one = jnp.array([True, False])  # a sample without others counts its positive alone
+    refined = np.stack([np.eye(2), 3 * np.eye(2)])
+    close(contrast_loss(refined, np.ones(2, bool), 0.5), -(2 - np.log(2)))
+    one = np.array([True, False])  # a sample without others counts its positive alone
     close(contrast_loss(refined, one, 0.5), -2.0)
 
 
 def test_sum_of_traces_is_a_squared_norm():
     diversity = np.random.default_rng(0).normal(size=(3, 6, 6)).astype(np.float32)
     expected = traces_on_paper(float64(diversity))
-    close(6 * server.diversity_loss(jnp.asarray(diversity), jnp.ones(6, bool)), expected)
+    close(6 * diversity_loss(diversity, np.ones(6, bool)), expected)
     mask = np.array([1, 1, 0, 1, 0, 0], bool)
     expected = traces_on_paper(float64(diversity[:, mask])) / 3
-    close(server.diversity_loss(jnp.asarray(diversity), mask), expected)
+    close(diversity_loss(diversity, mask), expected)
 
 
 def identity_networks(n=N):
     """x = relu(x) - relu(-x)."""
-    both = jnp.concatenate([jnp.eye(n), -jnp.eye(n)])
-    layer = Layer(both.T, jnp.zeros(2 * n), both, jnp.zeros(n))
+    both = np.concatenate([np.eye(n), -np.eye(n)]).astype(np.float32)
+    layer = Layer(both.T, np.zeros(2 * n, np.float32), both, np.zeros(n, np.float32))
     return server.Networks(layer, layer)
 
 
 UPLOADS = [random_graph(3, seed=1), random_graph(2, seed=2)]
 OLD = random_graph(4, seed=3)
-EVERYONE = jnp.ones(N, bool)
+EVERYONE = np.ones(N, bool)
 
 
+@jax.jit
 def average_of(uploads, old):
     return graphs.total([old, graphs.scaled(graphs.total(uploads), 1 / len(uploads))])
 
@@ -380,8 +383,8 @@ def test_gradients_are_finite_where_all_graphs_are_zero(mode):
         )
         return server.weighted(*parts, EVERYONE, config, HYPER)
 
-    none = jax.tree.map(jnp.zeros_like, (UPLOADS, OLD))
-    without = jax.tree.map(jnp.zeros_like, networks)  # what it makes of nothing is zero as well
+    none = jax.tree.map(np.zeros_like, (UPLOADS, OLD))
+    without = jax.tree.map(np.zeros_like, networks)  # what it makes of nothing is zero as well
     for found in (
         gradient(networks, *none),
         gradient(without, *none),
@@ -394,12 +397,12 @@ def test_gradients_are_finite_where_all_graphs_are_zero(mode):
 
 
 def test_self_representation_by_hand():
-    z = jnp.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
-    graph = jnp.array([[0.0, 0.5, 0.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    z = np.float32([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    graph = np.float32([[0.0, 0.5, 0.0], [1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
     # Residuals (1, -1), (-2, 1), (1, 1).
-    loss = client.self_representation_loss
-    close(loss(z, graph, z, jnp.ones(3, bool)), (2 + 5 + 2) / 3)
-    close(loss(z[:2], graph[:2], z, jnp.array([False, True])), 5.0)
+    loss = jit(client.self_representation_loss)
+    close(loss(z, graph, z, np.ones(3, bool)), (2 + 5 + 2) / 3)
+    close(loss(z[:2], graph[:2], z, np.array([False, True])), 5.0)
 
 
 LITERAL = dataclasses.replace(BASE, mode="literal")
@@ -410,14 +413,14 @@ def literal_client():
     """A client of 10 samples and two rows of padding, its networks and the old graph."""
     x, mask = np.zeros((12, 5), np.float32), np.arange(12) < 10
     x[:10] = planted((5,), n=10)[0][0]
-    params = jit(lambda: init_autoencoder(KEY, LITERAL, 5))()
+    params = jax.device_get(jit(lambda: init_autoencoder(KEY, LITERAL, 5))())
     # Padding has a latent vector, too.
     params = jax.tree.map(lambda a: a + 0.2 if a.ndim == 1 else a, params)
     rng = np.random.default_rng(2)
-    params["graph"] = jnp.asarray(0.3 * rng.normal(size=(3, 12)), jnp.float32)
-    old = Factored(*(0.3 * g for g in random_graph(2, seed=6, n=12)))
+    params["graph"] = np.float32(0.3 * rng.normal(size=(3, 12)))
+    old = Factored(*(0.3 * np.asarray(g) for g in random_graph(2, seed=6, n=12)))
     old = Factored(old.left * mask[:, None], old.right * mask[None])
-    return jnp.asarray(x), jnp.asarray(mask), params, old
+    return x, mask, params, old
 
 
 @functools.cache
@@ -432,10 +435,17 @@ def local_program(batch_size):
     return jit(train)
 
 
+@jit
+def coded(params, x):
+    """Z, Z_d and what is decoded of Z."""
+    z, z_d = encode(params, LITERAL, x)
+    return z, z_d, decode(params, LITERAL, z, x.shape[1])
+
+
 def local_loss_on_paper(params, old, x, mask):
     """Eq. (3) of all samples at once."""
-    z, z_d = encode(params, LITERAL, x)
-    decoded, mask = float64(decode(params, LITERAL, z, x.shape[1]))[mask], np.asarray(mask)
+    z, z_d, decoded = jax.device_get(coded(params, x))
+    decoded = float64(decoded)[mask]
     graph = float64(z_d @ params["graph"])
     np.fill_diagonal(graph, 0)
     graph = (graph + whole(old))[mask][:, mask]
@@ -453,7 +463,7 @@ def test_local_loss_is_the_full_formula(literal_client, batch_size):
     close(losses, np.full(2, local_loss_on_paper(params, old, x, mask)))
     # It falls, from no consistency graph and from no graph at all.
     none = graphs.zeros(12, 2)
-    for start in (params, params | {"graph": jnp.zeros_like(params["graph"])}):
+    for start in (params, params | {"graph": np.zeros_like(params["graph"])}):
         state, losses = train(start, none, x, mask, 1e-3)
         assert losses[1] < losses[0]
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
@@ -464,16 +474,19 @@ def test_latent_vectors_are_the_sum_of_two_encoders_of_which_the_second_is_the_v
     literal_client,
 ):
     x, _, params, _ = literal_client
-    z, z_d = encode(params, LITERAL, x)
-    consensus, specific = (apply(params[name], x) for name in ("consensus", "specific"))
+    z, z_d, _ = jax.device_get(coded(params, x))
+    consensus, specific = (
+        np.asarray(jit(apply)(params[name], x)) for name in ("consensus", "specific")
+    )
     close(z_d, specific)
     close(z, consensus + specific)
 
 
 def test_uploaded_graph_is_linear_in_the_latent_vectors(literal_client):
     x, mask, params, _ = literal_client
-    found = client.diversity_graph(params, x, mask, LITERAL)
-    _, z_d = encode(params, LITERAL, x)
+    diversity = jit(functools.partial(client.diversity_graph, config=LITERAL))
+    found = jax.device_get(diversity(params, x, mask))
+    _, z_d, _ = jax.device_get(coded(params, x))
     close(found.left @ found.right, (z_d @ params["graph"]) * mask[:, None] * mask[None])
     assert found.left.shape == (12, 3)  # so its rank is that of the latent space
 
@@ -482,7 +495,8 @@ def test_uploaded_graph_is_linear_in_the_latent_vectors(literal_client):
 def test_ridge_graph_is_the_closed_form(solve):
     rng, ridge = np.random.default_rng(0), 0.7
     z = rng.normal(size=(N, 3)).astype(np.float32)
-    found = client.ridge_graph(jnp.asarray(z), OLD, jnp.int32(N), ridge, solve=solve)
+    ridge_graph = jit(functools.partial(client.ridge_graph, solve=solve))
+    found = jax.device_get(ridge_graph(z, OLD, np.int32(N), ridge))
     z, old = float64(z), whole(OLD)
     gram = z.T @ z + ridge * N * np.eye(3) if solve else N * np.eye(3)
     expected = (np.eye(N) - old) @ z @ np.linalg.inv(gram) @ z.T
@@ -596,17 +610,18 @@ def test_both_affinities_weigh_the_same():
 
 def test_of_two_the_later_counts_if_it_separates_better_by_the_factor():
     def made(separation):
-        return affinity.Clusters(*(jnp.float32(separation),) * 5)
+        return affinity.Clusters(*(np.float32(separation),) * 5)
 
     for later, factor, kept in ((1.04, 1.0, 1.04), (1.04, 1.05, 1.0), (1.06, 1.05, 1.06)):
-        close(affinity.better(made(1.0), made(later), factor).separation, kept)
+        close(jit(affinity.better)(made(1.0), made(later), factor).separation, kept)
 
 
 def test_a_separation_is_of_the_eigenvalues_about_the_number_of_clusters(monkeypatch):
     vectors = np.random.default_rng(0).normal(size=(N, K + 1)).astype(np.float32)
-    found = sparse_spectral.Embedding(jnp.asarray(vectors), jnp.array([1.0, 0.9, 0.5, 0.2]))
+    found = sparse_spectral.Embedding(vectors, np.float32([1.0, 0.9, 0.5, 0.2]))
     monkeypatch.setattr(affinity, "sparse_embedding", lambda *_, **__: found)
-    _, rows, separation = affinity._cut(KEY, None, EVERYONE, BASE)
+    cut = jit(functools.partial(affinity._cut, config=BASE))
+    _, rows, separation = cut(KEY, None, EVERYONE)
     close(separation, 0.8 / 0.5)
     close(rows, vectors[:, :K] / np.linalg.norm(vectors[:, :K], axis=1, keepdims=True))
 
@@ -614,7 +629,7 @@ def test_a_separation_is_of_the_eigenvalues_about_the_number_of_clusters(monkeyp
 @pytest.mark.parametrize(("mode", "rows"), [("literal", 10), ("robust", 1)])
 def test_diversity_weighs_by_the_samples_in_the_literal_mode(mode, rows):
     config = dataclasses.replace(BASE, mode=mode)
-    found = server.weighted(2.0, 3.0, jnp.arange(12) < 10, config, HYPER)
+    found = jit(lambda mask: server.weighted(2.0, 3.0, mask, config, HYPER))(np.arange(12) < 10)
     close(found, 2 + diversity_weight(config, HYPER) * rows * 3)
 
 
@@ -634,27 +649,31 @@ def test_a_round_adds_the_mean_of_clean_uploads_and_the_last_separates_no_better
 
     def clusters(key, refined, mean, where, config, views):
         cut.append((refined, mean))
-        return state.clusters._replace(separation=jnp.float32(told))
+        return state.clusters._replace(separation=np.float32(told))
 
     monkeypatch.setattr(method, "clusters", clusters)
     monkeypatch.setattr(method, "views_that_agree", lambda *_: jnp.array([True, False, True]))
     config = dataclasses.replace(RUNS["average"][0], dense=True)
     algorithm = mgcd(config)
-    state = algorithm.init(KEY, make_federation(planted(RUNS["average"][1])[0], extra=1))[0]
+    state = jit(algorithm.init)(KEY, make_federation(planted(RUNS["average"][1])[0], extra=1))[0]
     rng = np.random.default_rng(0)
     uploads = rng.normal(size=(3, N + 1, N + 1)).astype(np.float32)
     clean = uploads * (1 - np.eye(N + 1, dtype=np.float32))
     clean[:, N], clean[:, :, N] = 0, 0
-    old = jnp.asarray(clean[0] * 0.7)
+    old = clean[0] * np.float32(0.7)
     state = state._replace(
         graph=old,
-        clusters=state.clusters._replace(separation=jnp.float32(before)),
-        kept=jnp.array([True, True, False]),
+        clusters=state.clusters._replace(separation=np.float32(before)),
+        kept=np.array([True, True, False]),
     )
-    messages = tuple(jnp.asarray(upload)[None] for upload in uploads)
-    after, _ = algorithm.round[0].server(KEY, state, messages, (jnp.ones(1),) * 3)
+
+    @jit
+    def one_round(messages):
+        there = (jnp.ones(1),) * 3
+        return algorithm.round[0].server(KEY, state, messages, there)[0], cut.pop()
+
+    after, (refined, mean) = one_round(tuple(upload[None] for upload in uploads))
     close(after.graph, old + clean[counted].mean(axis=0))
-    ((refined, mean),) = cut
     close(np.stack(refined), old[None] + clean)
     close(mean, after.graph)
     assert after.clusters.separation == np.float32(kept) and after.finished == is_last
@@ -675,21 +694,22 @@ def test_the_server_trains_on_from_what_it_and_its_optimiser_were(monkeypatch):
     monkeypatch.setattr(server, "server_training", training)
     monkeypatch.setattr(server, "refined_graphs", lambda n, c, uploads, old, *_: (uploads, old))
     monkeypatch.setattr(method, "clusters", lambda *_: first.clusters)
+    one_round = jit(algorithm.round[0].server)
     for _ in range(2):
-        messages = (jnp.zeros((1, N, N)),) * 2
-        state, _ = algorithm.round[0].server(KEY, state, messages, (jnp.ones(1),) * 2)
+        messages = (np.zeros((1, N, N), np.float32),) * 2
+        state, _ = one_round(KEY, state, messages, (np.ones(1, np.float32),) * 2)
     for found, start in (
         (state.networks, first.networks),
         (state.opt_state, first.opt_state),
     ):
-        jax.tree.map(close, found, more(more(start)))
+        jax.tree.map(close, found, more(more(jax.device_get(start))))
 
 
 def test_clients_draw_networks_of_their_own():
     views = [np.ones((N, 5), np.float32)] * 2
     config = dataclasses.replace(RUNS["literal"][0])
-    _, states = mgcd(config).init(KEY, make_federation(views))
-    first, second = (state.params["graph"] for state in states)
+    _, states = jit(mgcd(config).init)(KEY, make_federation(views))
+    first, second = (np.asarray(state.params["graph"]) for state in states)
     assert np.abs(first - second).max() > 0.1
 
 
@@ -984,10 +1004,11 @@ def test_federations_that_do_not_fit_are_named():
 def test_latent_vectors_on_the_sphere_hang_on_no_unit(exponent):
     rng = np.random.default_rng(0)
     z, mask = rng.normal(size=(20, 4)).astype(np.float32), np.arange(20) < 15
-    expected = np.asarray(on_sphere(jnp.asarray(z), mask))
-    found = np.asarray(on_sphere(jnp.asarray(z * np.float32(2.0**exponent)), mask))
+    project = jit(on_sphere)
+    expected = np.asarray(project(z, mask))
+    found = np.asarray(project(z * np.float32(2.0**exponent), mask))
     np.testing.assert_array_equal(found, expected)
     about = z[:15] - z[:15].mean(axis=0)
     on_paper = 2 * about / np.linalg.norm(about, axis=1, keepdims=True)
     np.testing.assert_allclose(expected[:15], on_paper, atol=1e-5)
-    assert not np.asarray(on_sphere(jnp.zeros((20, 4)), mask)).any()
+    assert not np.asarray(project(np.zeros((20, 4), np.float32), mask)).any()

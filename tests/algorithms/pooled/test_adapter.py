@@ -1,6 +1,7 @@
 """What makes a federated algorithm of a centralised method, with one that looks at a row alone."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,13 @@ def fit(key, views, observed, config, hyper):
     return Fitted(labels, x[:, None], jnp.zeros(1))
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def run_and_embed(algorithm, federation, key, participation=1.0):
+    """The run, and the representations of its one cohort."""
+    run = engine.run(algorithm, federation, key, 0, participation=participation)
+    return run, engine.embed(algorithm, federation, run.state)[0]
+
+
 def dealt(n_clients=4):
     rows = np.arange(N, dtype=np.int32).reshape(n_clients, -1)
     parts = [Part((0, 1), rows, np.arange(n_clients, dtype=np.int32))]
@@ -39,10 +47,9 @@ def dealt(n_clients=4):
 
 def test_labels_and_representations_come_back_to_their_rows():
     federation, rows = dealt()
-    run = engine.run(pooled(fit, Config(), None), federation, KEY, 0)
+    run, embedding = run_and_embed(pooled(fit, Config(), None), federation, KEY)
     np.testing.assert_array_equal(run.labels[0], VIEWS[0][rows, 0] > 0)
-    found = engine.embed(pooled(fit, Config(), None), federation, run.state)[0]
-    np.testing.assert_array_equal(np.asarray(found)[..., 0], VIEWS[0][rows, 0])
+    np.testing.assert_array_equal(np.asarray(embedding)[..., 0], VIEWS[0][rows, 0])
 
 
 def test_rows_come_in_random_order_and_not_in_that_of_files():
@@ -53,8 +60,7 @@ def test_rows_come_in_random_order_and_not_in_that_of_files():
     federation, rows = dealt()
     algorithm, orders = pooled(places, Config(), None), []
     for key in jax.random.split(KEY, 2):
-        run = engine.run(algorithm, federation, key, 0)
-        found = np.asarray(engine.embed(algorithm, federation, run.state)[0])[..., 0]
+        found = np.asarray(run_and_embed(algorithm, federation, key)[1])[..., 0]
         np.testing.assert_array_equal(np.sort(found, axis=None), np.arange(N))
         orders.append(found)
         # Neither do rows of one client stay together, nor are they in its order.
@@ -65,12 +71,12 @@ def test_rows_come_in_random_order_and_not_in_that_of_files():
 def test_who_takes_no_part_gets_no_labels_and_no_other_clients_representation():
     federation, rows = dealt()
     algorithm = pooled(fit, Config(), None)
-    run = engine.run(algorithm, federation, KEY, 0, participation=0.5)
+    run, embedding = run_and_embed(algorithm, federation, KEY, 0.5)
     labels = np.asarray(run.labels[0])
     absent = (labels == -1).all(axis=1)
     assert absent.sum() == 2
     np.testing.assert_array_equal(labels[~absent], VIEWS[0][rows[~absent], 0] > 0)
-    found = np.asarray(engine.embed(algorithm, federation, run.state)[0])
+    found = np.asarray(embedding)
     assert not found[absent].any()
     np.testing.assert_array_equal(found[~absent, :, 0], VIEWS[0][rows[~absent], 0])
 

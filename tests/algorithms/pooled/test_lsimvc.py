@@ -58,29 +58,31 @@ def dense_graph(v, k=3):
 @functools.cache
 def graphs():
     build = jax.jit(lambda x, o: neighbour_graph(x, o, 3))
-    return [build(jnp.pad(units(v), ((0, 0), (0, 2 * v))), OBSERVED[:, v]) for v in range(2)]
+    return [build(np.pad(units(v), ((0, 0), (0, 2 * v))), OBSERVED[:, v]) for v in range(2)]
 
 
 def test_lists_of_neighbours_are_the_dense_graph():
     for v, graph in enumerate(graphs()):
         dense = dense_graph(v)
-        np.testing.assert_allclose(product(graph, COMMON), dense @ COMMON, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            jax.jit(product)(graph, COMMON), dense @ COMMON, rtol=1e-4, atol=1e-5
+        )
         np.testing.assert_allclose(graph.degrees, dense.sum(axis=0), rtol=1e-4)
 
 
 def test_width_is_the_mean_distance_of_a_sample(monkeypatch):
     x, there = units(0), np.flatnonzero(OBSERVED[:, 0])
-    found = mean_distance(jnp.array(x), jnp.array(OBSERVED[:, 0]))
+    found = jax.jit(mean_distance)(x, OBSERVED[:, 0])
     np.testing.assert_allclose(found, cdist(x[there], x[there]).mean(), rtol=1e-4)
     monkeypatch.setattr(module, "_SAMPLE", 8)
-    found = mean_distance(jnp.array(x), jnp.array(OBSERVED[:, 0]))
+    found = jax.jit(lambda *args: mean_distance(*args))(x, OBSERVED[:, 0])  # compiled anew
     np.testing.assert_allclose(found, cdist(x[there[:8]], x[there[:8]]).mean(), rtol=1e-4)
 
 
 def test_error_is_the_sum_over_all_pairs():
     basis = np.linalg.qr(RNG.normal(size=(7, K)))[0].astype(np.float32)
     hyper = LSIMVCHyperparams(lam=0.7, beta=0.3)
-    found = error(units(0), basis, CODES[0], graphs()[0], jnp.array(COMMON), hyper)
+    found = jax.jit(error)(units(0), basis, CODES[0], graphs()[0], COMMON, hyper)
     expected = (
         ((units(0) - CODES[0] @ basis.T) ** 2).sum()
         + 0.3 * np.abs(CODES[0]).sum()
@@ -90,7 +92,7 @@ def test_error_is_the_sum_over_all_pairs():
 
 
 def test_steps_take_the_best_values():
-    weights = jnp.array([0.2, 0.5])
+    weights = np.float32([0.2, 0.5])
     bases = [np.linalg.qr(RNG.normal(size=(d, K)))[0].astype(np.float32) for d in (7, 5)]
     hyper = LSIMVCHyperparams(lam=0.7, beta=0.3)
 
@@ -99,8 +101,9 @@ def test_steps_take_the_best_values():
         errors = [error(units(v), bases[v], codes[v], graphs()[v], common, hyper) for v in range(2)]
         return weights @ jnp.stack(errors)
 
-    common = common_codes(graphs(), tuple(CODES), weights)
-    codes = [view_codes(units(v), bases[v], graphs()[v], common, hyper) for v in range(2)]
+    common = jax.jit(common_codes)(graphs(), tuple(CODES), weights)
+    find = jax.jit(view_codes)
+    codes = [find(units(v), bases[v], graphs()[v], common, hyper) for v in range(2)]
     assert not np.asarray(codes[0])[~OBSERVED[:, 0]].any()
     assert (np.asarray(codes[0]) == 0).sum() > (~OBSERVED[:, 0]).sum() * K  # the l1 norm bites
     # Where a value is not zero the objective is smooth, and stands still.

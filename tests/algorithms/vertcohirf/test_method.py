@@ -111,26 +111,24 @@ def test_six_points_by_hand():
     # The radius would enter the cosines: it labels the points, and is then zeroed for the ranking.
     one_round = masked(vertcohirf_of_steps(LocalStep(first_column)), 1)
     state = one_round(federation(views), jax.random.key(0)).state.server
-    codes = jnp.array([0, 0, 0, 1, 1, 2])
-    everyone = jnp.ones(6, bool)
-    active = jnp.arange(6)
-    rankings = jnp.stack(
-        [
-            ranked_ids(
-                centrality(jnp.array(v[:, 1:]), codes, everyone, "cosine"), codes, everyone, active
-            )
-            for v in views
-        ]
-    )
+    codes, everyone, active = np.array([0, 0, 0, 1, 1, 2]), np.ones(6, bool), np.arange(6)
+
+    @jax.jit
+    def ranking(x):
+        scores = centrality(x, codes, everyone, "cosine")
+        return ranked_ids(scores, jnp.asarray(codes), jnp.asarray(everyone), jnp.asarray(active))
+
+    rankings = np.stack([ranking(np.float32(v[:, 1:])) for v in views])
     assert rankings.tolist() == [[1, 0, 2, 3, 4, 5], [1, 2, 0, 3, 4, 5]]
-    total = rank_sum(rankings, codes, everyone, active)
+    total = jax.jit(rank_sum)(rankings, codes, everyone, active)
     assert total.tolist() == [3, 0, 3, 0, 2, 0]
-    assert least_rank_sum(total, codes, everyone, active)[:3].tolist() == [1, 3, 5]
+    least = jax.jit(least_rank_sum)(total, codes, everyone, active)
+    assert np.asarray(least)[:3].tolist() == [1, 3, 5]
     assert state.n_active == 3 and np.asarray(state.parents)[[3, 4, 5]].tolist() == [3, 3, 5]
     # Whoever is a medoid was not absorbed.
     assert np.asarray(state.absorbed_at)[[3, 4, 5]].tolist() == [NEVER, 0, NEVER]
     # Clusters that were refined before are not those of another round.
-    again = merge(state._replace(refined=jnp.zeros(6, jnp.int32)), state.active)
+    again = jax.jit(merge)(state._replace(refined=np.zeros(6, np.int32)), state.active)
     assert np.all(again.refined == -1)
 
 
@@ -375,25 +373,28 @@ def test_bits_are_those_of_the_messages_and_keep_to_proposition_3_1(seed):
 # --- New samples ----------------------------------------------------------------------------------
 
 
+rankings_of, predicted = jax.jit(medoid_rankings), jax.jit(predict, static_argnums=1)
+
+
 def test_new_samples_join_where_all_agents_agree():
     medoids = [np.array([[0.0], [10.0], [20.0]]), np.array([[0.0], [5.0], [6.0]])]
     new = [np.array([[1.0], [11.0], [14.0]]), np.array([[0.5], [5.1], [0.1]])]
-    rankings = jnp.stack([medoid_rankings(x, m) for x, m in zip(new, medoids, strict=True)])
+    rankings = np.stack([rankings_of(x, m) for x, m in zip(new, medoids, strict=True)])
     assert rankings.tolist() == [
         [[0, 1, 2], [1, 2, 0], [1, 2, 0]],
         [[0, 1, 2], [1, 2, 0], [0, 1, 2]],
     ]
-    assert predict(rankings).tolist() == [0, 1, -1]
+    assert predicted(rankings).tolist() == [0, 1, -1]
     # Third sample: ranks (2, 0, 1) and (0, 1, 2), sums (2, 1, 3).
-    assert predict(rankings, "ranked").tolist() == [0, 1, 1]
+    assert predicted(rankings, "ranked").tolist() == [0, 1, 1]
 
 
 def test_training_medoids_join_their_own_clusters():
     views, _ = make_views(0)
     state = run(HALVES, views).state.server
     roots = np.asarray(state.active)[: int(state.n_active)]
-    rankings = jnp.stack([medoid_rankings(x[roots], x[roots]) for x in views])
-    np.testing.assert_array_equal(predict(rankings), np.arange(len(roots)))
+    rankings = np.stack([rankings_of(x[roots], x[roots]) for x in views])
+    np.testing.assert_array_equal(predicted(rankings), np.arange(len(roots)))
 
 
 # --- Settings -------------------------------------------------------------------------------------

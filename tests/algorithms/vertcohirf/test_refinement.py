@@ -1,7 +1,6 @@
 """Refined clusters: ranks by hand and by a plain implementation, and what a run makes of them."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
@@ -24,6 +23,10 @@ from jaxfedmvc.algorithms.vertcohirf.refinement import (
 from jaxfedmvc.engine import Traffic
 from tests.helpers.vertical import federation
 
+jit_nearest, jit_least, jit_rankings = map(
+    jax.jit, (nearest_clusters, of_least_rank_sum, medoid_rankings)
+)
+
 
 def plain(views, labels):
     """The same in NumPy, with the ranks of all clusters written out."""
@@ -43,9 +46,9 @@ def plain(views, labels):
 
 
 def test_clusters_are_listed_by_the_distance_to_their_means():
-    x = jnp.array([[0.0], [2.0], [10.0], [12.0], [3.9], [99.0]])
-    labels = jnp.array([0, 0, 2, 2, 5, -1])  # means 1, 11 and 3.9; the last row is padding
-    found = np.asarray(nearest_clusters(x, labels))
+    x = np.float32([[0.0], [2.0], [10.0], [12.0], [3.9], [99.0]])
+    labels = np.array([0, 0, 2, 2, 5, -1])  # means 1, 11 and 3.9; the last row is padding
+    found = np.asarray(jit_nearest(x, labels))
     assert found.shape == (6, LISTED) and found.dtype == np.uint8
     np.testing.assert_array_equal(
         found[:, :3], [[0, 5, 2], [0, 5, 2], [2, 5, 0], [2, 5, 0], [5, 0, 2], [0, 0, 0]]
@@ -57,15 +60,15 @@ def test_new_samples_join_refined_clusters_by_the_means_over_them():
     truth = np.arange(160) % 4
     views = [6 * rng.normal(size=(4, 3))[truth] + rng.normal(size=(160, 3)) for _ in range(3)]
     old, new = np.arange(160) < 120, np.arange(160) >= 120
-    labels = jnp.asarray(truth[old], jnp.int32)
+    labels = truth[old]
     for _ in range(2):
-        lists = [nearest_clusters(jnp.asarray(x[old], jnp.float32), labels) for x in views]
-        labels = of_least_rank_sum(jnp.stack(lists), labels)
-    refined = np.asarray(labels)
+        lists = [jit_nearest(np.float32(x[old]), labels) for x in views]
+        labels = np.asarray(jit_least(np.stack(lists), labels))
+    refined = labels
     means = [np.stack([x[old][refined == k].mean(axis=0) for k in range(4)]) for x in views]
     found = [
-        predict(
-            jnp.stack([medoid_rankings(x[rows], m) for x, m in zip(views, means, strict=True)]),
+        jax.jit(predict, static_argnums=1)(
+            np.stack([jit_rankings(x[rows], m) for x, m in zip(views, means, strict=True)]),
             "ranked",
         )
         for rows in (old, new)
@@ -86,10 +89,10 @@ def test_the_least_rank_sum_takes_a_sample_and_its_own_cluster_among_equals():
     )
     # Ranks of clusters 0, 1, 2: 0 + 1 + 2, 1 + 0 + 1, 2 + 2 + 0; then 1 + 0 + 0 of 0 is least; then
     # 7 has 0 + 0 + 2 and 6 has 1 + 1 + 0, and the sample is in 6.
-    labels = jnp.array([0, 2, 6, -1])
-    np.testing.assert_array_equal(of_least_rank_sum(jnp.asarray(nearest), labels), [1, 0, 6, -1])
-    labels = labels.at[2].set(7)
-    assert of_least_rank_sum(jnp.asarray(nearest), labels)[2] == 7
+    labels = np.array([0, 2, 6, -1])
+    np.testing.assert_array_equal(jit_least(nearest, labels), [1, 0, 6, -1])
+    labels[2] = 7
+    assert np.asarray(jit_least(nearest, labels))[2] == 7
 
 
 def test_refinement_is_that_of_the_plain_implementation():
@@ -101,8 +104,8 @@ def test_refinement_is_that_of_the_plain_implementation():
 
     def refined(pad):
         padded = [np.pad(x, ((0, pad), (0, 0)), constant_values=np.nan) for x in views]
-        own = jnp.asarray(np.pad(labels, (0, pad), constant_values=-1), jnp.int32)
-        return of_least_rank_sum(jnp.stack([nearest_clusters(x, own) for x in padded]), own)
+        own = np.pad(labels, (0, pad), constant_values=-1)
+        return np.asarray(jit_least(np.stack([jit_nearest(x, own) for x in padded]), own))
 
     np.testing.assert_array_equal(refined(0), expected)
     np.testing.assert_array_equal(refined(7)[:60], expected)
