@@ -146,8 +146,9 @@ def test_random_features_multiply_to_kernels():
 
 # --- Images ---------------------------------------------------------------------------------------
 
-SEED = jnp.array([3, 4], jnp.uint32)
+SEED = np.array([3, 4], np.uint32)
 PATCHES = dataclasses.replace(TEACHES, teach_features=2 * 16, teach_patches=3)
+patches = jit(patch_features, static_argnums=(0, 1))
 
 
 def images(n, width, seed=0):
@@ -181,24 +182,23 @@ def by_loops(x, n_filters, side):
 
 def test_features_of_patches_are_those_of_loops():
     x = images(130, 9)  # more than are in memory at once
-    found = jit(patch_features, static_argnums=(0, 1))(2, 3, SEED, jnp.asarray(x))
+    found = np.asarray(patches(2, 3, SEED, x))
     assert found.shape == (130, 32)
     some = [0, 1, 129]
-    np.testing.assert_allclose(found[np.array(some)], by_loops(x[some], 2, 3), atol=1e-5)
+    np.testing.assert_allclose(found[some], by_loops(x[some], 2, 3), atol=1e-5)
 
 
 def test_brightness_and_contrast_of_an_image_tell_nothing_and_one_without_any_has_no_features():
     x = images(3, 9)
     x[2] = 0.3
-    features_of = jit(patch_features, static_argnums=(0, 1))
-    found = features_of(2, 3, SEED, jnp.asarray(x))
-    np.testing.assert_allclose(features_of(2, 3, SEED, 5 * jnp.asarray(x) + 7), found, atol=1e-4)
+    found = patches(2, 3, SEED, x)
+    np.testing.assert_allclose(patches(2, 3, SEED, 5 * x + 7), found, atol=1e-4)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), [1, 1, 0], atol=1e-5)
 
 
 def test_views_of_several_images_share_the_features_and_have_patterns_of_their_own():
-    views = {0: jnp.asarray(images(4, 9)), 2: jnp.asarray(images(4, 9))}
-    found = np.asarray(row_features(PATCHES, SEED, (), views, jnp.zeros((4, 8))))
+    views = {0: images(4, 9), 2: images(4, 9)}
+    found = np.asarray(jit(row_features, static_argnums=0)(PATCHES, SEED, (), views, ()))
     assert found.shape == (4, 32)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
     first, second = np.split(found * np.sqrt(2), 2, axis=1)
@@ -220,9 +220,7 @@ def test_images_are_taught_by_a_ridge_regression_on_their_patches():
 
     state, labels = jit(run)(federation)
     one, known = state.server.taught[1,], state.clients[0].known
-    phi = [
-        np.asarray(patch_features(2, 3, one.seed, jnp.asarray(x))) for x in np.split(views[1], [24])
-    ]
+    phi = [np.asarray(patches(2, 3, one.seed, x)) for x in np.split(views[1], [24])]
     y = np.eye(K)[np.asarray(known.labels).ravel()]
     model = Ridge(PATCH_RIDGE, fit_intercept=False).fit(phi[0], y - y.mean(axis=0))
     np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-3)
