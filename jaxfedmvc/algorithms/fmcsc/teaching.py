@@ -72,13 +72,13 @@ class Taught(NamedTuple):
 
     Attributes:
       seed: What all clients draw the random features from, uint32 [2].
-      blocks: The views' own features, and Z.
+      blocks: The views' own features, and Z; () with features of patches, which need none.
       weights: W [m, K].
       shares: Share of each cluster in the rows that it was learned from, [K].
     """
 
     seed: jax.Array
-    blocks: tuple[Block, Block]
+    blocks: tuple[Block, ...]
     weights: jax.Array
     shares: jax.Array
 
@@ -149,7 +149,7 @@ def _check_images(config: FMCSCConfig, federation: Federation) -> None:
             raise checks.wrong(
                 "teach_features",
                 config.teach_features,
-                f"a multiple of {n * CELLS**2} with teach_patches and clients of {n} views",
+                f"a multiple of {n * CELLS**2} with teach_patches and clients that hold {n} views",
             )
 
 
@@ -159,12 +159,11 @@ def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, 
         return ()
 
     def one(kind: Kind) -> Taught:
-        own, z = (
-            Block(jnp.zeros(width), jnp.zeros(()))
-            for width in (sum(view_dims[v] for v in kind), config.latent_dim * len(kind))
-        )
+        widths = sum(view_dims[v] for v in kind), config.latent_dim * len(kind)
+        blocks = tuple(Block(jnp.zeros(width), jnp.zeros(())) for width in widths)
         weights = jnp.zeros((config.teach_features, config.n_clusters))
-        return Taught(jnp.zeros(2, jnp.uint32), (own, z), weights, jnp.zeros(config.n_clusters))
+        seed, shares = jnp.zeros(2, jnp.uint32), jnp.zeros(config.n_clusters)
+        return Taught(seed, () if config.teach_patches else blocks, weights, shares)
 
     return {kind: one(kind) for kind, model in models.items() if not model.view_heads}
 
@@ -217,7 +216,10 @@ def _describe(
     state: ClientState,
     client: Cohort,
 ) -> tuple[ClientState, PyTree, Info]:
-    """Sends the sum of the rows that are taught, their mean squared entries, and their number."""
+    """Sends the sum of the rows that are taught, their mean squared entries, and their number.
+
+    With features of patches the number alone.
+    """
     if not sent:
         return state, (), {}
     models, centroids = sent
@@ -236,9 +238,11 @@ def _describe(
         rows = side_by_side(held), _z(config, models[kind], held)
         rows = jax.tree.map(lambda x: jnp.where(is_taught[:, None], x, 0.0), rows)
         z[kind] = rows[1]
-        # Divided by the width: masked sums have a largest number.
+        # Divided by the width: masked sums have a largest number. Patches need no scales.
         message[kind] = tuple(
-            (jnp.sum(x, axis=0), jnp.sum(jnp.square(x)) / x.shape[1]) for x in rows
+            (jnp.sum(x, axis=0), jnp.sum(jnp.square(x)) / x.shape[1])
+            for x in rows
+            if not config.teach_patches
         )
     n = jnp.sum(is_taught).astype(jnp.float32)
     return state._replace(known=Known(z, labels)), (message, n), {}
@@ -346,7 +350,7 @@ def _total(messages: tuple) -> PyTree:
 def row_features(
     config: FMCSCConfig,
     seed: jax.Array,
-    blocks: tuple[Block, Block],
+    blocks: tuple[Block, ...],
     views: Views,
     z: jax.Array,
 ) -> jax.Array:
@@ -365,7 +369,7 @@ def row_features(
 def random_features(
     n_features: int,
     seed: jax.Array,
-    blocks: tuple[Block, Block],
+    blocks: tuple[Block, ...],
     rows: tuple[jax.Array, jax.Array],
 ) -> jax.Array:
     """Computes phi [rows, m], half of it of each block.

@@ -220,6 +220,7 @@ def test_images_are_taught_by_a_ridge_regression_on_their_patches():
 
     state, labels = jit(run)(federation)
     one, known = state.server.taught[1,], state.clients[0].known
+    assert one.blocks == ()  # no sums of pixels travel
     phi = [np.asarray(patches(2, 3, one.seed, x)) for x in np.split(views[1], [24])]
     y = np.eye(K)[np.asarray(known.labels).ravel()]
     model = Ridge(PATCH_RIDGE, fit_intercept=False).fit(phi[0], y - y.mean(axis=0))
