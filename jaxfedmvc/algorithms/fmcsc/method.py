@@ -181,8 +181,8 @@ def _assign(
 ) -> jax.Array:
     h = _embed(config, server, state, client)
     nearest = centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)
-    if client.view_ids not in server.taught:
+    taught, model = teaching.taught_to(server, client.view_ids), server.models[client.view_ids]
+    if not taught:
         return nearest
-    taught, model = server.taught[client.view_ids], server.models[client.view_ids]
     views, mask = client.by_view(), client.mask
     return teaching.assign_taught(config, taught, model, views, mask, nearest)

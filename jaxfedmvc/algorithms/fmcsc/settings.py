@@ -76,6 +76,9 @@ class FMCSCConfig:
       teach_patches: Side, in pixels, of the patches that `teach_features` are made of, for views
         that are square grey images, row by row; the number of features is then a multiple of 16.
         0: they are made of the views' features as they are, and of Z.
+      teach_together: Whether all views are images of one kind, say photographs of one thing, and
+        with `teach_patches` every image is an example for one classifier of all of them. False:
+        each view has its own.
       stack_views: Whether networks of views of equal width are trained as one stack, in half the
         kernels for two views. None: on accelerators, where launches of kernels take the time; on a
         CPU of two cores wide networks take a tenth longer so. It changes rounding.
@@ -105,6 +108,7 @@ class FMCSCConfig:
     min_cluster_size: int | None = None
     teach_features: int = 0
     teach_patches: int = 0
+    teach_together: bool = False
     stack_views: bool | None = None
 
     def __post_init__(self) -> None:
@@ -131,6 +135,8 @@ class FMCSCConfig:
             raise checks.wrong("teach_features", self.teach_features, "an even number")
         if self.teach_patches and not self.teach_features:
             raise checks.wrong("teach_patches", self.teach_patches, "0 without teach_features")
+        if self.teach_together and not self.teach_patches:
+            raise checks.wrong("teach_together", True, "false without teach_patches")
         checks.widths(self, "hidden")
         if not isinstance(self.components, str) or not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")

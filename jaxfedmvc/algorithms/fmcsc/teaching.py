@@ -13,6 +13,8 @@ all rows would find. Half of the features are of a view's own features, the othe
 Where views are images, phi may be made of their patches instead (`patch_features`): how much of
 each of many random patterns is in each part of the image, as in Coates, Lee and Ng, "An analysis of
 single-layer networks in unsupervised feature learning", AISTATS 2011, whose patterns may be random.
+Where all views are images of one kind, say photographs of one thing, one classifier serves them,
+for which a row is as many examples as it has views (`teach_together`).
 
 WHAT THE SUMS GIVE AWAY. phi is a function that everybody knows. Where a client has fewer rows than
 there are features, sum phi phi^T has their number as its rank: a row lies in its span exactly if it
@@ -43,6 +45,8 @@ from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.federation import Cohort, Federation
 
+# The key of a classifier that clients of all kinds share.
+TOGETHER: Kind = ()
 # Of the regression, unless hyper-parameters have one; with features of patches.
 RIDGE = 0.3
 PATCH_RIDGE = 0.01
@@ -87,7 +91,8 @@ class Known(NamedTuple):
     """What a client with all views keeps between the exchanges.
 
     Attributes:
-      z: Z of its rows in each kind of views, [rows, latent_dim of each view side by side].
+      z: Z of its rows in each kind of views, [rows, latent_dim of each view side by side]; {} with
+        features of patches.
       labels: Their clusters, [rows]; -1 for padding, and for what is not taught.
     """
 
@@ -124,11 +129,14 @@ def check_federation(config: FMCSCConfig, federation: Federation) -> None:
         return
     masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
     least = min(int(np.asarray(mask).sum(axis=1).min()) for mask in masks)
+    examples = "images" if config.teach_together else "rows"
+    if config.teach_together:
+        least *= federation.n_views
     if least <= config.teach_features:
         warnings.warn(
             f"teach_features: got {config.teach_features}, and a client with all views has"
-            f" {least} rows: who reads its sums can find them. Use secure aggregation, or fewer"
-            " features",
+            f" {least} {examples}: who reads its sums can find them. Use secure aggregation, or"
+            " fewer features",
             stacklevel=2,
         )
 
@@ -144,7 +152,7 @@ def _check_images(config: FMCSCConfig, federation: Federation) -> None:
     narrowest = math.isqrt(min(federation.view_dims))
     checks.whole("teach_patches", config.teach_patches, 2, narrowest - CELLS + 1)
     held = {len(c.view_ids) for c in federation.cohorts if not federation.holds_all_views(c)}
-    for n in held | {1}:
+    for n in {1} if config.teach_together else held | {1}:
         if config.teach_features % (n * CELLS**2):
             raise checks.wrong(
                 "teach_features",
@@ -154,7 +162,11 @@ def _check_images(config: FMCSCConfig, federation: Federation) -> None:
 
 
 def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, ...]) -> PyTree:
-    """Returns the classifiers that the server has at first; () where nothing is taught."""
+    """Returns the classifiers that the server has at first; () where nothing is taught.
+
+    One for each kind of clients with some of the views; all of these kinds have the same with
+    `teach_together`, which is kept once.
+    """
     if not config.teach_features:
         return ()
 
@@ -165,16 +177,30 @@ def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, 
         seed, shares = jnp.zeros(2, jnp.uint32), jnp.zeros(config.n_clusters)
         return Taught(seed, () if config.teach_patches else blocks, weights, shares)
 
-    return {kind: one(kind) for kind, model in models.items() if not model.view_heads}
+    kinds = _partial(models)
+    if config.teach_together:
+        return {TOGETHER: one(kinds[0])}
+    return {kind: one(kind) for kind in kinds}
+
+
+def taught_to(server: ServerState, view_ids: Kind) -> Taught | tuple[()]:
+    """Returns the classifier of clients that hold these views; () for those that need none."""
+    if not server.taught or server.models[view_ids].view_heads:
+        return ()
+    return server.taught[TOGETHER if TOGETHER in server.taught else view_ids]
 
 
 def unknown(config: FMCSCConfig, models: dict[Kind, Model], cohort: Cohort) -> PyTree:
     """Returns what a cohort's clients know at first; () of those that are taught."""
     if not (config.teach_features and models[cohort.view_ids].view_heads):
         return ()
-    shape, kinds = cohort.mask.shape, [k for k, model in models.items() if not model.view_heads]
+    shape, kinds = cohort.mask.shape, () if config.teach_patches else _partial(models)
     z = {kind: jnp.zeros((*shape, config.latent_dim * len(kind))) for kind in kinds}
     return Known(z, jnp.full(shape, -1, jnp.int32))
+
+
+def _partial(models: dict[Kind, Model]) -> list[Kind]:
+    return sorted(kind for kind, model in models.items() if not model.view_heads)
 
 
 def assign_taught(
@@ -189,7 +215,7 @@ def assign_taught(
 
     `otherwise` [rows] are those of the nearest centroids, for where nobody taught anything.
     """
-    z = _z(config, model, views)
+    z = None if config.teach_patches else _z(config, model, views)
     phi = row_features(config, taught.seed, taught.blocks, views, z)
     scores = jnp.matmul(phi, taught.weights, precision=_EXACT) + taught.shares[None]
     found = jnp.where(jnp.sum(taught.shares) > 0, jnp.argmax(scores, axis=1), otherwise)
@@ -200,10 +226,10 @@ def assign_taught(
 
 
 def _send_models(config: FMCSCConfig, server: ServerState, view_ids: Kind) -> PyTree:
-    """Sends f_g, partial models that are no branches of it, and the centroids."""
+    """Sends f_g and the centroids; for Z, partial models too where they are no branches of f_g."""
     if not server.models[view_ids].view_heads:
         return ()
-    if config.takes_branches:
+    if config.takes_branches or config.teach_patches:
         return {view_ids: server.models[view_ids]}, server.centroids
     return server.models, server.centroids
 
@@ -229,20 +255,17 @@ def _describe(
     if config.min_cluster_size is not None:
         sizes = jnp.sum(jax.nn.one_hot(labels, config.n_clusters), axis=0)
         labels = jnp.where(sizes[labels] >= config.min_cluster_size, labels, -1)
-    if config.takes_branches:
-        models = {(v,): branch(models[full], v) for v in full}
     is_taught = labels >= 0
     z, message = {}, {}
-    for kind in sorted(models.keys() - {full}):
+    for kind in state.known.z:
         held = {v: views[v] for v in kind}
-        rows = side_by_side(held), _z(config, models[kind], held)
+        model = branch(models[full], kind[0]) if config.takes_branches else models[kind]
+        rows = side_by_side(held), _z(config, model, held)
         rows = jax.tree.map(lambda x: jnp.where(is_taught[:, None], x, 0.0), rows)
         z[kind] = rows[1]
-        # Divided by the width: masked sums have a largest number. Patches need no scales.
+        # Divided by the width: masked sums have a largest number.
         message[kind] = tuple(
-            (jnp.sum(x, axis=0), jnp.sum(jnp.square(x)) / x.shape[1])
-            for x in rows
-            if not config.teach_patches
+            (jnp.sum(x, axis=0), jnp.sum(jnp.square(x)) / x.shape[1]) for x in rows
         )
     n = jnp.sum(is_taught).astype(jnp.float32)
     return state._replace(known=Known(z, labels)), (message, n), {}
@@ -263,9 +286,9 @@ def _scale(
     taught = {
         kind: server.taught[kind]._replace(
             seed=jax.random.bits(jax.random.fold_in(key, place), (2,), jnp.uint32),
-            blocks=tuple(block(*sums) for sums in message[kind]),
+            blocks=tuple(block(*sums) for sums in message.get(kind, ())),
         )
-        for place, kind in enumerate(sorted(message))
+        for place, kind in enumerate(sorted(server.taught))
     }
     return server._replace(taught=taught), {}
 
@@ -283,7 +306,10 @@ def _send_blocks(server: ServerState, view_ids: Kind) -> PyTree:
 def _sum_up(
     config: FMCSCConfig, key: jax.Array, sent: PyTree, state: ClientState, client: Cohort
 ) -> tuple[ClientState, PyTree, Info]:
-    """Sends, for each kind, sum phi phi^T as its upper triangle and sum phi y^T; and sum y."""
+    """Sends, for each kind, sum phi phi^T as its upper triangle and sum phi y^T; and sum y.
+
+    With `teach_together` the sums are over the views, too: each image is an example.
+    """
     if not sent:
         return state, (), {}
     views, known = client.by_view(), state.known
@@ -293,9 +319,14 @@ def _sum_up(
 
     def sums(kind: Kind) -> tuple[jax.Array, jax.Array, jax.Array]:
         seed, blocks = sent[kind]
-        phi = row_features(config, seed, blocks, {v: views[v] for v in kind}, known.z[kind])
-        phi = jnp.where(is_taught, phi, 0.0)
-        gram, cross = (jnp.matmul(phi.T, other, precision=_EXACT) for other in (phi, y))
+        examples = [(v,) for v in client.view_ids] if kind == TOGETHER else [kind]
+        phis = [
+            row_features(config, seed, blocks, {v: views[v] for v in held}, known.z.get(held))
+            for held in examples
+        ]
+        phi = jnp.concatenate([jnp.where(is_taught, phi, 0.0) for phi in phis])
+        ys = jnp.tile(y, (len(examples), 1))
+        gram, cross = (jnp.matmul(phi.T, other, precision=_EXACT) for other in (phi, ys))
         return gram[above], cross, jnp.sum(phi, axis=0)
 
     return state, ({kind: sums(kind) for kind in sent}, jnp.sum(y, axis=0)), {}
@@ -336,7 +367,7 @@ def _solve(
 
 def _send_taught(server: ServerState, view_ids: Kind) -> PyTree:
     """Sends a partial client its classifier."""
-    return server.taught.get(view_ids, ())
+    return taught_to(server, view_ids)
 
 
 def _total(messages: tuple) -> PyTree:
@@ -352,12 +383,21 @@ def row_features(
     seed: jax.Array,
     blocks: tuple[Block, ...],
     views: Views,
-    z: jax.Array,
+    z: jax.Array | None,
 ) -> jax.Array:
-    """Computes phi [rows, teach_features] of rows of these views and of their Z side by side."""
-    if not config.teach_patches:
+    """Computes phi [rows, teach_features] of rows of these views.
+
+    Of the views and Z [rows, width] side by side; without Z, of the patches of each view's images,
+    side by side, too, or with `teach_together` the mean of phi over the views, which have the same
+    patterns, so that a row's scores are the mean of its images'.
+    """
+    if z is not None:
         rows = side_by_side(views), z
         return random_features(config.teach_features, seed, blocks, rows)
+    if config.teach_together:
+        n_filters = config.teach_features // CELLS**2
+        each = [patch_features(n_filters, config.teach_patches, seed, x) for x in views.values()]
+        return jnp.mean(jnp.stack(each), axis=0)
     n_filters = config.teach_features // (len(views) * CELLS**2)
     parts = [
         patch_features(n_filters, config.teach_patches, jnp.stack([seed[0], seed[1] + v]), views[v])

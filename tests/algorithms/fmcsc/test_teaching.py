@@ -198,7 +198,7 @@ def test_brightness_and_contrast_of_an_image_tell_nothing_and_one_without_any_ha
 
 def test_views_of_several_images_share_the_features_and_have_patterns_of_their_own():
     views = {0: images(4, 9), 2: images(4, 9)}
-    found = np.asarray(jit(row_features, static_argnums=0)(PATCHES, SEED, (), views, ()))
+    found = np.asarray(jit(row_features, static_argnums=0)(PATCHES, SEED, (), views, None))
     assert found.shape == (4, 32)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
     first, second = np.split(found * np.sqrt(2), 2, axis=1)
@@ -206,19 +206,24 @@ def test_views_of_several_images_share_the_features_and_have_patterns_of_their_o
     assert np.abs(first - second).max() > 0.05
 
 
-@pytest.mark.ci
-def test_images_are_taught_by_a_ridge_regression_on_their_patches():
+def taught_by_images(kind, **settings):
+    """24 rows of three images at two clients with all views, and 8 at one with some of them."""
     part = [Part(FULL, np.arange(24).reshape(2, 12), np.arange(2, dtype=np.int32))]
-    part.append(Part((1,), np.arange(24, 32).reshape(1, 8), np.array([2], np.int32)))
+    part.append(Part(kind, np.arange(24, 32).reshape(1, 8), np.array([2], np.int32)))
     views = [images(32, 7, seed) for seed in range(3)]
-    federation, algorithm = Federation.from_arrays(views, partition=part), fmcsc(PATCHES, HYPER)
+    algorithm = fmcsc(dataclasses.replace(PATCHES, **settings), HYPER)
 
     def run(federation):
         state = engine.start(algorithm, federation, KEY)
         state, _ = engine.finish(algorithm, federation, KEY, state, 0)
         return state, engine.assign(algorithm, federation, state)
 
-    state, labels = jit(run)(federation)
+    return views, *jit(run)(Federation.from_arrays(views, partition=part))
+
+
+@pytest.mark.ci
+def test_images_are_taught_by_a_ridge_regression_on_their_patches():
+    views, state, labels = taught_by_images((1,))
     one, known = state.server.taught[1,], state.clients[0].known
     assert one.blocks == ()  # no sums of pixels travel
     phi = [np.asarray(patches(2, 3, one.seed, x)) for x in np.split(views[1], [24])]
@@ -226,6 +231,24 @@ def test_images_are_taught_by_a_ridge_regression_on_their_patches():
     model = Ridge(PATCH_RIDGE, fit_intercept=False).fit(phi[0], y - y.mean(axis=0))
     np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-3)
     scores = phi[1] @ np.asarray(one.weights) + y.mean(axis=0)
+    np.testing.assert_array_equal(labels[1][0], scores.argmax(axis=1))
+
+
+@pytest.mark.ci
+def test_one_classifier_is_taught_by_the_images_of_all_views():
+    """By three images a row; a row of two images has the mean of their scores."""
+    several = {"teach_together": True, "partial_models": "distilled", "target": "own"}
+    views, state, labels = taught_by_images(PAIR, **several)
+    (one,), known = state.server.taught.values(), state.clients[0].known
+    assert known.z == {}  # which patches have no use for
+    taught, told = zip(*(np.split(patches(2, 3, one.seed, x), [24]) for x in views), strict=True)
+    y = np.eye(K)[np.asarray(known.labels).ravel()]
+    model = Ridge(PATCH_RIDGE, fit_intercept=False)
+    model.fit(np.concatenate(taught), np.concatenate([y - y.mean(axis=0)] * 3))
+    np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-3)
+    np.testing.assert_allclose(one.shares, y.mean(axis=0), atol=1e-6)
+    both = np.asarray(told[PAIR[0]] + told[PAIR[1]]) / 2
+    scores = both @ np.asarray(one.weights) + y.mean(axis=0)
     np.testing.assert_array_equal(labels[1][0], scores.argmax(axis=1))
 
 
@@ -250,6 +273,8 @@ def test_views_that_are_no_images_and_features_that_do_not_divide_are_refused():
             check_federation(dataclasses.replace(PATCHES, **wrong), federation)
     with pytest.raises(ValueError, match=r"teach_patches: got 3; allowed is 0 without teach_feat"):
         dataclasses.replace(CONFIG, teach_patches=3)
+    with pytest.raises(ValueError, match=r"teach_together: got True; allowed is false without tea"):
+        dataclasses.replace(TEACHES, teach_together=True)
 
 
 # --- Who is taught --------------------------------------------------------------------------------
