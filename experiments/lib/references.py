@@ -108,13 +108,15 @@ def internal_scores(federation: Federation, labels: Sequence[np.ndarray]) -> dic
 
     Returns:
       "silhouette", the mean over clients of that of their rows on their own views (those with one
-      cluster do not count), and "clusters", the mean number of clusters that a client has.
+      cluster do not count), and "clusters", the mean number of clusters that a client has. Rows in
+      no cluster, -1, count for neither.
     """
     values, counts = [], []
     for cohort, found in zip(federation.cohorts, labels, strict=True):
         for x, mask, mine in zip(own_features(cohort), np.asarray(cohort.mask), found, strict=True):
-            values.append(silhouette(x[mask], mine[mask]))
-            counts.append(len(np.unique(mine[mask & (mine >= 0)])))
+            found_in = mask & (mine >= 0)
+            values.append(silhouette(x[found_in], mine[found_in]))
+            counts.append(len(np.unique(mine[found_in])))
     known = [v for v in values if not np.isnan(v)]
     mean = float(np.mean(known)) if known else float("nan")
     return {"silhouette": mean, "clusters": float(np.mean(counts))}

@@ -208,8 +208,10 @@ def draw(folder: Path, summary: pd.DataFrame, axes: Sequence[Axis], metric: str)
     varied = [axis for axis in axes if summary[axis.name].nunique() > 1]
     if not varied or summary[f"{metric}_mean"].isna().all():
         return []
-    n_seeds = (summary["n_ok"] + summary["n_failed"]).max()
-    over = f", mean over {n_seeds} seeds" if n_seeds > 1 else ""
+    n_seeds = summary["n_ok"][summary["n_ok"] > 0]
+    fewest, most = n_seeds.min(), n_seeds.max()
+    counts = f"{most}" if fewest == most else f"{fewest} to {most}"
+    over = f", mean over {counts} seeds" if most > 1 else ""
     if len(varied) == 1:
         path = folder / "lines.png"
         _draw_lines(path, summary, varied[0], metric, over)

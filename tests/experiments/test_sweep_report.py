@@ -305,6 +305,17 @@ def test_lines_stand_where_the_values_say(tmp_path, figures, values, scale, plac
     np.testing.assert_allclose(axis.containers[0].lines[0].get_xdata(), places)
 
 
+def test_a_picture_says_of_how_many_seeds_its_means_are(tmp_path, figures):
+    """Without those that failed: no more than a table has."""
+    axes, summary = swept("x=1,2,3", lambda s: None if s["x"] == "3" else 0.5)
+    assert list(summary["n_ok"] + summary["n_failed"]) == [2, 2, 2]
+    sweep_report.draw(tmp_path, summary, axes, "acc")
+    summary.loc[0, ["n_ok", "n_failed"]] = 1
+    sweep_report.draw(tmp_path, summary, axes, "acc")
+    labels = [figure.axes[0].get_ylabel().split("\n")[0] for figure in figures]
+    assert labels == ["score, mean over 2 seeds", "score, mean over 1 to 2 seeds"]
+
+
 def test_random_settings_are_points_in_a_panel_for_each_axis(tmp_path, figures):
     text = "lr=log(1e-4,1e-2,7); parts=AB,BC; one=1"
     settings = grid.draws(grid.parse(text), 8, seed=0)
