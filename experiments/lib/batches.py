@@ -256,6 +256,10 @@ class Program:
         """Runs of the smallest batch: one for each device of the mesh's axis of runs."""
         return 1 if self.mesh is None else self.mesh.shape["sweep"]
 
+    def wait(self, size: int) -> None:
+        """Waits until the program for batches of this size is compiled."""
+        self._of_size(size)
+
     def run(self, runs: Sequence[tuple[int, int]]) -> PyTree:
         """Makes these runs; returns their outputs on the host, with a leading axis."""
         program = self._of_size(len(runs))
@@ -442,6 +446,9 @@ def _execute(
         part = runs[done : done + size]
         began, waited = time.perf_counter(), program.waited
         try:
+            program.wait(size)
+            if progress is not None:
+                progress.running(f"program {place}")
             # The last batch is filled up, so that one program does for all.
             out = program.run(part + part[-1:] * (size - len(part)))
             rows = [row_of(program, run, _of(out, i)) for i, run in enumerate(part)]

@@ -68,6 +68,11 @@ class Progress:
         stage = f": {name.split('/')[0]}" if name else ""
         self._bar.set_postfix_str(f"{what}{stage}")
 
+    def running(self, name: str) -> None:
+        """Shows that what was compiled runs, by the time left as soon as anything tells it."""
+        with self._lock:
+            self._show_running(name)
+
     def expect(self, calls: Mapping[str, int], efforts: Mapping[str, float] | None = None) -> None:
         """Sets how much work of each kind is left, and what one piece is in operations, if known.
 
@@ -93,17 +98,19 @@ class Progress:
             self._last = now
             if self._left is None:
                 self._early[kind] += n
-                self._bar.set_postfix_str(f"running: {kind.split('/')[0]}")
             else:
                 self._left[kind] = max(0, self._left[kind] - n)
-                if self._is_short(self._left):
-                    self._bar.set_postfix_str(f"running: {kind.split('/')[0]}")
-                else:
-                    self._show(self._left)
+            self._show_running(kind)
 
     def _tick(self) -> None:
         while not self._closed.wait(_TICK):
             self._bar.refresh()
+
+    def _show_running(self, name: str) -> None:
+        if self._left is None or not self._seconds or self._is_short(self._left):
+            self._bar.set_postfix_str(f"running: {name.split('/')[0]}")
+        else:
+            self._show(self._left)
 
     def _is_short(self, work: Mapping[str, int]) -> bool:
         """Whether all kinds that have been met are short beside one that is still to be met."""

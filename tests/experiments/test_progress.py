@@ -26,13 +26,21 @@ def test_waiting_for_a_program_is_not_taken_for_the_pace_of_runs(clock):
     with Progress(True) as bar:
         bar.expect({"program 0": 2, "program 1": 4, "program 2": 4})
         bar.compiling(0, 3, "program 0")
-        clock[0] += 23.0
+        clock[0] += 20.0
+        bar.running("program 0")
+        assert shown(bar) == "running: program 0"
+        clock[0] += 3.0
         bar.done("program 0", waited=20.0)
         assert shown(bar) == "01:07 left"  # nine runs of three seconds, and two programs
         clock[0] += 3.0
         bar.done("program 0")
         assert shown(bar) == "01:04 left"
-        clock[0] += 8.0
+        bar.compiling(1, 3, "program 1")
+        assert shown(bar) == "compiling 2 of 3: program 1"
+        clock[0] += 5.0
+        bar.running("program 1")
+        assert shown(bar) == "01:04 left"
+        clock[0] += 3.0
         bar.done("program 1", waited=5.0)  # was compiled while others ran, and so will the next be
         assert shown(bar) == "00:26 left"
 
