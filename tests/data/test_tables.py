@@ -483,6 +483,32 @@ def test_the_index_of_a_frame_names_its_rows():
     assert from_frame(named, BLOOD).ids.tolist() == list("abcd")
     with pytest.raises(ValueError, match=r"id: table has 'p' twice in its index.*reset_index"):
         from_frame(pd.DataFrame({"hb": [1.0, 2.0, 3.0]}, index=["p", "q", "p"]))
+    with pytest.raises(ValueError, match="id: table has 1 empty cells in its index"):
+        from_frame(pd.DataFrame(columns, index=["p", None, "r"]))
+    pairs = pd.MultiIndex.from_tuples([("p", 1), ("p", 2), ("q", 1)])
+    assert from_frame(pd.DataFrame(columns, index=pairs)).ids.tolist() == ["('p', 1)", "('q', 1)"]
+
+
+def test_a_number_and_its_word_are_one_id():
+    table = pd.DataFrame({"id": [7, "7"], "hb": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="id: table has '7' twice in 'id'"):
+        from_frame(table, TableOptions(id="id"))
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        (
+            pd.DataFrame({"hb": [1e300, 1.0]}),
+            "the column 'hb' of view 0 has numbers beyond float32",
+        ),
+        (pd.DataFrame({"hb": [1j, 1.0]}), "the column 'hb' of view 0 has complex numbers"),
+        (pd.DataFrame(), "table: has no row or no column"),
+    ],
+)
+def test_what_float32_cannot_hold_is_named(table, text):
+    with pytest.raises(ValueError, match=text):
+        from_frame(table)
 
 
 def test_columns_of_a_table_may_be_numbers():
