@@ -291,6 +291,9 @@ def _read(path: Path, labels_key: str | None = None) -> Dataset:
     notes = [f"view {v}: {view.shape[1]} features" for v, view in enumerate(views)]
     if classes is not None:
         notes.append(f"labels: array {key}, {len(classes)} classes: {some(classes)}")
+    others = [name for name in content if name != key and not re.fullmatch(r"view_\d+", name)]
+    if is_npz and others:
+        notes.append(f"arrays that are not read: {some(others)}")
     return Dataset(path.stem, tuple(views), labels, notes=tuple(notes), classes=classes)
 
 

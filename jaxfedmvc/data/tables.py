@@ -228,6 +228,9 @@ def _dataset(
         views.append(values)
         held.append(there)
         notes.append(f"view {view}: {values.shape[1]} features of {note}")
+    read = {options.labels, options.id}.union(*columns.values())
+    if others := [column for column in frame if column not in read]:
+        notes.append(f"columns in no view: {some(others)}")
     holds = np.stack(held, axis=1)
     empty = ~holds.any(axis=1)
     keep = ~empty
@@ -439,9 +442,15 @@ def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Da
                     f"{file}: has no column {absent[0]!r}, which other clients have; say with views"
                     " which columns belong together, so that a client may lack a view"
                 )
-    found = _dataset(whole, _columns(whole, options), options, name, owners)
+    columns = _columns(whole, options)
+    found = _dataset(whole, columns, options, name, owners)
     names = ", ".join(f"{c} {file.name}" for c, file in enumerate(files))
-    return found._replace(notes=(f"files, a client each: {names}", *found.notes))
+    notes = [f"files, a client each: {names}"]
+    for view, own in columns.items():
+        none = [f.name for f, part in zip(files, parts, strict=True) if not {*own} & {*part}]
+        if none:
+            notes.append(f"files without a column of view {view}: {some(none)}")
+    return found._replace(notes=(*notes, *found.notes))
 
 
 # --- Columns --------------------------------------------------------------------------------------

@@ -326,6 +326,7 @@ def test_two_arrays_of_one_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"view_0 and view_00 are the same view"):
         load("b.npz")
     np.savez(tmp_path / "c.npz", view_0=first, n=1, N=2)
+    assert "arrays that are not read: n" in load(tmp_path / "c.npz").notes
     assert len(load("c.npz").views) == 1
 
 

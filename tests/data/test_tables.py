@@ -39,6 +39,7 @@ def test_columns_become_views_and_a_row_without_values_does_not_hold_one():
     assert found.notes == (
         "view blood: 2 features of columns hb, wbc",
         "view imaging: 2 features of columns img_0, img_1",
+        "columns in no view: sex",
         "labels: column ill, classes no, yes",
         "1 of 4 rows lack a view",
     )
@@ -187,6 +188,15 @@ def test_a_folder_has_a_table_for_each_client(tmp_path):
     parts = data.partition_as_held(0, found.held, clients=found.clients)
     told = [(p.view_ids, p.sample_ids.tolist(), p.client_ids.tolist()) for p in parts]
     assert told == [((0, 1), [[0]], [0]), ((0,), [[1, -1], [2, 3]], [1, 2])]
+
+
+def test_a_client_whose_columns_are_called_otherwise_is_told(tmp_path):
+    (tmp_path / "a.csv").write_text("hb,WBC\n1,2\n3,4\n")
+    (tmp_path / "b.csv").write_text("hb,wbc\n1,2\n3,4\n")
+    found = read([tmp_path], TableOptions("one=hb; two=wbc"))
+    np.testing.assert_array_equal(found.held, [[1, 0], [1, 0], [1, 1], [1, 1]])
+    assert "files without a column of view two: a.csv" in found.notes
+    assert "columns in no view: WBC" in found.notes
 
 
 def test_clients_number_their_rows_each_by_itself(tmp_path):
