@@ -33,6 +33,13 @@ from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.registry import OF_THE_RUN, configured
+from jaxfedmvc.data.dataset import (
+    check_columns,
+    check_order,
+    check_unmasked,
+    kind_of_labels,
+    some,
+)
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.engine.steps import Steps
 from jaxfedmvc.engine.streaming import assign_program
@@ -230,19 +237,30 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
           y: Classes [rows], or one such array for each client.
 
         Raises:
-          ValueError: There are not as many classes as rows.
+          ValueError: There are not as many classes as rows, or some are missing; or the tables of
+            rows and the series of classes name the rows in different orders.
         """
         if y is None:
             raise checks.wrong("y", None, "classes [rows], or one such array for each client")
         found = self.predict(clients)
-        if isinstance(found, list):
-            rows, classes = [len(part) for part in found], [np.size(part) for part in y]
-            if rows != classes:
-                raise ValueError(
-                    f"y: got {classes} classes; allowed are {rows}, as many as the clients' rows"
-                )
-            found, y = np.concatenate(found), np.concatenate([np.asarray(part) for part in y])
-        return float(adjusted_rand_score(np.asarray(y), found))
+        parts, classes = (found, list(y)) if isinstance(found, list) else ([found], [y])
+        rows, given = [len(part) for part in parts], [np.size(part) for part in classes]
+        if rows != given:
+            raise ValueError(
+                f"y: got [{some(given)}] classes; allowed are [{some(rows)}], as many as the"
+                " clients' rows"
+            )
+        is_clients = isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping)
+        holders = clients if is_clients else [clients]
+        kinds = set()
+        for views, mine in zip(holders, classes, strict=True):
+            views = views if isinstance(views, Mapping) else _of_one_place(views)
+            check_order({f"view {v}": view for v, view in views.items()} | {"y": mine})
+            kinds.add(kind_of_labels(mine))
+        if len(kinds) > 1:
+            raise ValueError("y: got numbers and words; allowed are either of them on all clients")
+        truth = np.concatenate([np.ravel(mine) for mine in classes])
+        return float(adjusted_rand_score(truth, np.concatenate(parts)))
 
 
 def parameters(method: str) -> list[str]:
@@ -282,7 +300,11 @@ def _is_client(item: Any) -> bool:
 
 
 def _of_one_place(clients: Any) -> dict[int, Any]:
-    is_views = isinstance(clients, (list, tuple)) and np.ndim(clients[0]) == 2
+    is_views = isinstance(clients, (list, tuple)) and (
+        # A column among views is one of them that has a wrong shape, and no row.
+        any(getattr(item, "ndim", 0) == 2 or hasattr(item, "iloc") for item in clients)
+        or np.ndim(clients[0]) == 2
+    )
     return dict(enumerate(clients if is_views else [clients]))
 
 
@@ -302,19 +324,8 @@ def _columns(
     found = dict(known or {})
     for i, views in enumerate(clients if is_federated else [_of_one_place(clients)]):
         for v, table in views.items():
-            names = tuple(getattr(table, "columns", ()))
-            if not names or not all(isinstance(name, str) for name in names):
-                continue
-            known_names = found.setdefault(int(v), names)
-            # Tables of other widths are refused by their widths.
-            pairs = zip(names, known_names, strict=False)
-            for k, (name, other) in enumerate(pairs):
-                if name != other:
-                    whose = f"client {i}: view {v}" if is_federated else f"view {v}"
-                    raise ValueError(
-                        f"{whose}: column {k} is {name!r}; allowed is {other!r}, as in the first"
-                        " table of the view"
-                    )
+            name = f"client {i}: view {v}" if is_federated else f"view {v}"
+            found[int(v)] = check_columns(name, table, found.get(int(v), ()))
     return found
 
 
@@ -327,12 +338,21 @@ def _views(views: Any, whose: str, dtype: Any) -> dict[int, np.ndarray]:
         if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 0:
             raise checks.wrong(f"{whose}views", v, "ids 0, 1, ...")
         name = f"{whose}view {v}"
+        check_unmasked(name, array)
+        kinds: Any = getattr(array, "dtypes", getattr(array, "dtype", None))  # of a table, each
+        times = [str(kind) for kind in np.ravel(kinds) if getattr(kind, "kind", "") in ("m", "M")]
+        if times:
+            raise checks.wrong(name, times[0], "numbers, such as days since a day")
         try:
             found[int(v)] = check_array(array, dtype=dtype, input_name=name)
         except ValueError as error:  # which names the view in some of its messages
             if name in str(error):
                 raise
-            raise ValueError(f"{name}: {error}") from error
+            # Some show the array, in many lines, before they say what to do.
+            first, *others = str(error).splitlines()
+            advice = [line for line in others if line.startswith("Reshape")]
+            raise ValueError(" ".join([f"{name}: {first}", *advice])) from error
+    check_order({f"{whose}view {v}": array for v, array in views.items()})
     rows = {v: len(array) for v, array in found.items()}
     if len(set(rows.values())) > 1:
         raise ValueError(f"{whose}views: have {rows} rows; allowed is the same number")

@@ -17,7 +17,13 @@ import numpy as np
 from flax import struct
 
 from jaxfedmvc import keys
-from jaxfedmvc.data.dataset import check_arrays, check_precision, check_size, kind_of_labels
+from jaxfedmvc.data.dataset import (
+    check_arrays,
+    check_columns,
+    check_precision,
+    check_size,
+    kind_of_labels,
+)
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.data.vertical import align_agents, vertical_partition
 
@@ -385,6 +391,7 @@ class Federation:
         if labels is not None and len(labels) != len(clients):
             raise ValueError(f"labels: got {len(labels)} arrays for {len(clients)} clients")
         widths: dict[int, int] = {}
+        columns: dict[int, tuple[str, ...]] = {}
         starts, n_samples = [], 0
         for i, client in enumerate(clients):
             is_dict = isinstance(client, Mapping)
@@ -402,6 +409,7 @@ class Federation:
             except ValueError as error:
                 raise ValueError(f"client {i}: {error}") from error
             for v, array in client.items():
+                columns[v] = check_columns(f"client {i}: view {v}", array, columns.get(v, ()))
                 width = np.shape(array)[1]
                 if widths.setdefault(v, width) != width:
                     raise ValueError(

@@ -89,6 +89,22 @@ def test_columns_of_tables_are_told_by_name(fitted):
     np.testing.assert_array_equal(found.predict(CLIENTS[2]), fitted.labels_[2])  # without names
 
 
+def test_tables_that_name_rows_in_another_order_are_refused(fitted):
+    pd = pytest.importorskip("pandas", reason="pandas is not installed: the extra experiments")
+    names = [f"p{i}" for i in range(24)]
+    tables = {v: pd.DataFrame(x, index=names) for v, x in CLIENTS[0].items()}
+    turned = {0: tables[0], 1: tables[1][::-1]}
+    text = "view 1: row 0 is 'p23' in its index; allowed is 'p0', as in {}view 0"
+    with pytest.raises(ValueError, match="client 0: " + text.format("client 0: ")):
+        make().fit([turned, *CLIENTS[1:]])
+    with pytest.raises(ValueError, match=text.format("")):
+        FederatedClusterer("lsimvc", 3).fit(list(turned.values()))
+    classes = pd.Series(CLASSES[0], index=names)
+    assert fitted.score(tables, classes) == fitted.score(CLIENTS[0], CLASSES[0])
+    with pytest.raises(ValueError, match="y: row 0 is 'p23' in its index; allowed is 'p0', as in"):
+        fitted.score(tables, classes[::-1])
+
+
 def test_features_that_float32_would_round_away_are_refused():
     times = [{v: 1.7e9 + 30 * x for v, x in client.items()} for client in CLIENTS]
     with pytest.raises(ValueError, match="view 0: column 0: got numbers that float32 rounds by"):
@@ -293,6 +309,19 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         ([{0: np.full((4, 2), np.nan)}], {}, "client 0: view 0 contains NaN"),
         ([{0: np.array([["a", "b"]])}], {}, "client 0: view 0: .*could not convert string"),
         ([{0: np.ones(4)}], {}, "client 0: view 0: Expected 2D array, got 1D"),
+        ([{0: np.ones(4)}], {}, r"instead: Reshape your data"),
+        ([np.ones(4), np.ones((4, 2))], {}, "view 0: Expected 2D array, got 1D"),
+        ([{0: np.ones((4, 2)) * 1j}], {}, "client 0: view 0: Complex data not supported$"),
+        (
+            [{0: np.ma.masked_equal([[1.0], [2.0]], 2)}],
+            {},
+            "client 0: view 0 has 1 values that are",
+        ),
+        (
+            [{0: np.array([["2020-01-01"]], "datetime64[s]")}],
+            {},
+            r"client 0: view 0: got 'datetime64\[s\]'; allowed is numbers, such as days since",
+        ),
         ([CLIENTS[0], {0: np.ones((0, 5))}], {}, r"client 1: view 0: Found array with 0 sample"),
         ([{}], {}, "client 0: views: got 'none'; allowed is a dictionary of one array or more"),
         ([VIEWS[0], CLIENTS[0]], {}, "clients: got 'arrays and dictionaries'; allowed is dict"),
@@ -331,6 +360,16 @@ def test_a_sparse_matrix_is_refused_though_it_is_a_dictionary():
 def test_classes_of_other_rows_are_refused(fitted):
     with pytest.raises(ValueError, match=r"y: got \[3\] classes; allowed are \[4\], as many"):
         fitted.score([{0: np.ones((4, 5))}], [np.zeros(3)])
+
+
+def test_classes_that_are_missing_or_of_two_kinds_are_refused(fitted):
+    rows = [{0: VIEWS[0][:2]}, {0: VIEWS[0][2:4]}]
+    with pytest.raises(ValueError, match="labels: got nan in 1 of 2 rows"):
+        fitted.score(rows, [np.array([0, np.nan]), np.array([0, 1])])
+    with pytest.raises(ValueError, match="y: got numbers and words"):
+        fitted.score(rows, [np.array([0, 1]), np.array(["0", "1"])])
+    with pytest.raises(ValueError, match=r"y: got \[1, 1, 1, 1\] classes; allowed are \[2, 2\]"):
+        fitted.score(rows, TRUTH[:4])
 
 
 def test_without_classes_there_is_no_score(fitted):

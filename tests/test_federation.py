@@ -339,6 +339,55 @@ def test_what_is_masked_does_not_count_as_a_number(views):
     Federation.from_clients([{0: np.ma.masked_greater(views[0], 100.0)}])  # masks nothing
 
 
+@pytest.mark.parametrize(
+    ("first", "other", "text"),
+    [
+        ("abc", "cba", "view 1: row 0 is 'c' in its index; allowed is 'a', as in view 0"),
+        ("abc", "abd", "view 1: row 2 is 'd' in its index; allowed is 'c', as in view 0"),
+        (range(3), [0, 2, 1], "view 1: row 1 is '2' in its index; allowed is '1', as in view 0"),
+        ("abc", "abc", ""),
+        ([5, 3, 4], [5.0, 3.0, 4.0], ""),
+        ("abc", range(3), ""),  # which only counts
+        (range(3), [5, 3, 4], ""),
+    ],
+)
+def test_indices_of_tables_name_the_same_rows(first, other, text):
+    pd = pytest.importorskip("pandas", reason="pandas is not installed: the extra experiments")
+    tables = {v: pd.DataFrame(np.eye(3), index=list(x)) for v, x in enumerate((first, other))}
+    classes = pd.Series(list("xyz"), index=list(other))
+    if text:
+        with pytest.raises(ValueError, match=f"^client 0: {text}: rows are taken by place"):
+            Federation.from_clients([tables])
+        with pytest.raises(ValueError, match="labels: row"):
+            single = part((0,), [[0, 1, 2]], [0])
+            Federation.from_arrays([tables[0]], classes, partition=[single])
+    else:
+        assert Federation.from_clients([tables], [classes]).n_views == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "text"),
+    [
+        ("ab", "ba", "client 1: view 0: column 0 is 'b'; allowed is 'a'"),
+        ("ab", "ac", "client 1: view 0: column 1 is 'c'; allowed is 'b'"),
+        ([101, 7], [7, 101], "client 1: view 0: column 0 is '7'; allowed is '101'"),
+        ([0, 1], [1, 0], "client 1: view 0: column 0 is '1'; allowed is '0'"),
+        ("ab", "ab", ""),
+        ([0, 1], "ab", ""),  # the first only counts
+    ],
+)
+def test_columns_of_tables_are_the_same_ones(first, other, text):
+    pd = pytest.importorskip("pandas", reason="pandas is not installed: the extra experiments")
+    clients = [{0: pd.DataFrame(np.eye(2), columns=list(names))} for names in (first, other)]
+    if text:
+        with pytest.raises(ValueError, match=text):
+            Federation.from_clients(clients)
+    else:
+        third = {0: pd.DataFrame(np.eye(2), columns=list("ba"))}
+        with pytest.raises(ValueError, match="client 2: view 0: column 0 is 'b'; allowed is 'a'"):
+            Federation.from_clients([*clients, third])
+
+
 @pytest.mark.parametrize("given", [[np.ones((3, 2))], {"blood": np.ones((3, 2))}])
 def test_a_single_client_is_a_dictionary_of_view_ids(given):
     with pytest.raises(ValueError, match=r"^views: got .*; allowed is a dictionary of view ids"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,18 +85,16 @@ def check_arrays(
 
     Raises:
       ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers
-        within float32; the views differ in their number of rows; or the labels are not one per
-        row, all numbers or all words.
+        within float32; the views differ in their number of rows, or are tables that name them in
+        another order; or the labels are not one per row, all numbers or all words.
     """
     if len(views) == 0:
         raise ValueError("no views: at least one array [n, D] is needed")
     names = names or [str(i) for i in range(len(views))]
-    for name, view in zip(names, views, strict=True):
-        if np.ma.is_masked(view):
-            raise ValueError(
-                f"view {name} has {np.ma.count_masked(view)} values that are masked, and what"
-                " lies under the mask would count; allowed are finite numbers"
-            )
+    tables = {f"view {name}": view for name, view in zip(names, views, strict=True)}
+    for name, view in tables.items():
+        check_unmasked(name, view)
+    check_order(tables | {"labels": labels})
     arrays = [np.asarray(view) for view in views]
     for name, view in zip(names, arrays, strict=True):
         if view.ndim != 2 or view.size == 0:
@@ -117,6 +115,94 @@ def check_arrays(
                 f" {_LARGEST:g}, whose squares float32 can add up: scale the features"
             )
     check_rows(arrays, labels)
+
+
+def check_unmasked(name: str, array: Any) -> None:
+    """Checks that no value of an array is masked.
+
+    Args:
+      name: What errors call the array.
+      array: Of any kind.
+
+    Raises:
+      ValueError: Some are; whoever takes the array for a plain one would count them.
+    """
+    if np.ma.is_masked(array):
+        raise ValueError(
+            f"{name} has {np.ma.count_masked(array)} values that are masked, and what lies under"
+            " the mask would count; allowed are finite numbers"
+        )
+
+
+def check_order(tables: Mapping[str, Any]) -> None:
+    """Checks that pandas' tables of the same rows do not name them in different orders.
+
+    Rows are taken by place, whatever the index says. What is no table of pandas has no names.
+
+    Args:
+      tables: What errors call each of them, and tables, series or arrays [n, ...].
+
+    Raises:
+      ValueError: Names the first row of which two indices say different things.
+    """
+    seen: dict[str, Any] = {}
+    for name, table in tables.items():
+        if not hasattr(table, "iloc"):
+            continue
+        for other, known in seen.items():
+            if table.index.equals(known):
+                continue
+            mine, others = ([str(row) for row in index] for index in (table.index, known))
+            place = _apart(mine, others)
+            if place is not None:
+                raise ValueError(
+                    f"{name}: row {place} is {mine[place]!r} in its index; allowed is"
+                    f" {others[place]!r}, as in {other}: rows are taken by place, so bring the"
+                    " tables to one order, or leave the index out (to_numpy())"
+                )
+        seen[name] = table.index
+
+
+def check_columns(name: str, table: Any, known: Sequence[str] = ()) -> tuple[str, ...]:
+    """Checks that a table has the columns of others of its view, in the same order.
+
+    Args:
+      name: What errors call the table.
+      table: Of pandas or its like; what has no columns by name passes.
+      known: What the others' columns are called; none: nobody has said.
+
+    Returns:
+      What is known with this table.
+
+    Raises:
+      ValueError: Names the first column that is another one.
+    """
+    names = tuple(map(str, getattr(table, "columns", ())))
+    place = _apart(names, known)
+    if place is not None:
+        raise ValueError(
+            f"{name}: column {place} is {names[place]!r}; allowed is {known[place]!r}, as in the"
+            " first table of the view"
+        )
+    return names if not known or (names and _counts(known)) else tuple(known)
+
+
+def _apart(names: Sequence[str], others: Sequence[str]) -> int | None:
+    """Returns the first place at which names differ; None where they agree or one has no names.
+
+    Names that only count, from 0 on, are none, unless the others are the same ones in disorder.
+    """
+    if len(names) != len(others):  # which is refused elsewhere
+        return None
+    pairs = zip(names, others, strict=True)
+    place = next((i for i, (mine, other) in enumerate(pairs) if mine != other), None)
+    if place is None or (set(names) != set(others) and (_counts(names) or _counts(others))):
+        return None
+    return place
+
+
+def _counts(names: Sequence[str]) -> bool:
+    return all(name == str(i) for i, name in enumerate(names))
 
 
 def check_size(name: str, view: np.ndarray) -> None:

@@ -190,6 +190,12 @@ def scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.n
     if scale == "bytes" and x.max() > 1:  # some copies come already divided
         x /= 255.0
     elif scale in ("minmax", "standard"):
+        # Ranges and squares of numbers near the ends of float64 are none of its numbers, and the
+        # feature would count as constant. To divide by a power of two changes no digit.
+        size = np.abs(x).max(axis=0)
+        is_extreme = (size > 1e100) | ((size > 0) & (size < 1e-100))
+        if is_extreme.any():
+            x = np.where(is_extreme, np.ldexp(x, -np.frexp(size)[1]), x)
         low, span = x.min(axis=0), np.ptp(x, axis=0)
         # Constant features are told by their range: their computed deviation may miss zero.
         shift, width = (low, span) if scale == "minmax" else (x.mean(axis=0), x.std(axis=0))
@@ -285,6 +291,9 @@ def _read(path: Path, labels_key: str | None = None) -> Dataset:
     notes = [f"view {v}: {view.shape[1]} features" for v, view in enumerate(views)]
     if classes is not None:
         notes.append(f"labels: array {key}, {len(classes)} classes: {some(classes)}")
+    others = [name for name in content if name != key and not re.fullmatch(r"view_\d+", name)]
+    if is_npz and others:
+        notes.append(f"arrays that are not read: {some(others)}")
     return Dataset(path.stem, tuple(views), labels, notes=tuple(notes), classes=classes)
 
 

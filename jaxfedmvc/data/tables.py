@@ -175,8 +175,19 @@ def from_frame(
     if frame.columns.has_duplicates:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise ValueError(f"{name}: the column {twice!r} is there twice")
+    if not len(frame) or not len(frame.columns):
+        raise ValueError(f"{name}: has no row or no column")
+    if frame.index.nlevels == 1 and frame.index.hasnans:
+        raise ValueError(f"id: {name} has {int(frame.index.isna().sum())} empty cells in its index")
     frame = _stripped(frame)
+    if options.id is not None and options.id in frame:
+        frame = frame.assign(**{options.id: _as_text(frame[options.id])})
     return _dataset(frame, _columns(frame, options), options, name, is_final=True)
+
+
+def _as_text(ids: pd.Series) -> pd.Series:
+    """Returns ids as text, so that 7 and the word 7 are one; empty cells stay empty."""
+    return ids.astype(str).where(ids.notna())
 
 
 def _dataset(
@@ -206,10 +217,20 @@ def _dataset(
             note += f"; {n_filled} of {int(there.sum())} rows have medians in empty cells"
         if is_final:
             check_precision(view, [values[there]], [str(column) for column in encoded])
+            beyond = (np.abs(values) > np.finfo(np.float32).max).any(axis=0)
+            if beyond.any():
+                column = encoded.columns[int(np.argmax(beyond))]
+                raise ValueError(
+                    f"views: the column {column!r} of view {view} has numbers beyond float32;"
+                    f" allowed are some up to {np.finfo(np.float32).max:.3g}: scale it before"
+                )
             values = values.astype(np.float32)
         views.append(values)
         held.append(there)
         notes.append(f"view {view}: {values.shape[1]} features of {note}")
+    read = {options.labels, options.id}.union(*columns.values())
+    if others := [column for column in frame if column not in read]:
+        notes.append(f"columns in no view: {some(others)}")
     holds = np.stack(held, axis=1)
     empty = ~holds.any(axis=1)
     keep = ~empty
@@ -324,8 +345,7 @@ def _parquet(path: Path, pandas: Any, id_column: str | None) -> pd.DataFrame:
     except ImportError as error:
         raise ImportError(f"{path}: Parquet needs pyarrow: pip install pyarrow") from error
     if id_column in frame:
-        ids = frame[id_column]
-        frame[id_column] = ids.astype(str).where(ids.notna())
+        frame[id_column] = _as_text(frame[id_column])
     return frame
 
 
@@ -422,9 +442,15 @@ def _from_clients(name: str, files: Sequence[Path], options: TableOptions) -> Da
                     f"{file}: has no column {absent[0]!r}, which other clients have; say with views"
                     " which columns belong together, so that a client may lack a view"
                 )
-    found = _dataset(whole, _columns(whole, options), options, name, owners)
+    columns = _columns(whole, options)
+    found = _dataset(whole, columns, options, name, owners)
     names = ", ".join(f"{c} {file.name}" for c, file in enumerate(files))
-    return found._replace(notes=(f"files, a client each: {names}", *found.notes))
+    notes = [f"files, a client each: {names}"]
+    for view, own in columns.items():
+        none = [f.name for f, part in zip(files, parts, strict=True) if not {*own} & {*part}]
+        if none:
+            notes.append(f"files without a column of view {view}: {some(none)}")
+    return found._replace(notes=(*notes, *found.notes))
 
 
 # --- Columns --------------------------------------------------------------------------------------
@@ -509,6 +535,11 @@ def _encoded(part: pd.DataFrame, options: TableOptions, view: str) -> tuple[pd.D
     words = [c for c in words if part[c].notna().any()]  # an empty column has no type
     for name in words:
         _check_words(part[name].dropna(), options, view)
+    if imaginary := [c for c in part if pandas.api.types.is_complex_dtype(part[c])]:
+        raise ValueError(
+            f"views: the column {imaginary[0]!r} of view {view} has complex numbers; allowed are"
+            " real ones"
+        )
     columns, made = [], 0
     for name in part:
         if name not in words:

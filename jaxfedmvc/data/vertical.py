@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxfedmvc import checks
-from jaxfedmvc.data.dataset import check_arrays
+from jaxfedmvc.data.dataset import check_arrays, check_order
 from jaxfedmvc.data.partition import Part
 
 # A category of this many levels or more is dropped, not one-hot coded.
@@ -286,13 +286,21 @@ def _rows_by_id(agent: int, ids: Any, x: Any) -> tuple[dict[int | str, int], np.
         if isinstance(key, bool) or not isinstance(key, (int, str, np.integer)):
             raise ValueError(f"agent {agent}: ids must be whole numbers or strings; got {key!r}")
     check_arrays([x], names=[f"of agent {agent}"])
-    x = np.asarray(x)
     if len(keys) != len(x):
         raise ValueError(f"agent {agent}: got {len(keys)} ids for {len(x)} rows of features")
+    if hasattr(x, "iloc"):  # a table of pandas, whose index may have the ids, too
+        index = x.index.tolist()
+        if index not in (keys, list(range(len(keys)))) and set(index) == set(keys):
+            place = next(i for i, key in enumerate(keys) if index[i] != key)
+            raise ValueError(
+                f"agent {agent}: row {place} is {index[place]!r} in the index of its features;"
+                f" allowed is {keys[place]!r}, as in its ids: give x.index for them, or an array"
+            )
+    check_order({f"agent {agent}: ids": ids, f"agent {agent}: features": x})
     rows: dict[int | str, int] = {}
     for row, key in enumerate(keys):
         if rows.setdefault(key, row) != row:
             raise ValueError(
                 f"agent {agent}: id {key!r} is there twice; each sample needs an id of its own"
             )
-    return rows, x
+    return rows, np.asarray(x)

@@ -210,6 +210,15 @@ def test_scalings_give_known_values(tmp_path):
     np.testing.assert_allclose(standard[:, 2].std(), 1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("scale", ["minmax", "standard"])
+@pytest.mark.parametrize("factor", [1e-300, 1e-200, 1e200, 1e308])
+def test_numbers_near_the_ends_of_float64_are_scaled_as_others_are(scale, factor):
+    x = np.array([[-1.0, 3.0], [0.5, 3.0], [1.5, 3.0]])
+    given = x * [factor, 1.0]
+    np.testing.assert_allclose(scaled(given, scale), scaled(x, scale), rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(given, x * [factor, 1.0])
+
+
 def test_standard_scaling_of_a_constant_is_exactly_zero(tmp_path):
     # The computed mean of a tenth, repeated, is off by a rounding error.
     path = save_npz(tmp_path / "some.npz", [np.full((1001, 1), 0.1)])
@@ -317,6 +326,7 @@ def test_two_arrays_of_one_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"view_0 and view_00 are the same view"):
         load("b.npz")
     np.savez(tmp_path / "c.npz", view_0=first, n=1, N=2)
+    assert "arrays that are not read: n" in load(tmp_path / "c.npz").notes
     assert len(load("c.npz").views) == 1
 
 

@@ -39,6 +39,7 @@ def test_columns_become_views_and_a_row_without_values_does_not_hold_one():
     assert found.notes == (
         "view blood: 2 features of columns hb, wbc",
         "view imaging: 2 features of columns img_0, img_1",
+        "columns in no view: sex",
         "labels: column ill, classes no, yes",
         "1 of 4 rows lack a view",
     )
@@ -187,6 +188,15 @@ def test_a_folder_has_a_table_for_each_client(tmp_path):
     parts = data.partition_as_held(0, found.held, clients=found.clients)
     told = [(p.view_ids, p.sample_ids.tolist(), p.client_ids.tolist()) for p in parts]
     assert told == [((0, 1), [[0]], [0]), ((0,), [[1, -1], [2, 3]], [1, 2])]
+
+
+def test_a_client_whose_columns_are_called_otherwise_is_told(tmp_path):
+    (tmp_path / "a.csv").write_text("hb,WBC\n1,2\n3,4\n")
+    (tmp_path / "b.csv").write_text("hb,wbc\n1,2\n3,4\n")
+    found = read([tmp_path], TableOptions("one=hb; two=wbc"))
+    np.testing.assert_array_equal(found.held, [[1, 0], [1, 0], [1, 1], [1, 1]])
+    assert "files without a column of view two: a.csv" in found.notes
+    assert "columns in no view: WBC" in found.notes
 
 
 def test_clients_number_their_rows_each_by_itself(tmp_path):
@@ -483,6 +493,32 @@ def test_the_index_of_a_frame_names_its_rows():
     assert from_frame(named, BLOOD).ids.tolist() == list("abcd")
     with pytest.raises(ValueError, match=r"id: table has 'p' twice in its index.*reset_index"):
         from_frame(pd.DataFrame({"hb": [1.0, 2.0, 3.0]}, index=["p", "q", "p"]))
+    with pytest.raises(ValueError, match="id: table has 1 empty cells in its index"):
+        from_frame(pd.DataFrame(columns, index=["p", None, "r"]))
+    pairs = pd.MultiIndex.from_tuples([("p", 1), ("p", 2), ("q", 1)])
+    assert from_frame(pd.DataFrame(columns, index=pairs)).ids.tolist() == ["('p', 1)", "('q', 1)"]
+
+
+def test_a_number_and_its_word_are_one_id():
+    table = pd.DataFrame({"id": [7, "7"], "hb": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="id: table has '7' twice in 'id'"):
+        from_frame(table, TableOptions(id="id"))
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        (
+            pd.DataFrame({"hb": [1e300, 1.0]}),
+            "the column 'hb' of view 0 has numbers beyond float32",
+        ),
+        (pd.DataFrame({"hb": [1j, 1.0]}), "the column 'hb' of view 0 has complex numbers"),
+        (pd.DataFrame(), "table: has no row or no column"),
+    ],
+)
+def test_what_float32_cannot_hold_is_named(table, text):
+    with pytest.raises(ValueError, match=text):
+        from_frame(table)
 
 
 def test_columns_of_a_table_may_be_numbers():

@@ -297,6 +297,20 @@ def test_alignment_refuses(agents, message):
         align_agents(agents)
 
 
+def test_ids_and_the_index_of_features_agree():
+    pd = pytest.importorskip("pandas", reason="pandas is not installed: the extra experiments")
+    features = pd.DataFrame({"hb": [1.0, 2.0, 3.0]}, index=list("cab"))
+    ids, (x,) = align_agents([(features.index, features)])
+    assert ids == list("cab") and x.ravel().tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match="agent 0: row 0 is 'c' in the index of its features; al"):
+        align_agents([(list("abc"), features)])
+    series = pd.Series(["x", "y", "z"], index=list("abc"))
+    with pytest.raises(ValueError, match="agent 0: features: row 0 is 'c' in its index; allowed"):
+        align_agents([(series, features)])
+    # An index that only counts names nothing, as where ids were a column.
+    assert align_agents([([2, 0, 1], features.reset_index(drop=True))])[0] == [2, 0, 1]
+
+
 def test_a_share_of_places_is_shuffled_at_all_agents_but_the_first():
     partition = vertical_partition(50, 3)
     found = shuffle_places(0, partition, 0.4)
