@@ -9,6 +9,7 @@ Runs on other data, or of other numbers of seeds, are named below the table and 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,9 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     """
     line: dict[str, Any] = {"method": summary["algorithm"], "data": summary["dataset"]}
     line["samples"] = summary.get("n_samples", np.nan)  # older runs do not say
-    line["views"] = "; ".join(note for note in summary["data"] if note.startswith("view "))
+    # "view NAME: 5 features", and no other note on a view.
+    views = (note for note in summary["data"] if re.match(r"view .*: \d", note))
+    line["views"] = "; ".join(views)
     for metric in METRICS:
         values = summary["metrics"].get(metric, {}).get("per_seed", [])
         line[metric] = float(np.mean(values)) if values else np.nan

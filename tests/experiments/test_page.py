@@ -213,6 +213,8 @@ def test_runs_side_by_side(folders, capsys):
     given = summary | {"command": ["--views=a=x,y; b=z"]}
     assert compare.line_of(given)["command"] == "'--views=a=x,y; b=z'"
     assert summary["n_samples"] == 48 and not compare.warnings(lines)
+    noted = summary | {"data": [*summary["data"], "view 1 is the same in all rows: leave it out"]}
+    assert compare.line_of(noted)["views"] == compare.line_of(summary)["views"] != ""
     other = summary | {"n_samples": 47, "data": ["view 0: 9 features", *summary["data"][1:]]}
     of_both = pd.DataFrame([compare.line_of(s) | {"content": "a"} for s in (summary, other)])
     told = compare.warnings(of_both)
