@@ -98,8 +98,10 @@ class FedHKHyperparams:
       tol: Rounds end when log J changes by no more than this.
       tau: Pull of proximal steps towards the global centres, relative to the client's mean weight.
       mix: Share of the global centres in personal ones by (102), from 0 to 1.
-      view_mix: Share of the global view weights in personal ones, from 0 to 1.
-      step_size: Step eta of (62) and (63), positive.
+      view_mix: Share of the global view weights in personal ones, from 0 to 1, in every local step
+        and not only after the last: centres are fitted with the weights that they are used with.
+      step_size: Step eta of (62) and (63), positive; of J per sample, so that steps of clients of
+        all sizes are alike.
       quality: kappa of the clients' weights n_l exp(-kappa J_l / n_l); of use with aggregation
         "average" only.
       limit: Number of clusters in use, at most n_clusters, so that one program serves a search over

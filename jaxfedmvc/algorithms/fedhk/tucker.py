@@ -48,7 +48,7 @@ def fedhk_tucker(
     core of their centres, and with `alignment="procrustes"` their factors too.
 
     Ranks R1 <= c, R2 <= D_max, R3 <= s, each at most the product of the others; without any they
-    are c (at most D_max s), 2c (at most D_max and R1 R3) and s.
+    are c (at most D_max s), 2c (at most D_max and R1 R3, at least R3 / R1) and s (at most c D_max).
 
     Raises:
       ValueError: As `e_fkmvc`. From `init` also: ranks that the tensor cannot have.
@@ -253,8 +253,10 @@ def _ranks(config: FedHKTuckerConfig, widths: dict[int, int]) -> tuple[int, ...]
     sizes = config.n_clusters, max(widths.values()), len(widths)
     ranks = config.ranks
     if not ranks:
-        first = min(sizes[0], sizes[1] * sizes[2])
-        ranks = first, min(2 * sizes[0], sizes[1], first * sizes[2]), sizes[2]
+        # No rank is above the product of the others: few clusters of many views need features.
+        clusters, views = min(sizes[0], sizes[1] * sizes[2]), min(sizes[2], sizes[0] * sizes[1])
+        features = max(2 * sizes[0], -(-views // clusters))
+        ranks = clusters, min(features, sizes[1], clusters * views), views
     for n, (rank, size) in enumerate(zip(ranks, sizes, strict=True)):
         others = ranks[0] * ranks[1] * ranks[2] // max(rank, 1)
         if not 1 <= rank <= min(size, others):

@@ -500,6 +500,22 @@ def test_default_ranks_compress_features_alone_and_always_fit():
 
 
 @pytest.mark.parametrize(
+    ("n_clusters", "n_views", "width", "core", "views"),
+    [(1, 3, 5, (1, 3, 3), None), (2, 9, 6, (2, 5, 9), None), (2, 9, 3, (2, 3, 6), (9, 6))],
+)
+def test_default_ranks_fit_few_clusters_of_many_views(n_clusters, n_views, width, core, views):
+    # 2c features would tell (2, 4) no more than eight views apart, and a single cluster two.
+    rows = [np.zeros((12, width), "float32")] * n_views
+    every = Part(tuple(range(n_views)), np.arange(12)[None], np.array([0]))
+    algorithm = fedhk_tucker(FedHKTuckerConfig(n_clusters, n_restarts=1))
+    fed = Federation.from_arrays(rows, partition=[every])
+    server, _ = jax.eval_shape(lambda: algorithm.init(jax.random.key(0), fed))
+    found, (clusters, of_views) = server.models.fit
+    assert found.shape == (1, *core) and clusters == ()
+    assert (of_views == ()) if views is None else of_views.shape == (1, *views)
+
+
+@pytest.mark.parametrize(
     "ranks", [(4, 3, 3), (3, 6, 3), (3, 3, 4), (0, 3, 3), (1, 3, 2), (3, 1, 2), (2, -1, 2)]
 )
 @pytest.mark.parametrize("config", [CONFIG, AVERAGE])
