@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import kstest, pearsonr
+from jax.scipy.special import ndtri
+from scipy.stats import kstest, laplace, norm, pearsonr
 
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.federation import single_client
 from jaxfedmvc.messages import (
@@ -21,6 +23,7 @@ from jaxfedmvc.messages import (
     nearest_only,
     transformed,
 )
+from jaxfedmvc.messages.transforms import tails_and_signs
 
 KEY = jax.random.key(0)
 N = 20_000
@@ -118,15 +121,40 @@ def test_noise_follows_the_key_and_not_the_clients_own_draws():
     np.testing.assert_array_equal(sent_by(phase), sent_by(phase))
     assert not np.any(sent_by(phase) == sent_by(phase, jax.random.key(1)))
     assert phase.client(KEY, (), (), CLIENT)[2] == jax.random.normal(KEY)
-    assert not np.any(sent_by(phase) == jax.random.normal(KEY, 5))
+    assert not np.any(sent_by(phase) == drawn_with(KEY))
+
+
+def drawn_with(key):
+    """Five normal numbers as noise makes them of the words of a key."""
+    tails, signs = tails_and_signs(jax.random.bits(key, (2, 5), jnp.uint32), jnp.float32)
+    return -signs * ndtri(tails)
 
 
 def test_noise_is_none_of_what_a_client_draws_by_small_numbers():
     noise = sent_by(transformed(sending(jnp.zeros(5)), gaussian_noise(1.0)))
+    its_own = jax.random.fold_in(jax.random.fold_in(KEY, keys.TRANSFORM), 0)
+    np.testing.assert_allclose(noise, drawn_with(its_own), rtol=1e-6)  # what would be equal
     for i in range(3):
         own = jax.random.fold_in(KEY, i)
         for key in (own, jax.random.fold_in(own, 0)):
-            assert not np.any(noise == jax.random.normal(key, 5))
+            assert not np.any(noise == drawn_with(key))
+
+
+@pytest.mark.parametrize("noise, of", [(gaussian_noise, norm), (laplace_noise, laplace)])
+def test_tails_of_noise_are_whole(noise, of, monkeypatch):
+    """Quantiles of the probabilities that the words say, out to 2^-65.
+
+    By `jax.random.normal` there is no float32 beyond those of 2^-23.
+    """
+    high = np.uint32([2**31, 12345678, 3, 0, 0, 0])
+    low = np.uint32([0, 0, 2**31, 2**31, 2**10, 0])
+    upper = high * 2.0**-33 + ((low >> 1) + 0.5) * 2.0**-64
+    for last_bit, sign in ((0, 1), (1, -1)):
+        words = jnp.stack([high, low | np.uint32(last_bit)])
+        monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype, w=words: w)
+        found = noise(2.0)(KEY, jnp.zeros(6), ())
+        np.testing.assert_allclose(found, sign * 2 * of.isf(upper), rtol=2e-6)
+    assert upper[-1] == 2.0**-65 and abs(found[-1]) > 2 * 9
 
 
 def test_clipping_comes_before_the_noise_that_is_put_after_it():
