@@ -3,7 +3,7 @@
 Folders are those that `experiments.run` leaves behind. Printed is a table, and written to the
 folder --to are comparison.csv, runs.csv with a row of each seed, for statistics of your own, and,
 where the extra `report` is installed, comparison.html with the scores by round.
-Runs on other data, or of other numbers of seeds, are named below the table and not hidden.
+Runs on other data, of other seeds, or on data dealt out otherwise are named below the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pandas as pd
 from absl import app, flags
 
 from experiments.lib import folder, page
-from experiments.lib.command import checked
+from experiments.lib.command import SPLITS, checked
+from experiments.lib.groups import flags_of
 from experiments.lib.text import spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
@@ -29,6 +30,8 @@ from jaxfedmvc.metrics.host import METRICS
 
 # Views of a run in a line for the terminal; comparison.csv has all.
 _VIEWS_SHOWN = 3
+# Flags that say how many clients there are, which is compared by itself.
+_NUMBERS = ("n_clients", "agents")
 # Columns of rounds.csv that the page draws.
 _OF_ROUNDS = ["seed", "round", "bytes_up", "bytes_down", "all/pooled/acc", "all/per_client/acc"]
 
@@ -56,6 +59,9 @@ def read(path: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
         data = path / "data.json"  # older runs have none
         hashes = json.loads(data.read_text(encoding="utf-8")) if data.exists() else {}
         line = line_of(summary) | {"content": " ".join(x[:10] for x in hashes.values())}
+        given = path / "flags.txt"
+        lines = given.read_text(encoding="utf-8").splitlines() if given.exists() else []
+        line["dealt"] = dealt(lines)
         return line, runs_of(summary), rounds
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no folder of a run ({error!r})") from error
@@ -89,6 +95,8 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         "clients": summary["n_clients"],
         "clusters": summary.get("n_clusters"),
         "seeds": len(summary["seeds"]),
+        "first_seed": summary["seeds"][0],
+        "failed": len(summary.get("failed", ())),  # older runs do not say
         "rounds": made,
         "compile_seconds": seconds["compile"],
         "seconds_a_run": seconds["run"] / len(summary["seeds"]),
@@ -97,6 +105,17 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         "command": shlex.join(summary.get("command", ())),
         "commit": summary.get("commit", ""),
     }
+
+
+def dealt(lines: Sequence[str]) -> str:
+    """Returns the flags of a flags.txt that say which client holds what, and which take part."""
+    values, found = folder.by_name(lines), []
+    for split in dict.fromkeys(SPLITS.values()):
+        names = [name for name in flags_of(split) if name not in _NUMBERS]
+        if any(name in values for name in names):
+            found += [f"{name}={values.get(name, 'none')}" for name in names]
+    found += [f"{n}={values[n]}" for n in ("participation", "resample_participants") if n in values]
+    return "; ".join(found)
 
 
 def runs_of(summary: Mapping[str, Any]) -> pd.DataFrame:
@@ -141,12 +160,18 @@ def warnings(lines: pd.DataFrame) -> list[str]:
         ("clients", "the numbers of clients differ"),
         ("clusters", "the numbers of clusters differ"),
         ("seeds", "the numbers of seeds differ"),
+        ("first_seed", "the seeds differ, and so who holds what; the first are"),
+        ("dealt", "clients hold their samples otherwise"),
         ("device", "devices differ: seconds are not comparable"),
     ):
         if lines[column].nunique() > 1:
             values = [str(value) for value in lines[column].unique()]
-            shown = _unshared(values) if column == "views" else values
-            found.append(f"{text}: {(' | ' if column == 'views' else ', ').join(shown)}")
+            of_parts = column in ("views", "dealt")
+            shown = _unshared(values) if of_parts else values
+            found.append(f"{text}: {(' | ' if of_parts else ', ').join(shown)}")
+    for name, line in lines[lines["failed"] > 0].iterrows():
+        n = f"{line['failed']} of {line['seeds']}"
+        found.append(f"{name}: {n} seeds failed, and scores that lack one have no mean")
     # Of one name, and yet another file, or scaled otherwise.
     for name, contents in lines.groupby("data")["content"]:
         if contents.nunique() > 1:
@@ -155,7 +180,7 @@ def warnings(lines: pd.DataFrame) -> list[str]:
 
 
 def _unshared(values: Sequence[str]) -> list[str]:
-    """Returns the first views of each that not all have, as there may be many of them."""
+    """Returns the first parts of each that not all have, as there may be many of them."""
     views = [value.split("; ") for value in values]
     shared = set(views[0]).intersection(*views[1:])
     own = [[view for view in mine if view not in shared] for mine in views]

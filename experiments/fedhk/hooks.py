@@ -32,7 +32,7 @@ def _defaults(settings: DataSettings) -> dict[str, str]:
 
 
 def _check(job: Any) -> None:
-    """Checks that every flag is of use, and that masked sums keep the noise of a private run.
+    """Checks that every flag is of use.
 
     Raises:
       ValueError: Names the setting.
@@ -44,14 +44,21 @@ def _check(job: Any) -> None:
                 f"{name}: has no effect with --{setting}={got}; leave it out, or give"
                 f" --{setting}={' or '.join(str(v) for v in values if v is not None)}"
             )
-    if job.command.job.secure_aggregation:
-        if job.config.hkc == "minmax":
-            raise ValueError(
-                "hkc: got minmax with masked sums; least and greatest values are no sums, allowed"
-                " are bandwidth, absmean"
-            )
-        if isinstance(job.config, PrivateFedHKConfig):
-            check_fraction_bits(job.config, job.hyperparams, job.command.job.masked_bits)
+
+
+def _check_masks(config: Any, hyperparams: Any, fraction_bits: int) -> None:
+    """Checks that what is masked are sums, which keep the noise of a private run.
+
+    Raises:
+      ValueError: Names the setting.
+    """
+    if config.hkc == "minmax":
+        raise ValueError(
+            "hkc: got minmax with masked sums; least and greatest values are no sums, allowed"
+            " are bandwidth, absmean"
+        )
+    if isinstance(config, PrivateFedHKConfig):
+        check_fraction_bits(config, hyperparams, fraction_bits)
 
 
 def _facts(job: Any) -> dict[str, Any]:
@@ -70,6 +77,7 @@ HOOKS = Hooks(
     defaults=_defaults,
     after_seed=_after_seed,
     check=_check,
+    check_masks=_check_masks,
     facts=_facts,
     late_clients=False,
     replaced={

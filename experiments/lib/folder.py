@@ -260,8 +260,8 @@ def _reopened(command: Parsed, data: Mapping[str, str]) -> Path:
             f"resume: {str(folder)!r} holds no job (no flags.txt); leave --resume out to begin one"
         )
     text = (folder / "flags.txt").read_text(encoding="utf-8", errors="replace")
-    then = _by_name(text.splitlines())
-    now = _by_name(command.flag_lines())
+    then = by_name(text.splitlines())
+    now = by_name(command.flag_lines())
 
     def is_new(name: str) -> bool:
         """Not in the file, and not given now: as if it had been there."""
@@ -306,8 +306,8 @@ def _check_data(folder: Path, data: Mapping[str, str]) -> None:
         )
 
 
-def _by_name(lines: Iterable[str]) -> dict[str, str]:
-    """Returns values as text by name, of lines such as --rounds=5, --progress or --noprogress."""
+def by_name(lines: Iterable[str]) -> dict[str, str]:
+    """Returns flags' values as text by name; a line is --rounds=5, --progress or --noprogress."""
     values = {}
     for line in lines:
         name, equals, value = line.removeprefix("--").partition("=")

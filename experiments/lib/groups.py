@@ -106,6 +106,8 @@ def _group(
     views = [cohort.views for cohort in group.federation.cohorts]
     jax.eval_shape(functools.partial(_start, algorithm, group.federation), views)
     if command.job.secure_aggregation:
+        config = command.config(group.n_clusters, group.federation.n_clients)
+        runner.check_masks(command, config, hyperparams)
         engine.traffic(algorithm, group.federation)  # raises where a message would be read
     return group
 

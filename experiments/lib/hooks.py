@@ -82,6 +82,8 @@ class Hooks(NamedTuple):
       pictures: `(report, result of the last seed)`, draws the family's own pictures in the end;
         a report has `path`, `title`, all `rows` of rounds.csv and `references`.
       check: `(job)`, raises ValueError where the method and the job do not go together.
+      check_masks: `(config, hyperparams, fraction bits)`, of jobs and sweeps under secure
+        aggregation; raises ValueError where fixed-point sums are not what the method needs.
       facts: `(job) -> entries` of summary.json.
       choosing: `(command) -> Choosing`, what single jobs choose without labels; None for nothing.
       late_clients: Whether clients that were not in the setup add to the rounds.
@@ -97,6 +99,7 @@ class Hooks(NamedTuple):
     after_seed: Callable[[Path, SeedResult, int], Iterable[str]] | None = None
     pictures: Callable[[Any, SeedResult], None] | None = None
     check: Callable[[Any], None] | None = None
+    check_masks: Callable[[Any, Any, int], None] | None = None
     facts: Callable[[Any], dict[str, Any]] | None = None
     choosing: Callable[[Any], Choosing | None] | None = None
     late_clients: bool = True

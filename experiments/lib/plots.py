@@ -92,7 +92,8 @@ def curves(
         axis.ticklabel_format(useOffset=False)
     if right:
         right[-1].set_xlabel("round (losses: mean over clients)")
-    figure.suptitle(title)
+    bands = any(len(runs) > 1 for runs in (*scores.values(), *losses.values()))
+    figure.suptitle(title + ("\nmean; bands: one standard deviation" if bands else ""))
     save(figure, path)
 
 

@@ -109,7 +109,7 @@ def internal_scores(federation: Federation, labels: Sequence[np.ndarray]) -> dic
     Returns:
       "silhouette", the mean over clients of that of their rows on their own views (those with one
       cluster do not count), and "clusters", the mean number of clusters that a client has. Rows in
-      no cluster, -1, count for neither.
+      no cluster, -1, count for neither; both are NaN where no row is in any, as of a failed run.
     """
     values, counts = [], []
     for cohort, found in zip(federation.cohorts, labels, strict=True):
@@ -119,4 +119,4 @@ def internal_scores(federation: Federation, labels: Sequence[np.ndarray]) -> dic
             counts.append(len(np.unique(mine[found_in])))
     known = [v for v in values if not np.isnan(v)]
     mean = float(np.mean(known)) if known else float("nan")
-    return {"silhouette": mean, "clusters": float(np.mean(counts))}
+    return {"silhouette": mean, "clusters": float(np.mean(counts)) if any(counts) else float("nan")}

@@ -139,6 +139,8 @@ class Report:
             yield self._internal().to_string()
             yield from self._sizes(last)
         summary = self._summary(traffic) | facts
+        if failed := summary["failed"]:
+            yield f"\nfailed, and in no mean: {', '.join(f'seed {seed}' for seed in failed)}"
         fewest, made = min(summary["rounds_made"]), max(summary["rounds_made"])
         number = f"{made}" if fewest == made else f"{fewest} to {made}"
         if 0 < fewest < self.command.rounds:
@@ -258,6 +260,7 @@ class Report:
                 max([r["round"] for r in self.rows if r["seed"] == s], default=0) for s in seeds
             ],
             "seeds": seeds,
+            "failed": self._failed(),
             "metrics": rows[self.command.name]["all"][self.way] if self.is_scored else {},
             "groups": rows,
             "bytes_rounds": {
@@ -274,6 +277,12 @@ class Report:
             "device": folder.device(),
             "versions": folder.versions(),
         }
+
+    def _failed(self) -> list[int]:
+        """Returns the seeds that no row is in a cluster of, as where the model turned NaN."""
+        found = [r[self.command.name]["internal"]["clusters"] for r in self.references]
+        seeds = self.command.job.all_seeds[: len(found)]
+        return [seed for seed, n in zip(seeds, found, strict=True) if math.isnan(n)]
 
     def _draw(self, last: SeedResult, facts: Row) -> None:
         self._draw_curves()

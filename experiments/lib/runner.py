@@ -102,8 +102,20 @@ def prepare(command: Command) -> Job:
     if command.hooks.check is not None:
         command.hooks.check(job)
     if command.job.secure_aggregation:
+        check_masks(command, config, [hyperparams])
         engine.traffic(algorithm, federation)  # raises where a message would be read
     return job
+
+
+def check_masks(command: Command, config: Any, hyperparams: Sequence[Any]) -> None:
+    """Checks that a method's sums survive the fixed point of masks, at all these settings.
+
+    Raises:
+      ValueError: They do not.
+    """
+    if (check := command.hooks.check_masks) is not None:
+        for hyper in hyperparams:
+            check(config, hyper, command.job.masked_bits)
 
 
 def check_participation(command: Command) -> None:

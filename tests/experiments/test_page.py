@@ -216,7 +216,9 @@ def test_runs_side_by_side(folders, capsys):
     noted = summary | {"data": [*summary["data"], "view 1 is the same in all rows: leave it out"]}
     assert compare.line_of(noted)["views"] == compare.line_of(summary)["views"] != ""
     other = summary | {"n_samples": 47, "data": ["view 0: 9 features", *summary["data"][1:]]}
-    of_both = pd.DataFrame([compare.line_of(s) | {"content": "a"} for s in (summary, other)])
+    of_both = pd.DataFrame(
+        [compare.line_of(s) | {"content": "a", "dealt": ""} for s in (summary, other)]
+    )
     told = compare.warnings(of_both)
     assert len(told) == 2
     of_both["content"] = ["a", "b"]
@@ -226,7 +228,7 @@ def test_runs_side_by_side(folders, capsys):
     many = [f"view {v}: 5 features" for v in range(9)]
     of_both = pd.DataFrame(
         [
-            compare.line_of(summary | {"data": notes}) | {"content": "a"}
+            compare.line_of(summary | {"data": notes}) | {"content": "a", "dealt": ""}
             for notes in (many, [*many[:4], "view 4: 6"])
         ]
     )
@@ -277,6 +279,30 @@ def test_what_cannot_be_compared_is_said(folders, capsys):
     lines = pd.DataFrame(
         {"data": ["a", "b"], "samples": 9, "views": "", "clients": 2, "clusters": [3, 4]}
         | {"seeds": 1, "device": "cpu", "content": ["c", "d"]}
+        | {"first_seed": 0, "failed": 0, "dealt": ""}
     )
     told = ["the data differ: a, b", "the numbers of clusters differ: 3, 4"]
     assert compare.warnings(lines) == told
+
+
+def test_runs_whose_clients_hold_other_samples_are_told_apart():
+    """Neither the number of clients nor that of seeds differs, and yet no client is alike."""
+    flags = ["--n_clients=4", "--partial_views=1", "--scale_by=all", "--participation=1.0"]
+    ours, theirs = (
+        compare.dealt([*flags, *more, "--noresample_participants"])
+        for more in (["--ratio=1:1"], ["--ratio=1:0", "--dirichlet=0.5"])
+    )
+    same = {"data": "a", "samples": 9, "views": "", "clients": 4, "clusters": 3, "seeds": 3}
+    same |= {"device": "cpu", "content": "c"}
+    lines = pd.DataFrame(
+        {"first_seed": [0, 5], "failed": [0, 1], "dealt": [ours, theirs], **same},
+        index=["one", "two"],
+    )
+    assert compare.warnings(lines) == [
+        "the seeds differ, and so who holds what; the first are: 0, 5",
+        "clients hold their samples otherwise: "
+        "ratio=1:1; dirichlet=none | ratio=1:0; dirichlet=0.5",
+        "two: 1 of 3 seeds failed, and scores that lack one have no mean",
+    ]
+    agents = compare.dealt(["--split=views", "--agents=3", "--noresample_participants"])
+    assert agents.startswith("split=views; ") and "ratio" not in agents and "agents" not in agents

@@ -37,6 +37,18 @@ def test_curves_write_a_whole_png(tmp_path, scores, losses, references):
     assert_one_png(tmp_path / "curves.png")
 
 
+@pytest.mark.parametrize(
+    ("seeds", "title"), [(1, "a"), (2, "a\nmean; bands: one standard deviation")]
+)
+def test_what_bands_of_curves_are_is_said_where_there_are_any(monkeypatch, tmp_path, seeds, title):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    plots.curves(tmp_path / "curves.png", {"ACC": np.ones((seeds, 2))}, {}, {}, "a")
+    (figure,) = figures
+    pyplot.close(figure)
+    assert figure.get_suptitle() == title
+
+
 def test_lines_of_one_series_over_several_logarithmic_panels(tmp_path):
     points = [(10.0**i, 0.5, 0.1) for i in range(-3, 4)]
     odd = [*points[:2], (np.inf, 0.4, 0.0), (0.0, 0.4, 0.0)]

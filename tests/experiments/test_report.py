@@ -181,6 +181,8 @@ def test_clients_with_one_cluster_have_no_silhouette_and_rows_in_none_are_no_clu
     assert references.internal_scores(federation, [alone[1]])["clusters"] == 1.5
     found = references.internal_scores(federation, [np.array([[0, 0, 1, -1], [2, 2, 2, -1]])])
     assert found["silhouette"] == pytest.approx(np.mean([8 / 9, 7 / 8, 0]))
+    nowhere = references.internal_scores(federation, [np.full((2, 4), -1)])
+    assert np.isnan(list(nowhere.values())).all()  # 0 clusters would count in a mean
     for labels in ([0, 0, 0], [0, 1, 2]):
         assert np.isnan(references.silhouette(single, np.array(labels)))
 

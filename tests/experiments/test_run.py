@@ -446,6 +446,8 @@ def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeyp
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert "rounds: local_kmeans exchanges nothing in them" in out
     assert summary["metrics"] == {}  # no number of which there would be a mean
+    assert summary["groups"]["local_kmeans"]["internal"] == {} and summary["failed"] == [0, 1]
+    assert "failed, and in no mean: seed 0, seed 1\n" in out
     alone = summary["groups"]["no collaboration"]["all"]["per_client"]["acc"]["per_seed"]
     assert min(alone) > 0
     assert "pooled k-means on H" not in summary["groups"]

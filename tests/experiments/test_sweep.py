@@ -278,6 +278,13 @@ WRONG = {
     ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
     ("--algorithm=mgcd", "--until_stable=0.9"): "until_stable: is for single jobs",
     ("--secure_aggregation",): "setup[2]: its server reads single messages",
+    ("--secure_aggregation", "--in_clear=setup[2]", "--grid=hkc=minmax"): "hkc: got minmax with",
+    (
+        "--algorithm=private_e_fkmvc",
+        "--secure_aggregation",
+        "--fraction_bits=4",
+        "--grid=noise_multiplier=0.01,1",
+    ): "fraction_bits: got 4; allowed is",
     ("--algorithm=lmvsc", "--participation=0.5"): "participation: got (0.5,) for lmvsc",
     ("--algorithm=mgcd", "--participation=0.5"): "for mgcd, which needs every agent's features",
     ("--resume",): "resume: needs --output_dir",
