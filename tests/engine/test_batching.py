@@ -222,13 +222,16 @@ class Shown:
     """What a terminal would show of a job."""
 
     def __init__(self):
-        self.expected, self.done_runs, self.lines = {}, [], []
+        self.expected, self.ran, self.done_runs, self.lines = {}, [], [], []
 
     def expect(self, calls):
         self.expected = calls
 
     def compiling(self, ready, n, name):
         self.lines.append(f"compiling {ready} of {n}")
+
+    def running(self, name):
+        self.ran.append(name)
 
     def done(self, kind, n, waited):
         self.done_runs.append((kind, n))
@@ -248,6 +251,7 @@ def test_batches_are_filled_up_and_none_is_lost(tmp_path):
     compiled = batches.execute([group(cut_at, FIVE)], kept, batch=4, progress=shown)
     assert compiled == 1 and shown.done_runs == [("program 0", n) for n in (4, 4, 2)]
     assert shown.expected == {"program 0": 10} and shown.lines == ["compiling 0 of 1"]
+    assert shown.ran == ["program 0"] * 3
     assert [(row["x"], row["seed"]) for row in kept.rows] == [
         (str(x), str(seed)) for x in range(5) for seed in range(2)
     ]
