@@ -250,8 +250,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
                 f"y: got [{some(given)}] classes; allowed are [{some(rows)}], as many as the"
                 " clients' rows"
             )
-        is_clients = isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping)
-        holders = clients if is_clients else [clients]
+        holders = clients if _is_federated(clients) else [clients]
         kinds = set()
         for views, mine in zip(holders, classes, strict=True):
             views = views if isinstance(views, Mapping) else _of_one_place(views)
@@ -286,12 +285,16 @@ def _read(clients: Any, dtype: Any = np.float32) -> tuple[bool, list[dict[int, n
         raise checks.wrong("clients", clients, allowed)
     if _is_client(clients):
         raise checks.wrong("clients", "a dictionary", f"a list of {allowed}")
-    if isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping):
+    if _is_federated(clients):
         given = [_views(client, f"client {i}: ", dtype) for i, client in enumerate(clients)]
         return True, given
     if isinstance(clients, (list, tuple)) and any(map(_is_client, clients)):
         raise checks.wrong("clients", "arrays and dictionaries", allowed)
     return False, [_views(_of_one_place(clients), "", dtype)]
+
+
+def _is_federated(clients: Any) -> bool:
+    return isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping)
 
 
 def _is_client(item: Any) -> bool:
@@ -320,7 +323,7 @@ def _columns(
     Raises:
       ValueError: Two tables of a view differ, be it in the order.
     """
-    is_federated = isinstance(clients, (list, tuple)) and isinstance(clients[0], Mapping)
+    is_federated = _is_federated(clients)
     found = dict(known or {})
     for i, views in enumerate(clients if is_federated else [_of_one_place(clients)]):
         for v, table in views.items():
