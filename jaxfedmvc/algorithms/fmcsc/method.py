@@ -181,8 +181,8 @@ def _assign(
 ) -> jax.Array:
     h = _embed(config, server, state, client)
     nearest = centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)
-    taught, model = teaching.taught_to(server, client.view_ids), server.models[client.view_ids]
+    taught = teaching.taught_to(config, server, client.view_ids)
     if not taught:
         return nearest
     views, mask = client.by_view(), client.mask
-    return teaching.assign_taught(config, taught, model, views, mask, nearest)
+    return teaching.assign_taught(config, taught, server.models, views, mask, nearest)

@@ -79,6 +79,9 @@ class FMCSCConfig:
       teach_together: Whether all views are images of one kind, say photographs of one thing, and
         with `teach_patches` every image is an example for one classifier of all of them. False:
         each view has its own.
+      teach_again: Whether clients with all views then put their own rows where the views'
+        classifiers do on average, each row by what the others tell, and teach once more; they take
+        that cluster in the end, too, and not the one of the nearest centroid.
       stack_views: Whether networks of views of equal width are trained as one stack, in half the
         kernels for two views. None: on accelerators, where launches of kernels take the time; on a
         CPU of two cores wide networks take a tenth longer so. It changes rounding.
@@ -109,6 +112,7 @@ class FMCSCConfig:
     teach_features: int = 0
     teach_patches: int = 0
     teach_together: bool = False
+    teach_again: bool = False
     stack_views: bool | None = None
 
     def __post_init__(self) -> None:
@@ -137,6 +141,12 @@ class FMCSCConfig:
             raise checks.wrong("teach_patches", self.teach_patches, "0 without teach_features")
         if self.teach_together and not self.teach_patches:
             raise checks.wrong("teach_together", True, "false without teach_patches")
+        if self.teach_again and not self.teach_features:
+            raise checks.wrong("teach_again", True, "false without teach_features")
+        if self.teach_again and self.min_cluster_size is not None:
+            raise checks.wrong(
+                "teach_again", True, "false with min_cluster_size, below which clusters may fall"
+            )
         checks.widths(self, "hidden")
         if not isinstance(self.components, str) or not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")

@@ -16,6 +16,17 @@ single-layer networks in unsupervised feature learning", AISTATS 2011, whose pat
 Where all views are images of one kind, say photographs of one thing, one classifier serves them,
 for which a row is as many examples as it has views (`teach_together`).
 
+What the views say together may also be righter than the clusters that taught them. With
+`teach_again` clients with all views put each row where the mean of its views' classifiers does, and
+the regression is solved once more. Its own y would speak loudest there, with the weight
+h = phi^T (sum phi phi^T + ridge I)^-1 phi. Without it the prediction is
+
+    (W^T phi - h (y - share)) / (1 - h) + share,
+
+in which all rows have the mean of h, as in generalized cross-validation (Golub, Heath and Wahba,
+Technometrics 1979): the server knows it from the eigenvalues. Clients with all views then take the
+mean of the classifiers too.
+
 WHAT THE SUMS GIVE AWAY. phi is a function that everybody knows. Where a client has fewer rows than
 there are features, sum phi phi^T has their number as its rank: a row lies in its span exactly if it
 is one of the client's, and rows can be found from it. Smallest clusters or not, a server that reads
@@ -71,6 +82,20 @@ class Block(NamedTuple):
     scale: jax.Array
 
 
+class Spectrum(NamedTuple):
+    """What the server keeps of the sums, to solve the regression again.
+
+    Attributes:
+      values: Eigenvalues of sum phi phi^T, [m].
+      vectors: Its eigenvectors, as columns, [m, m].
+      total: sum phi, [m].
+    """
+
+    values: jax.Array
+    vectors: jax.Array
+    total: jax.Array
+
+
 class Taught(NamedTuple):
     """A classifier of rows in one kind of views.
 
@@ -79,12 +104,16 @@ class Taught(NamedTuple):
       blocks: The views' own features, and Z; () with features of patches, which need none.
       weights: W [m, K].
       shares: Share of each cluster in the rows that it was learned from, [K].
+      leverage: Mean of h over these rows, a scalar; () without `teach_again`.
+      spectrum: Of the server alone; () without `teach_again`, and where it is sent.
     """
 
     seed: jax.Array
     blocks: tuple[Block, ...]
     weights: jax.Array
     shares: jax.Array
+    leverage: PyTree = ()
+    spectrum: PyTree = ()
 
 
 class Known(NamedTuple):
@@ -94,10 +123,13 @@ class Known(NamedTuple):
       z: Z of its rows in each kind of views, [rows, latent_dim of each view side by side]; {} with
         features of patches.
       labels: Their clusters, [rows]; -1 for padding, and for what is not taught.
+      is_in: Whether its rows are in the sums that the server keeps, a scalar; () without
+        `teach_again`.
     """
 
     z: dict[Kind, jax.Array]
     labels: jax.Array
+    is_in: jax.Array | tuple[()] = ()
 
 
 # --- Exchanges ------------------------------------------------------------------------------------
@@ -107,10 +139,14 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     """Returns the exchanges that follow the clustering: scales, sums, and the classifiers."""
     if not config.teach_features:
         return ()
+    solve = partial(_solve, config, hyper)
+    solve_again = partial(_solve_again, config, hyper)
+    again = Phase(_send_classifiers, partial(_sum_up_again, config), solve_again, "sum")
     return (
         Phase(partial(_send_models, config), partial(_describe, config, hyper), _scale, "sum"),
-        Phase(_send_blocks, partial(_sum_up, config), partial(_solve, config, hyper), "sum"),
-        Phase(_send_taught, answer_nothing, keep, "sum"),
+        Phase(_send_blocks, partial(_sum_up, config), solve, "sum"),
+        *((again,) if config.teach_again else ()),
+        Phase(partial(taught_to, config), answer_nothing, keep, "sum"),
     )
 
 
@@ -173,9 +209,14 @@ def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, 
     def one(kind: Kind) -> Taught:
         widths = sum(view_dims[v] for v in kind), config.latent_dim * len(kind)
         blocks = tuple(Block(jnp.zeros(width), jnp.zeros(())) for width in widths)
-        weights = jnp.zeros((config.teach_features, config.n_clusters))
+        m = config.teach_features
+        weights = jnp.zeros((m, config.n_clusters))
         seed, shares = jnp.zeros(2, jnp.uint32), jnp.zeros(config.n_clusters)
-        return Taught(seed, () if config.teach_patches else blocks, weights, shares)
+        first = Taught(seed, () if config.teach_patches else blocks, weights, shares)
+        if not config.teach_again:
+            return first
+        spectrum = Spectrum(jnp.zeros(m), jnp.zeros((m, m)), jnp.zeros(m))
+        return first._replace(leverage=jnp.zeros(()), spectrum=spectrum)
 
     kinds = _partial(models)
     if config.teach_together:
@@ -183,11 +224,18 @@ def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, 
     return {kind: one(kind) for kind in kinds}
 
 
-def taught_to(server: ServerState, view_ids: Kind) -> Taught | tuple[()]:
-    """Returns the classifier of clients that hold these views; () for those that need none."""
-    if not server.taught or server.models[view_ids].view_heads:
-        return ()
-    return server.taught[TOGETHER if TOGETHER in server.taught else view_ids]
+def taught_to(config: FMCSCConfig, server: ServerState, view_ids: Kind) -> dict[Kind, Taught]:
+    """Sends a client the classifiers that its rows' clusters are of, by the views that each sees.
+
+    That of its views, or the one of all views; with `teach_again` a client with all views has those
+    of the single views. Empty where a client takes the nearest centroids.
+    """
+    taught = {kind: one._replace(spectrum=()) for kind, one in (server.taught or {}).items()}
+    if not server.models[view_ids].view_heads:
+        return {kind: one for kind, one in taught.items() if kind in (view_ids, TOGETHER)}
+    if not config.teach_again:
+        return {}
+    return {kind: one for kind, one in taught.items() if len(kind) <= 1}
 
 
 def unknown(config: FMCSCConfig, models: dict[Kind, Model], cohort: Cohort) -> PyTree:
@@ -196,7 +244,8 @@ def unknown(config: FMCSCConfig, models: dict[Kind, Model], cohort: Cohort) -> P
         return ()
     shape, kinds = cohort.mask.shape, () if config.teach_patches else _partial(models)
     z = {kind: jnp.zeros((*shape, config.latent_dim * len(kind))) for kind in kinds}
-    return Known(z, jnp.full(shape, -1, jnp.int32))
+    is_in = jnp.zeros(len(cohort.mask), bool) if config.teach_again else ()
+    return Known(z, jnp.full(shape, -1, jnp.int32), is_in)
 
 
 def _partial(models: dict[Kind, Model]) -> list[Kind]:
@@ -205,21 +254,25 @@ def _partial(models: dict[Kind, Model]) -> list[Kind]:
 
 def assign_taught(
     config: FMCSCConfig,
-    taught: Taught,
-    model: Model,
+    taught: dict[Kind, Taught],
+    models: dict[Kind, Model],
     views: Views,
     mask: jax.Array,
     otherwise: jax.Array,
 ) -> jax.Array:
-    """Returns the clusters of rows in some of the views, [rows]; -1 for padding.
+    """Returns the clusters that classifiers of these views say on average, [rows]; -1 for padding.
 
     `otherwise` [rows] are those of the nearest centroids, for where nobody taught anything.
     """
-    z = None if config.teach_patches else _z(config, model, views)
-    phi = row_features(config, taught.seed, taught.blocks, views, z)
-    scores = jnp.matmul(phi, taught.weights, precision=_EXACT) + taught.shares[None]
-    found = jnp.where(jnp.sum(taught.shares) > 0, jnp.argmax(scores, axis=1), otherwise)
-    return jnp.where(mask, found, -1)
+    scores = []
+    for kind, one in taught.items():
+        held = {v: views[v] for v in kind} or views
+        z = None if config.teach_patches else _z(config, models[kind], held)
+        phi = row_features(config, one.seed, one.blocks, held, z)
+        scores.append(jnp.matmul(phi, one.weights, precision=_EXACT) + one.shares[None])
+    best = jnp.argmax(sum(scores), axis=1)
+    is_told = jnp.sum(next(iter(taught.values())).shares) > 0
+    return jnp.where(mask, jnp.where(is_told, best, otherwise), -1)
 
 
 # --- The first exchange: scales -------------------------------------------------------------------
@@ -268,7 +321,7 @@ def _describe(
             (jnp.sum(x, axis=0), jnp.sum(jnp.square(x)) / x.shape[1]) for x in rows
         )
     n = jnp.sum(is_taught).astype(jnp.float32)
-    return state._replace(known=Known(z, labels)), (message, n), {}
+    return state._replace(known=state.known._replace(z=z, labels=labels)), (message, n), {}
 
 
 def _scale(
@@ -312,24 +365,43 @@ def _sum_up(
     """
     if not sent:
         return state, (), {}
-    views, known = client.by_view(), state.known
+    known, above = state.known, np.triu_indices(config.teach_features)
+    is_taught = known.labels >= 0
     y = jax.nn.one_hot(known.labels, config.n_clusters)
-    is_taught = (known.labels >= 0)[:, None]
-    above = np.triu_indices(config.teach_features)
 
     def sums(kind: Kind) -> tuple[jax.Array, jax.Array, jax.Array]:
         seed, blocks = sent[kind]
-        examples = [(v,) for v in client.view_ids] if kind == TOGETHER else [kind]
-        phis = [
-            row_features(config, seed, blocks, {v: views[v] for v in held}, known.z.get(held))
-            for held in examples
-        ]
-        phi = jnp.concatenate([jnp.where(is_taught, phi, 0.0) for phi in phis])
-        ys = jnp.tile(y, (len(examples), 1))
-        gram, cross = (jnp.matmul(phi.T, other, precision=_EXACT) for other in (phi, ys))
-        return gram[above], cross, jnp.sum(phi, axis=0)
+        phi = _examples(config, kind, seed, blocks, client, known.z.get(kind))
+        phi = jnp.where(is_taught[:, None], phi, 0.0).reshape(-1, config.teach_features)
+        gram = jnp.matmul(phi.T, phi, precision=_EXACT)
+        return gram[above], _cross(phi, y), jnp.sum(phi, axis=0)
 
+    if config.teach_again:
+        state = state._replace(known=known._replace(is_in=jnp.ones((), bool)))
     return state, ({kind: sums(kind) for kind in sent}, jnp.sum(y, axis=0)), {}
+
+
+def _examples(
+    config: FMCSCConfig,
+    kind: Kind,
+    seed: jax.Array,
+    blocks: tuple[Block, ...],
+    client: Cohort,
+    z: jax.Array | None,
+) -> jax.Array:
+    """Computes phi of what a client with all views teaches a kind by, [examples of a row, rows, m].
+
+    One of each row, or with `teach_together` one of each of its images.
+    """
+    views = client.by_view()
+    examples = [(v,) for v in views] if kind == TOGETHER else [kind]
+    held = ({v: views[v] for v in example} for example in examples)
+    return jnp.stack([row_features(config, seed, blocks, one, z) for one in held])
+
+
+def _cross(phi: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes sum phi y^T of as many examples of each row as there are."""
+    return jnp.matmul(phi.T, jnp.tile(y, (len(phi) // len(y), 1)), precision=_EXACT)
 
 
 def _solve(
@@ -342,32 +414,103 @@ def _solve(
 ) -> tuple[ServerState, dict]:
     """Solves the ridge regression of each kind."""
     message, sizes = _total(messages)
-    shares = sizes / jnp.maximum(jnp.sum(sizes), 1.0)
-    ridge = hyper.teach_ridge
-    if ridge is None:
-        ridge = PATCH_RIDGE if config.teach_patches else RIDGE
-    m = config.teach_features
+    n_rows = jnp.maximum(jnp.sum(sizes), 1.0)
+    m, ridge = config.teach_features, _ridge(config, hyper)
     above = np.triu_indices(m)
 
-    def weights(triangle: jax.Array, cross: jax.Array, total: jax.Array) -> jax.Array:
+    def solved(kind: Kind, triangle: jax.Array, cross: jax.Array, total: jax.Array) -> Taught:
         gram = jnp.zeros((m, m)).at[above].set(triangle)
         # Not below zero: rounding, and robust rules by entries, make matrices that are no sums.
         values, vectors = jnp.linalg.eigh(gram + jnp.triu(gram, 1).T)
-        inverses = 1 / (jnp.maximum(values, 0.0) + ridge)
-        right = cross - total[:, None] * shares[None]
-        along = jnp.matmul(vectors.T, right, precision=_EXACT)
-        return jnp.matmul(vectors, inverses[:, None] * along, precision=_EXACT)
+        spectrum = Spectrum(jnp.maximum(values, 0.0), vectors, total)
+        one = _regress(ridge, server.taught[kind], spectrum, cross, sizes / n_rows)
+        if not config.teach_again:
+            return one
+        n_examples = n_rows * (max(map(len, server.models)) if kind == TOGETHER else 1)
+        leverage = jnp.sum(spectrum.values / (spectrum.values + ridge)) / n_examples
+        return one._replace(leverage=leverage, spectrum=spectrum)
 
-    taught = {
-        kind: one._replace(weights=weights(*message[kind]), shares=shares)
-        for kind, one in server.taught.items()
-    }
+    taught = {kind: solved(kind, *message[kind]) for kind in server.taught}
     return server._replace(taught=taught), {}
 
 
-def _send_taught(server: ServerState, view_ids: Kind) -> PyTree:
-    """Sends a partial client its classifier."""
-    return taught_to(server, view_ids)
+def _ridge(config: FMCSCConfig, hyper: FMCSCHyperparams) -> jax.Array | float:
+    if hyper.teach_ridge is not None:
+        return hyper.teach_ridge
+    return PATCH_RIDGE if config.teach_patches else RIDGE
+
+
+def _regress(
+    ridge: jax.Array | float,
+    one: Taught,
+    spectrum: Spectrum,
+    cross: jax.Array,
+    shares: jax.Array,
+) -> Taught:
+    """Computes W of sum phi y^T."""
+    values, vectors, total = spectrum
+    right = cross - total[:, None] * shares[None]
+    along = jnp.matmul(vectors.T, right, precision=_EXACT)
+    weights = jnp.matmul(vectors, along / (values + ridge)[:, None], precision=_EXACT)
+    return one._replace(weights=weights, shares=shares)
+
+
+# --- The same again, with the clusters that were learned ------------------------------------------
+
+
+def _send_classifiers(server: ServerState, view_ids: Kind) -> dict[Kind, Taught]:
+    """Sends clients with all views the classifiers of all kinds."""
+    if not server.models[view_ids].view_heads:
+        return {}
+    return {kind: one._replace(spectrum=()) for kind, one in server.taught.items()}
+
+
+def _sum_up_again(
+    config: FMCSCConfig,
+    key: jax.Array,
+    sent: dict[Kind, Taught],
+    state: ClientState,
+    client: Cohort,
+) -> tuple[ClientState, PyTree, Info]:
+    """Puts rows where all views' classifiers do, and sends sum phi y^T of each kind, and sum y."""
+    if not sent:
+        return state, (), {}
+    known = state.known
+    is_taught = (known.labels >= 0) & known.is_in
+    y = jax.nn.one_hot(known.labels, config.n_clusters)
+    phis, scores = {}, []
+    for kind, one in sent.items():
+        phi = _examples(config, kind, one.seed, one.blocks, client, known.z.get(kind))
+        phis[kind] = jnp.where(is_taught[:, None], phi, 0.0)
+        if len(kind) <= 1:
+            said = jnp.matmul(jnp.mean(phi, axis=0), one.weights, precision=_EXACT)
+            own = one.leverage * (y - one.shares[None])
+            scores.append((said - own) / (1 - one.leverage) + one.shares[None])
+    labels = jnp.where(is_taught, jnp.argmax(sum(scores), axis=1), -1)
+    y = jax.nn.one_hot(labels, config.n_clusters)
+    crosses = {
+        kind: _cross(phi.reshape(-1, config.teach_features), y) for kind, phi in phis.items()
+    }
+    state = state._replace(known=known._replace(labels=labels))
+    return state, (crosses, jnp.sum(y, axis=0)), {}
+
+
+def _solve_again(
+    config: FMCSCConfig,
+    hyper: FMCSCHyperparams,
+    key: jax.Array,
+    server: ServerState,
+    messages: tuple,
+    counts: tuple,
+) -> tuple[ServerState, dict]:
+    """Solves the regressions of the same rows with other clusters."""
+    crosses, sizes = _total(messages)
+    shares = sizes / jnp.maximum(jnp.sum(sizes), 1.0)
+    taught = {
+        kind: _regress(_ridge(config, hyper), one, one.spectrum, crosses[kind], shares)
+        for kind, one in server.taught.items()
+    }
+    return server._replace(taught=taught), {}
 
 
 def _total(messages: tuple) -> PyTree:

@@ -207,11 +207,26 @@ def test_views_of_several_images_share_the_features_and_have_patterns_of_their_o
 
 
 def taught_by_images(kind, **settings):
-    """24 rows of three images at two clients with all views, and 8 at one with some of them."""
+    """24 rows of three images at two clients with all views, and 8 at one with some of them.
+
+    Every other row is taught as in a cluster, whatever the networks, which were not trained, say.
+    """
     part = [Part(FULL, np.arange(24).reshape(2, 12), np.arange(2, dtype=np.int32))]
     part.append(Part(kind, np.arange(24, 32).reshape(1, 8), np.array([2], np.int32)))
     views = [images(32, 7, seed) for seed in range(3)]
     algorithm = fmcsc(dataclasses.replace(PATCHES, **settings), HYPER)
+    place = len(algorithm.finish) - (4 if settings.get("teach_again") else 3)
+    describe = algorithm.finish[place]
+
+    def client(key, sent, state, client):
+        state, *rest = describe.client(key, sent, state, client)
+        if state.known:
+            state = state._replace(known=state.known._replace(labels=client.sample_ids % K))
+        return state, *rest
+
+    phases = list(algorithm.finish)
+    phases[place] = describe._replace(client=client)
+    algorithm = algorithm._replace(finish=tuple(phases))
 
     def run(federation):
         state = engine.start(algorithm, federation, KEY)
@@ -226,7 +241,8 @@ def test_images_are_taught_by_a_ridge_regression_on_their_patches():
     views, state, labels = taught_by_images((1,))
     one, known = state.server.taught[1,], state.clients[0].known
     assert one.blocks == ()  # no sums of pixels travel
-    phi = [np.asarray(patches(2, 3, one.seed, x)) for x in np.split(views[1], [24])]
+    seed = one.seed + np.uint32([0, 1])  # of view 1
+    phi = [np.asarray(patches(2, 3, seed, x)) for x in np.split(views[1], [24])]
     y = np.eye(K)[np.asarray(known.labels).ravel()]
     model = Ridge(PATCH_RIDGE, fit_intercept=False).fit(phi[0], y - y.mean(axis=0))
     np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-3)
@@ -250,6 +266,42 @@ def test_one_classifier_is_taught_by_the_images_of_all_views():
     both = np.asarray(told[PAIR[0]] + told[PAIR[1]]) / 2
     scores = both @ np.asarray(one.weights) + y.mean(axis=0)
     np.testing.assert_array_equal(labels[1][0], scores.argmax(axis=1))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_are_taught_again_where_the_others_and_all_views_put_them(together):
+    """Against predictions without a row's own y, by its leverage, of all rows in one place."""
+    views, state, _ = taught_by_images((1,), teach_together=together)
+    _, after, labels = taught_by_images((1,), teach_together=together, teach_again=True)
+    seeds = {kind: one.seed for kind, one in state.server.taught.items()}
+    y = np.eye(K)[np.asarray(state.clients[0].known.labels).ravel()]
+    shares = y.mean(axis=0)
+    seeds = [seeds[()] if together else seeds[v,] + np.uint32([0, v]) for v in range(3)]
+    phi = [patches(2, 3, seed, x[:24]) for seed, x in zip(seeds, views, strict=True)]
+    phi = np.asarray(phi, float)  # [views, rows, m]
+    rows = np.concatenate(phi)[None] if together else phi
+    scores = np.zeros((24, K))
+    for x in rows:
+        inverse = np.linalg.inv(x.T @ x + PATCH_RIDGE * np.eye(32))
+        told = np.tile(y - shares, (len(x) // 24, 1))
+        h = np.einsum("nm,mk,nk->n", x, inverse, x).mean()
+        said = (x @ inverse @ x.T @ told).reshape(-1, 24, K).mean(axis=0)
+        scores += (said - h * (y - shares)) / (1 - h) + shares
+    known = np.asarray(after.clients[0].known.labels).ravel()
+    np.testing.assert_array_equal(known, scores.argmax(axis=1))
+    assert (known != y.argmax(axis=1)).any()  # some rows have moved
+    y = np.eye(K)[known]
+    told = np.zeros((24, K))
+    for kind, one in after.server.taught.items():
+        x = np.concatenate(phi) if together else phi[kind[0]]
+        model = Ridge(PATCH_RIDGE, fit_intercept=False)
+        model.fit(x, np.tile(y - y.mean(axis=0), (len(x) // 24, 1)))
+        np.testing.assert_allclose(one.weights, model.coef_.T, atol=5e-3)
+        np.testing.assert_allclose(one.shares, y.mean(axis=0), atol=1e-6)
+        told += (x @ model.coef_.T).reshape(-1, 24, K).mean(axis=0) + y.mean(axis=0)
+    # All views' classifiers have the last word on rows of clients with all views.
+    np.testing.assert_array_equal(np.asarray(labels[0]).ravel(), told.argmax(axis=1))
 
 
 def test_views_that_are_no_images_and_features_that_do_not_divide_are_refused():
@@ -373,6 +425,30 @@ def test_who_was_not_there_for_the_scales_sends_no_rows():
     assert not any(np.asarray(x).any() for x in jax.tree.leaves((sums, sizes)))
 
 
+def test_what_is_taught_again_is_small_and_of_rows_that_the_server_has_summed():
+    config = dataclasses.replace(TEACHES, teach_again=True)
+    federation, algorithm = make_federation(SINGLE), fmcsc(config, HYPER)
+    state = started_by(algorithm)(federation, KEY)
+    again, tell = algorithm.finish[-2:]
+    client, mine = at(federation.cohorts[0], 0), at(state.clients[0], 0)
+    mine = mine._replace(known=mine.known._replace(labels=np.zeros_like(mine.known.labels)))
+    sent = again.broadcast(state.server, FULL)
+    for is_in in (False, True):
+        known = mine.known._replace(is_in=np.array(is_in))
+        run = jit(again.client)(KEY, sent, mine._replace(known=known), client)
+        _, (crosses, sizes), _ = run
+        assert all(x.shape == (M, K) for x in crosses.values()) and len(crosses) == len(DIMS)
+        found = [np.asarray(x).any() for x in (*crosses.values(), sizes)]
+        assert found == [is_in] * len(found)
+    assert again.broadcast(state.server, (1,)) == {}
+    # What the server keeps to solve it again stays there; others are told what they need.
+    largest = M * max(K, *(d + CONFIG.latent_dim for d in DIMS))
+    for view_ids, kinds in ((FULL, {(0,), (1,), (2,)}), ((1,), {(1,)})):
+        told = tell.broadcast(state.server, view_ids)
+        assert set(told) == kinds
+        assert max(x.size for x in jax.tree.leaves((told, sent))) <= largest < M * M
+
+
 def test_few_rows_are_warned_of():
     algorithm, federation = fmcsc(TEACHES, HYPER), make_federation(SINGLE)
     with pytest.warns(UserWarning, match="teach_features: got 64, and a client .* has 5 rows"):
@@ -383,6 +459,12 @@ def test_what_cannot_be_taught_is_refused():
     for wrong, allowed in ((-2, "0 or more"), (3, "an even number"), (2.0, "a whole number")):
         with pytest.raises(ValueError, match=rf"teach_features: got {wrong}; allowed is {allowed}"):
             dataclasses.replace(CONFIG, teach_features=wrong)
+    with pytest.raises(
+        ValueError, match=r"teach_again: got True; allowed is false without teach_f"
+    ):
+        dataclasses.replace(CONFIG, teach_again=True)
+    with pytest.raises(ValueError, match=r"teach_again: got True; allowed is false with min_clus"):
+        dataclasses.replace(TEACHES, teach_again=True, min_cluster_size=2)
     with pytest.raises(ValueError, match="teach_ridge: got 0"):
         fmcsc(TEACHES, FMCSCHyperparams(teach_ridge=0.0))
     federation = make_federation(SINGLE)
