@@ -39,6 +39,7 @@ from jaxfedmvc.algorithm import (
 )
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,7 +279,7 @@ def sensitivities(
     # Product with one-hot labels, not a scatter: it has a fixed order of summation everywhere.
     member = jax.nn.one_hot(jnp.where(where, labels, -1), len(centroids))
     cluster_size = jnp.sum(member, axis=0)[labels]
-    cluster_cost = jnp.matmul(cost, member, precision=lax.Precision.HIGHEST)[labels]
+    cluster_cost = matmul(cost, member)[labels]
     n = jnp.sum(where)
     mean_cost = _ratio(jnp.sum(cost), n)
     s = (

@@ -44,6 +44,7 @@ from jaxfedmvc.algorithms.fmcsc.server import ServerState
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import matmul
 
 # The key of a classifier that clients of all kinds share.
 TOGETHER: Kind = ()
@@ -217,7 +218,7 @@ def assign_taught(
     """
     z = None if config.teach_patches else _z(config, model, views)
     phi = row_features(config, taught.seed, taught.blocks, views, z)
-    scores = jnp.matmul(phi, taught.weights, precision=_EXACT) + taught.shares[None]
+    scores = matmul(phi, taught.weights) + taught.shares[None]
     found = jnp.where(jnp.sum(taught.shares) > 0, jnp.argmax(scores, axis=1), otherwise)
     return jnp.where(mask, found, -1)
 
@@ -326,7 +327,7 @@ def _sum_up(
         ]
         phi = jnp.concatenate([jnp.where(is_taught, phi, 0.0) for phi in phis])
         ys = jnp.tile(y, (len(examples), 1))
-        gram, cross = (jnp.matmul(phi.T, other, precision=_EXACT) for other in (phi, ys))
+        gram, cross = (matmul(phi.T, other) for other in (phi, ys))
         return gram[above], cross, jnp.sum(phi, axis=0)
 
     return state, ({kind: sums(kind) for kind in sent}, jnp.sum(y, axis=0)), {}
@@ -355,8 +356,8 @@ def _solve(
         values, vectors = jnp.linalg.eigh(gram + jnp.triu(gram, 1).T)
         inverses = 1 / (jnp.maximum(values, 0.0) + ridge)
         right = cross - total[:, None] * shares[None]
-        along = jnp.matmul(vectors.T, right, precision=_EXACT)
-        return jnp.matmul(vectors, inverses[:, None] * along, precision=_EXACT)
+        along = matmul(vectors.T, right)
+        return matmul(vectors, inverses[:, None] * along)
 
     taught = {
         kind: one._replace(weights=weights(*message[kind]), shares=shares)
@@ -430,7 +431,7 @@ def random_features(
         directions = jax.random.normal(key_directions, (x.shape[1], half))
         phases = jax.random.uniform(key_phases, (half,), maxval=2 * jnp.pi)
         scaled = (x - block.centre[None]) * block.scale
-        angles = jnp.matmul(scaled, directions, precision=_EXACT) + phases[None]
+        angles = matmul(scaled, directions) + phases[None]
         return jnp.sqrt(2 / half) * jnp.cos(angles)
 
     parts = [of_block(i, block, x) for i, (block, x) in enumerate(zip(blocks, rows, strict=True))]
