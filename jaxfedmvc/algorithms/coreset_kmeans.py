@@ -112,13 +112,8 @@ def coreset_kmeans(
         or an agent has fewer samples than clusters or than `n_coreset`.
     """
     hyper = hyperparams or CoresetKMeansHyperparams()
-    checks.numbers(
-        hyper,
-        {
-            "alpha": (lambda a: (a >= 0) & (a < np.inf), "a finite number, 0 or more"),
-            "limit": checks.up_to(config.n_clusters),
-        },
-    )
+    rules = {"alpha": checks.NOT_NEGATIVE, "limit": checks.up_to(config.n_clusters)}
+    checks.numbers(hyper, rules)
     return FederatedAlgorithm(
         init=partial(_init, config, hyper),
         setup=(_draw(config, hyper), _collect(config, hyper)),

@@ -415,13 +415,8 @@ def _check(privacy: PrivacySettings) -> None:
       ValueError: Names the first that is not.
     """
     checks.at_least(privacy, 1, "shared_by", "start_steps")
-    checks.numbers(
-        privacy,
-        {
-            "noise_multiplier": (lambda z: (z >= 0) & (z < np.inf), "0 or more, and finite"),
-            "clip": (lambda b: (b > 0) & (b < np.inf), "more than 0, and finite"),
-        },
-    )
+    rules = {"noise_multiplier": checks.NOT_NEGATIVE, "clip": checks.POSITIVE}
+    checks.numbers(privacy, rules)
     # One number or array for all views, or one for each.
     for x in jax.tree.leaves(privacy.origin):
         if not isinstance(x, jax.core.Tracer) and not np.all(np.isfinite(x)):
