@@ -21,11 +21,10 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
+    Codec,
     Scale,
     ServerState,
     positive,
-    unused,
-    whole,
     widths,
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
@@ -94,7 +93,7 @@ def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Federate
         weighted = joined * jnp.sqrt(counts)[:, None]
         return jnp.linalg.eigh(matmul(weighted.T, weighted))[1][:, : -r - 1 : -1], ()
 
-    codec = whole()._replace(start=start, sent=unused, centres=unused)
+    codec = Codec(start)
     raw = e_fkmvc(summary_config, hyper, codec)
 
     def init(key: Array, federation: Federation) -> tuple[Server, tuple[Client, ...]]:
@@ -149,9 +148,8 @@ def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Federate
         scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
         return cluster.assign(server.scores, state.scores, scored)
 
-    means, variances, *rest = setup_phases(summary_config, hyper, codec)
+    before = map(_on_raw, setup_phases(summary_config, hyper, codec))
     sweeps = (_h_phase(), _q_phase()) * _SWEEPS
-    before = [_on_raw(phase) for phase in (means, variances, *rest)]
     return cluster._replace(
         init=init,
         setup=(*before, *sweeps, _last(), *map(on_scores, cluster.setup)),
