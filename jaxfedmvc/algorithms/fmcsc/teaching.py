@@ -111,7 +111,7 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     return (
         Phase(partial(_send_models, config), partial(_describe, config, hyper), _scale, "sum"),
         Phase(_send_blocks, partial(_sum_up, config), partial(_solve, config, hyper), "sum"),
-        Phase(_send_taught, answer_nothing, keep, "sum"),
+        Phase(taught_to, answer_nothing, keep, "sum"),
     )
 
 
@@ -364,11 +364,6 @@ def _solve(
         for kind, one in server.taught.items()
     }
     return server._replace(taught=taught), {}
-
-
-def _send_taught(server: ServerState, view_ids: Kind) -> PyTree:
-    """Sends a partial client its classifier."""
-    return taught_to(server, view_ids)
 
 
 def _total(messages: tuple) -> PyTree:
