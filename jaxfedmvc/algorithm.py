@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from jaxfedmvc import keys
 from jaxfedmvc.federation import Cohort, Federation
 
 PyTree = Any
@@ -117,3 +118,23 @@ class FederatedAlgorithm(NamedTuple):
     compact: Callable[[PyTree], PyTree] | None = None
     peers: bool = False
     least_clients: int = 1
+
+
+def phases_by_name(algorithm: FederatedAlgorithm) -> dict[str, Phase]:
+    """Returns the exchanges of a method by name: "setup[0]", "round[0]", "finish[0]" and so on."""
+    return {
+        f"{stage}[{i}]": phase
+        for stage in keys.STAGES
+        for i, phase in enumerate(getattr(algorithm, stage))
+    }
+
+
+def with_phases(
+    algorithm: FederatedAlgorithm, change: Callable[[str, Phase], Phase]
+) -> FederatedAlgorithm:
+    """Returns the same method with what `change` makes of each exchange and its name."""
+    of_stage: dict[str, Any] = {
+        stage: tuple(change(f"{stage}[{i}]", p) for i, p in enumerate(getattr(algorithm, stage)))
+        for stage in keys.STAGES
+    }
+    return algorithm._replace(**of_stage)

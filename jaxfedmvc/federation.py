@@ -95,12 +95,7 @@ def single_client(views: Mapping[int, Any]) -> Cohort:
       ValueError: There is no view, an id is no whole number, row counts differ, a value is NaN or
         infinite.
     """
-    is_dict = isinstance(views, Mapping)
-    if not is_dict or not all(isinstance(v, int | np.integer) for v in views):
-        got = f"view ids {list(views)}" if is_dict else f"a {type(views).__name__}"
-        raise ValueError(
-            f"views: got {got}; allowed is a dictionary of view ids (0, 1, ...) and arrays"
-        )
+    _check_by_view("views", views)
     view_ids = tuple(sorted(views))
     check_arrays([views[v] for v in view_ids], names=[str(v) for v in view_ids])
     rows = len(views[view_ids[0]])
@@ -394,13 +389,7 @@ class Federation:
         columns: dict[int, tuple[str, ...]] = {}
         starts, n_samples = [], 0
         for i, client in enumerate(clients):
-            is_dict = isinstance(client, Mapping)
-            if not is_dict or not all(isinstance(v, int | np.integer) for v in client):
-                got = f"view ids {list(client)}" if is_dict else f"a {type(client).__name__}"
-                raise ValueError(
-                    f"client {i}: got {got}; allowed is a dictionary of view ids (0, 1, ...) and"
-                    " arrays"
-                )
+            _check_by_view(f"client {i}", client)
             names = [str(v) for v in client]
             try:
                 check_arrays(list(client.values()), None if labels is None else labels[i], names)
@@ -453,6 +442,15 @@ def has_features(federation: Federation) -> bool:
         return False
     # NumPy's arrays, since those of JAX are computed with in a trace, as of the key alone.
     return any(np.asarray(view).any() for cohort in federation.cohorts for view in cohort.views)
+
+
+def _check_by_view(name: str, views: Any) -> None:
+    """Checks that views come as a dictionary by whole numbers; the error calls it `name`."""
+    is_dict = isinstance(views, Mapping)
+    if not is_dict or not all(isinstance(v, int | np.integer) for v in views):
+        got = f"view ids {list(views)}" if is_dict else f"a {type(views).__name__}"
+        allowed = "a dictionary of view ids (0, 1, ...) and arrays"
+        raise ValueError(f"{name}: got {got}; allowed is {allowed}")
 
 
 def _check_kind(labels: Any, first: Any) -> None:

@@ -264,7 +264,7 @@ def _runs(
     job: runner.Job, drawn: Sequence[Federation], numbers: Sequence[int], progress: Progress
 ) -> Iterator[_Run]:
     """Makes the runs of all draws and numbers."""
-    limited = _limited(job, drawn[0], numbers[-1], progress)
+    limited = _limited(job, numbers[-1], progress)
     if limited is None:
         for i, k in enumerate(numbers):
             one = job._replace(make=_maker(job, k))
@@ -301,7 +301,7 @@ def _key(job: runner.Job, draw: int) -> jax.Array:
 
 
 def _limited(
-    job: runner.Job, federation: Federation, most: int, progress: Progress
+    job: runner.Job, most: int, progress: Progress
 ) -> tuple[Steps, Callable[[int], Any]] | None:
     """Returns programs for all numbers of clusters, where the method has a limit that is traced."""
     names = {field.name for field in dataclasses.fields(job.hyperparams)}

@@ -213,24 +213,19 @@ def _flattened(points: np.ndarray) -> np.ndarray:
     return np.pad(points, ((0, 0), (0, 1)))[:, :2]  # nothing to flatten
 
 
-def maps(
-    path: Path,
-    points: Mapping[str, np.ndarray],
-    classes: np.ndarray,
-    title: str,
-    max_points: int = 2000,
-) -> None:
+def maps(path: Path, points: Mapping[str, np.ndarray], classes: np.ndarray, title: str) -> None:
     """Draws t-SNE maps of several representations of the same samples, side by side.
+
+    Of more than 2000 samples some are drawn, always the same; see `thinned`.
 
     Args:
       path: Where to write, .png.
       points: For each panel its title and points [n, d].
       classes: [n] integers from 0, which samples are coloured by.
       title: Of the whole picture.
-      max_points: More are thinned out, with a fixed seed; see `thinned`.
     """
     plt = require_matplotlib()
-    kept = thinned(len(classes), max_points)
+    kept = thinned(len(classes), 2000)
     figure, axes = plt.subplots(
         1, len(points), figsize=(5.2 * len(points), 5.6), squeeze=False, layout="constrained"
     )
@@ -251,9 +246,7 @@ def maps(
     save(figure, path)
 
 
-def graph(
-    path: Path, affinity: sparse.csr_array, labels: np.ndarray, title: str, cells: int = 400
-) -> None:
+def graph(path: Path, affinity: sparse.csr_array, labels: np.ndarray, title: str) -> None:
     """Draws a graph's edge weights as a picture, its vertices ordered by cluster.
 
     Clusters that hold together are dark blocks on the diagonal; beside the picture stands the share
@@ -264,7 +257,6 @@ def graph(
       affinity: Symmetric non-negative weights [n, n].
       labels: Clusters [n], -1 for vertices that are left out.
       title: Of the whole picture.
-      cells: Most cells a side; with more vertices a cell holds the sum of its edges' weights.
     """
     plt = require_matplotlib()
     order = np.argsort(labels, kind="stable")[np.sum(labels < 0) :]
@@ -274,7 +266,7 @@ def graph(
     edges = affinity.tocoo()
     rows, columns = (place[edges.coords[i]] for i in (0, 1))
     kept = (rows >= 0) & (columns >= 0)
-    bins = min(cells, n)
+    bins = min(400, n)  # with more vertices, each cell holds the sum of its edges' weights
     picture = np.histogram2d(
         rows[kept], columns[kept], bins=bins, range=((0, n), (0, n)), weights=edges.data[kept]
     )[0]

@@ -39,6 +39,7 @@ from jaxfedmvc.algorithm import (
 )
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +112,8 @@ def coreset_kmeans(
         or an agent has fewer samples than clusters or than `n_coreset`.
     """
     hyper = hyperparams or CoresetKMeansHyperparams()
-    checks.numbers(
-        hyper,
-        {
-            "alpha": (lambda a: (a >= 0) & (a < np.inf), "a finite number, 0 or more"),
-            "limit": checks.up_to(config.n_clusters),
-        },
-    )
+    rules = {"alpha": checks.NOT_NEGATIVE, "limit": checks.up_to(config.n_clusters)}
+    checks.numbers(hyper, rules)
     return FederatedAlgorithm(
         init=partial(_init, config, hyper),
         setup=(_draw(config, hyper), _collect(config, hyper)),
@@ -278,7 +274,7 @@ def sensitivities(
     # Product with one-hot labels, not a scatter: it has a fixed order of summation everywhere.
     member = jax.nn.one_hot(jnp.where(where, labels, -1), len(centroids))
     cluster_size = jnp.sum(member, axis=0)[labels]
-    cluster_cost = jnp.matmul(cost, member, precision=lax.Precision.HIGHEST)[labels]
+    cluster_cost = matmul(cost, member)[labels]
     n = jnp.sum(where)
     mean_cost = _ratio(jnp.sum(cost), n)
     s = (

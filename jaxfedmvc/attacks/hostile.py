@@ -23,8 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc import keys
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, phases_by_name, with_phases
 from jaxfedmvc.checks import wrong
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages import transformed
@@ -52,17 +51,14 @@ def attacked(
     Raises:
       ValueError: A phase is not there.
     """
-    stages = {stage: list(getattr(algorithm, stage)) for stage in keys.STAGES}
-    places = {f"{stage}[{i}]": (stage, i) for stage in stages for i in range(len(stages[stage]))}
-    if phases is None:
-        phases = [name for name in places if name.startswith("round")]
-    for name in phases:
-        if name not in places:
-            raise wrong("phases", name, ", ".join(places))
-        stage, i = places[name]
-        stages[stage][i] = attack(stages[stage][i], clients)
-    setup, rounds, finish = (tuple(found) for found in stages.values())
-    return algorithm._replace(setup=setup, round=rounds, finish=finish)
+    known = phases_by_name(algorithm)
+    chosen = [name for name in known if name.startswith("round")] if phases is None else phases
+    for name in chosen:
+        if name not in known:
+            raise wrong("phases", name, ", ".join(known))
+    return with_phases(
+        algorithm, lambda name, phase: attack(phase, clients) if name in chosen else phase
+    )
 
 
 def scaled(factor: ArrayLike, parts: Sequence[int] | None = None) -> Attack:

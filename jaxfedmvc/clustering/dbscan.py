@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import check_data
-from jaxfedmvc.precision import in_32_bits
+from jaxfedmvc.precision import in_32_bits, matmul
 
 _ABREAST = 8  # blocks compared with a block at a time: fewer steps, against more padding
 _UNROLLED = 16  # features up to which sums over them are written out
@@ -292,7 +292,7 @@ def _within(blocks: _Blocks, threshold: Array, a: Array, b: Array) -> Array:
     x, y = blocks.x[a], blocks.x[b].reshape(-1, blocks.x.shape[2])
     if x.shape[1] > _UNROLLED:
         x, y = x - blocks.middle[a][None], y - blocks.middle[a][None]
-        products = jnp.matmul(x, y.T, precision=lax.Precision.HIGHEST)
+        products = matmul(x, y.T)
         norms = jnp.sum(jnp.square(x), axis=1)[:, None] + jnp.sum(jnp.square(y), axis=1)[None]
         squares = norms - 2 * products
     else:

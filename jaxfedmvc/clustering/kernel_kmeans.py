@@ -4,12 +4,12 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import KMeansResult, check_data, kmeans
-from jaxfedmvc.precision import in_32_bits
+from jaxfedmvc.precision import in_32_bits, matmul
 
 
 @in_32_bits
@@ -87,8 +87,7 @@ def random_fourier_features(key: Array, x: ArrayLike, gamma: ArrayLike, n_featur
     x, _ = check_data(x, None)
     checks.whole("n_features", n_features, 1)
     frequencies, phases = _frequencies(key, x.shape[1], _check_gamma(gamma), n_features)
-    projected = jnp.matmul(x, frequencies, precision=lax.Precision.HIGHEST)
-    return math.sqrt(2 / n_features) * jnp.cos(projected + phases[None])
+    return math.sqrt(2 / n_features) * jnp.cos(matmul(x, frequencies) + phases[None])
 
 
 def _frequencies(key: Array, d: int, gamma: Array, n_features: int) -> tuple[Array, Array]:

@@ -24,7 +24,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc.checks import NOT_NEGATIVE, floats, mask, number, whole
-from jaxfedmvc.precision import in_32_bits
+from jaxfedmvc.precision import in_32_bits, matmul
 
 # Rows per block of a draw from many rows. At 10^6 rows blocks and rows of a block are as many.
 _BLOCK = 1024
@@ -207,7 +207,7 @@ def _lloyd(
         # Product with one-hot labels, not a scatter: it has a fixed order of summation everywhere.
         member = jax.nn.one_hot(_nearest(x, old, used), len(old)) * (where * weights)[:, None]
         sizes = member.sum(axis=0)[:, None]
-        means = jnp.matmul(member.T, x, precision=lax.Precision.HIGHEST) / _one_if_zero(sizes)
+        means = matmul(member.T, x) / _one_if_zero(sizes)
         new = jnp.where(sizes > 0, means, old)
         return new, jnp.sum(jnp.square(new - old)), n_iter + 1
 
@@ -317,9 +317,8 @@ def predict(x: ArrayLike, centroids: ArrayLike, *, limit: ArrayLike | None = Non
 
 def _nearest(x: Array, centroids: Array, used: Array) -> Array:
     """Labels [n] by least |x - c|^2 - |x|^2 = |c|^2 - 2 x.c over the centroids in use."""
-    products = jnp.matmul(x, centroids.T, precision=lax.Precision.HIGHEST)
     norms = jnp.where(used, jnp.sum(jnp.square(centroids), axis=1), jnp.inf)
-    return jnp.argmin(norms[None] - 2 * products, axis=1)
+    return jnp.argmin(norms[None] - 2 * matmul(x, centroids.T), axis=1)
 
 
 def _draw_rows(key: Array, weights: Array, n_draws: int) -> Array:
@@ -370,8 +369,7 @@ def means_of(x: Array, labels: Array, k: int) -> tuple[Array, Array]:
     member = jax.nn.one_hot(labels, k)
     sizes = member.sum(axis=0)
     x = jnp.where((labels >= 0)[:, None], x, 0.0)
-    totals = jnp.matmul(member.T, x, precision=lax.Precision.HIGHEST)
-    return totals / _one_if_zero(sizes)[:, None], sizes
+    return matmul(member.T, x) / _one_if_zero(sizes)[:, None], sizes
 
 
 def _one_if_zero(totals: Array) -> Array:

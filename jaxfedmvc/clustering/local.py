@@ -45,7 +45,7 @@ def kernel_kmeans_method(
 
     Args:
       n_clusters: As for `kmeans_method`.
-      gamma: Width of the kernel; traced.
+      gamma: Inverse squared width of the kernel; traced.
       max_clusters: As for `kmeans_method`.
       n_features: Static number of random features.
     """

@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import check_data
 from jaxfedmvc.clustering.spectral import spectral
-from jaxfedmvc.precision import in_32_bits
+from jaxfedmvc.precision import in_32_bits, matmul
 
 # Floats that one step of a blocked loop may take: bounds memory, and small data need one step.
 _BLOCK = 2**22
@@ -216,7 +216,7 @@ def subspace_distances(x: Array, features: Array) -> Array:
     columns = features.T.astype(x.dtype)
 
     def from_row(row: Array) -> Array:
-        return jnp.matmul(jnp.square(x - row[None]), columns, precision=lax.Precision.HIGHEST)
+        return matmul(jnp.square(x - row[None]), columns)
 
     squares = lax.map(from_row, x, batch_size=max(1, _BLOCK // x.size))
     return jnp.sqrt(jnp.moveaxis(squares, 2, 0))

@@ -102,10 +102,10 @@ def spectral_embedding(
     laplacian = jnp.diag(diagonal) - affinity / roots[:, None] / roots[None]
     vectors = jnp.linalg.eigh(laplacian)[1][:, :n_components] / roots[:, None]
     inside = where[:, None] & (jnp.arange(n_components) < where.sum())[None]
-    return _fix_signs(jnp.where(inside, vectors, 0.0))
+    return fix_signs(jnp.where(inside, vectors, 0.0))
 
 
-def _fix_signs(vectors: Array) -> Array:
+def fix_signs(vectors: Array) -> Array:
     """Makes the first entry of at least half the largest magnitude in each column positive.
 
     Unlike the largest entry itself, this one does not hang on rounding where entries are of equal

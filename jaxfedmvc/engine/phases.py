@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfedmvc import checks, keys
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, phases_by_name
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import nbytes
 
@@ -60,12 +60,11 @@ def check_phases(algorithm: FederatedAlgorithm) -> None:
     Raises:
       ValueError: Names the first phase with another `reduce` or `who` than there are.
     """
-    for stage in keys.STAGES:
-        for p, phase in enumerate(getattr(algorithm, stage)):
-            for name, allowed in _ALLOWED.items():
-                if getattr(phase, name) not in allowed:
-                    what = " or ".join(map(repr, allowed))
-                    raise checks.wrong(f"{stage}[{p}].{name}", getattr(phase, name), what)
+    for place, phase in phases_by_name(algorithm).items():
+        for name, allowed in _ALLOWED.items():
+            if getattr(phase, name) not in allowed:
+                what = " or ".join(map(repr, allowed))
+                raise checks.wrong(f"{place}.{name}", getattr(phase, name), what)
 
 
 class _WrongReturn(ValueError):

@@ -63,8 +63,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 
-from jaxfedmvc import keys
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, phases_by_name, with_phases
 from jaxfedmvc.checks import number, whole, wrong
 from jaxfedmvc.messages.secure import Masked
 from jaxfedmvc.messages.transforms import check_floating
@@ -300,11 +299,7 @@ def robust(
         aggregation.
     """
     ratios = {} if ratios is None else ratios
-    phases = {
-        f"{stage}[{i}]": phase
-        for stage in keys.STAGES
-        for i, phase in enumerate(getattr(algorithm, stage))
-    }
+    phases = phases_by_name(algorithm)
     sums = [name for name, phase in phases.items() if _is_sum(phase)]
     stacks = [name for name, phase in phases.items() if phase.reduce == "stack"]
     for argument, names, allowed in (
@@ -329,13 +324,7 @@ def robust(
             return phase._replace(server=partial(_centred_server, phase.server, rule))
         return phase._replace(server=partial(_refusing_server, phase, name))
 
-    def of_stage(stage: str) -> tuple[Phase, ...]:
-        mine = (name for name in phases if name.startswith(stage))
-        return tuple(guarded(name, phases[name]) for name in mine)
-
-    return algorithm._replace(
-        setup=of_stage("setup"), round=of_stage("round"), finish=of_stage("finish")
-    )
+    return with_phases(algorithm, guarded)
 
 
 def _is_sum(phase: Phase) -> bool:

@@ -38,8 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxfedmvc import keys
-from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, phases_by_name, with_phases
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.transforms import check_floating
 
@@ -148,9 +147,7 @@ def secure_aggregation(
     """
     ids = {cohort.view_ids: cohort.client_ids for cohort in federation.cohorts}
     cohorts = tuple(ids)
-    names = [
-        f"{stage}[{i}]" for stage in keys.STAGES for i in range(len(getattr(algorithm, stage)))
-    ]
+    names = list(phases_by_name(algorithm))
     by_name = fraction_bits if isinstance(fraction_bits, Mapping) else ()
     for argument, given in (("in_clear", in_clear), ("fraction_bits", by_name)):
         for name in given:
@@ -162,11 +159,10 @@ def secure_aggregation(
             return tuple(ids.values())
         return tuple(of[p] for of, p in zip(ids.values(), participants(r), strict=True))
 
-    def wrapped(stage: str, i: int, phase: Phase) -> Phase:
-        name = f"{stage}[{i}]"
+    def wrapped(name: str, phase: Phase) -> Phase:
         if phase.reduce == "sum" and phase.who == "everyone" and name not in in_clear:
             # After the last round the counter is one ahead of the round that chose.
-            late = int(stage == "finish")
+            late = int(name.startswith("finish"))
             secure = _masked(
                 phase,
                 key,
@@ -178,7 +174,7 @@ def secure_aggregation(
             )
         else:
             secure = _readable(phase, name, name in in_clear)
-        is_last = stage == "round" and i == len(algorithm.round) - 1
+        is_last = name == f"round[{len(algorithm.round) - 1}]"
         return _counting(secure) if is_last else secure
 
     def init(key: Array, federation: Federation) -> tuple[SecureState, tuple[PyTree, ...]]:
@@ -191,11 +187,8 @@ def secure_aggregation(
         algorithm.done,
         algorithm.compact,
     )
-    return algorithm._replace(
+    return with_phases(algorithm, wrapped)._replace(
         init=init,
-        setup=tuple(wrapped("setup", i, p) for i, p in enumerate(algorithm.setup)),
-        round=tuple(wrapped("round", i, p) for i, p in enumerate(algorithm.round)),
-        finish=tuple(wrapped("finish", i, p) for i, p in enumerate(algorithm.finish)),
         assign=lambda state, mine, client: assign(state.inner, mine, client),
         embed=None if embed is None else lambda state, *args: embed(state.inner, *args),
         done=None if done is None else lambda state: done(state.inner),

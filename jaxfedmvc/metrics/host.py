@@ -153,12 +153,11 @@ def group_scores(tables: np.ndarray, groups: Mapping[str, np.ndarray]) -> Scores
     result = {}
     for name, chosen in groups.items():
         mine = [each[i] for i in np.flatnonzero(chosen) if tables[i].any()]
-        nothing = dict.fromkeys(METRICS, float("nan"))
         result[name] = {
             "pooled": table_scores(tables[chosen].sum(axis=0)),
-            "per_client": {m: float(np.mean([s[m] for s in mine])) for m in METRICS}
-            if mine
-            else nothing,
+            "per_client": {
+                m: float(np.mean([s[m] for s in mine])) if mine else np.nan for m in METRICS
+            },
         }
     return result
 

@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from jaxfedmvc.algorithms.dpfmps.budget import SUMS_DELTA, Budget, discrete_laplace
 from jaxfedmvc.algorithms.vertcohirf.consensus import exact_segment_sum
 from jaxfedmvc.clustering.kmeans import kmeans
+from jaxfedmvc.precision import matmul
 from jaxfedmvc.privacy import laplace_scale
 
 # Splits between the root and the deepest leaf. A row is counted in DEPTH + 1 nodes at most.
@@ -123,7 +124,7 @@ def private_leaves(key: Array, x: Array, n_clusters: int, where: Array, noise: T
     x = jnp.where(where[:, None], x, 0.0)
     direction_key, count_key, sum_key = jax.random.split(key, 3)
     directions = jax.random.normal(direction_key, (DEPTH, d))
-    sides = jnp.matmul(directions, x.T, precision=lax.Precision.HIGHEST) > 0
+    sides = matmul(directions, x.T) > 0
     slots = jnp.arange(CAPACITY)
 
     count_noise = discrete_laplace(count_key, noise.count_epsilon, (DEPTH + 1, CAPACITY))

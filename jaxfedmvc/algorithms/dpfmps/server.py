@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+import numpy as np
+from jax import Array
 
 from jaxfedmvc.algorithm import by_agent
 from jaxfedmvc.algorithms.dpfmps.budget import Budget, sketch_delta, sketch_noise, spent
 from jaxfedmvc.algorithms.dpfmps.fm_sketch import complement_counts, fit_grid, marginals
 from jaxfedmvc.algorithms.dpfmps.lsh_tree import best_centroids
 from jaxfedmvc.algorithms.dpfmps.settings import DPFMPSConfig
+from jaxfedmvc.precision import matmul
 
 # Added to the count of every cell before k-means.
 _LEAST_WEIGHT = 1e-5
@@ -89,9 +91,6 @@ def grid_centres(
     weights = counts.reshape(-1) + _LEAST_WEIGHT
 
     best = best_centroids(key, points, n_clusters, weights, n_clusters, n_init)
-    widths = [r.shape[0] for r in coordinates]
-    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
-    return [
-        jnp.matmul(columns, q.T, precision=lax.Precision.HIGHEST)
-        for columns, q in zip(jnp.split(best, ends, axis=1), bases, strict=True)
-    ]
+    ends = np.cumsum([len(r) for r in coordinates])[:-1]
+    parts = jnp.split(best, ends, axis=1)
+    return [matmul(part, q.T) for part, q in zip(parts, bases, strict=True)]

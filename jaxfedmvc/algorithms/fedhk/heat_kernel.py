@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
+
+from jaxfedmvc.precision import matmul
 
 # Least distance, as a share of the row's largest: a sample on a centre belongs to it alone.
 _FLOOR = 1e-7
@@ -79,16 +81,14 @@ def exponents(x: Array, centres: Array, delta: Array) -> Array:
       centres: [c, d].
       delta: Scalar or [n, d], not negative.
     """
-    high = lax.Precision.HIGHEST
     if x.shape[1] == 1:  # nothing to multiply, and expanded it would be less accurate
         return delta * jnp.square(x - centres.T)
     if delta.ndim == 0:
         squares = jnp.sum(x * x, axis=1)[:, None] + jnp.sum(centres * centres, axis=1)[None]
-        return jnp.maximum(delta * (squares - 2 * jnp.matmul(x, centres.T, precision=high)), 0.0)
+        return jnp.maximum(delta * (squares - 2 * matmul(x, centres.T)), 0.0)
     own = jnp.sum(delta * x * x, axis=1)[:, None]
-    cross = jnp.matmul(delta * x, centres.T, precision=high)
-    theirs = jnp.matmul(delta, (centres * centres).T, precision=high)
-    return jnp.maximum(own - 2 * cross + theirs, 0.0)
+    theirs = matmul(delta, (centres * centres).T)
+    return jnp.maximum(own - 2 * matmul(delta * x, centres.T) + theirs, 0.0)
 
 
 def kernel_distance(phi: Array) -> Array:
@@ -157,13 +157,9 @@ def centre_sums(
     # exp(-phi) from the same exponential as KED: half of the work. It is zero beyond phi = 17,
     # where a sample moves nothing.
     weights = powers * (1 + jnp.expm1(-phi))
-    high = lax.Precision.HIGHEST
     if printed or delta.ndim == 0:
-        return jnp.matmul(weights.T, x, precision=high), jnp.sum(weights, axis=0)
-    return (
-        jnp.matmul(weights.T, delta * x, precision=high),
-        jnp.matmul(weights.T, delta, precision=high),
-    )
+        return matmul(weights.T, x), jnp.sum(weights, axis=0)
+    return matmul(weights.T, delta * x), matmul(weights.T, delta)
 
 
 def centres_from(numerators: Array, weights: Array, previous: Array) -> Array:

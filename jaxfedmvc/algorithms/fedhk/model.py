@@ -106,13 +106,13 @@ class Sums(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """A client's message of a round under "average", each but the last times its weight.
+    """A client's message of a round under "average".
 
     Attributes:
-      payload: A_l of each held view, or what a codec makes of them.
-      view_weights: V_l of each held view.
+      payload: A_l of each held view, or what a codec makes of them, times omega_l.
+      view_weights: V_l of each held view, times omega_l.
       weight: omega_l.
-      objective: J_l, with no weight.
+      objective: J_l.
     """
 
     payload: PyTree
@@ -121,12 +121,18 @@ class Averages(NamedTuple):
     objective: Array
 
 
+def _unused(*_: Any) -> Any:
+    """Stands in a codec for a function that its aggregation never calls."""
+    raise AssertionError("a function of a codec was called that its aggregation does not need")
+
+
 class Codec(NamedTuple):
     """How centres are represented and what of them travels.
 
     Attributes:
-      start: `(summaries [rows, D], counts [rows], centres of all views) -> (basis, fits)`. Rows and
-        centres are about the origin; the centres have a leading axis of starts, and so do fits.
+      start: `(summaries {v: [rows, d_v]}, counts [rows], centres of all views) -> (basis, fits)`.
+        Rows and centres are about the origin; the centres have a leading axis of starts, and so do
+        fits.
       sent: `(fit, view_ids) -> what a client is sent of it`.
       centres: `(sent, basis, widths) -> centres`, with widths `{v: d_v}` of the views wanted.
       compress: `(numerators, basis) -> numerators as sent`.
@@ -141,12 +147,12 @@ class Codec(NamedTuple):
     """
 
     start: Callable[..., tuple[PyTree, PyTree]]
-    sent: Callable[..., PyTree]
-    centres: Callable[..., Centres]
-    compress: Callable[..., dict[int, Array]]
-    update: Callable[..., PyTree]
-    encode: Callable[..., PyTree]
-    decode: Callable[..., PyTree]
+    sent: Callable[..., PyTree] = _unused
+    centres: Callable[..., Centres] = _unused
+    compress: Callable[..., dict[int, Array]] = _unused
+    update: Callable[..., PyTree] = _unused
+    encode: Callable[..., PyTree] = _unused
+    decode: Callable[..., PyTree] = _unused
     shares_basis: bool = False
     own: bool = False
 
@@ -159,9 +165,6 @@ def whole() -> Codec:
     ) -> Centres:
         return {v: hk.centres_from(numerators[v], weights[v], fit[v]) for v in fit}
 
-    def decode(payloads: Any, weights: Any, fit: Centres, *_: Any) -> Centres:
-        return averaged(payloads, weights, fit)
-
     return Codec(
         start=lambda rows, counts, centres: ((), centres),
         sent=lambda fit, view_ids: {v: fit[v] for v in view_ids},
@@ -169,13 +172,8 @@ def whole() -> Codec:
         compress=lambda numerators, basis: numerators,
         update=update,
         encode=lambda centres, sent, basis: centres,
-        decode=decode,
+        decode=lambda payloads, weights, fit, *_: averaged(payloads, weights, fit),
     )
-
-
-def unused(*_: Any) -> Any:
-    """Stands in a codec for a function that its aggregation never calls."""
-    raise AssertionError("a function of a codec was called that its aggregation does not need")
 
 
 def averaged(

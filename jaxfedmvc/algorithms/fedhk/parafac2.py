@@ -39,7 +39,6 @@ from jaxfedmvc.algorithms.fedhk.model import (
     ServerState,
     by_view,
     positive,
-    unused,
     widths,
 )
 from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
@@ -157,10 +156,6 @@ def clients_codec(config: FedHKParafac2Config) -> Codec:
         start=start,
         sent=lambda fit, view_ids: (fit.h, fit.q),
         centres=centres,
-        compress=unused,
-        update=unused,
-        encode=unused,
-        decode=unused,
         shares_basis=True,
         own=True,
     )
@@ -396,8 +391,6 @@ def views_codec(config: FedHKParafac2Config) -> Codec:
         centres=centres,
         compress=lambda numerators, basis: {v: matmul(n, basis[v]) for v, n in numerators.items()},
         update=update,
-        encode=unused,
-        decode=unused,
         shares_basis=True,
     )
 

@@ -79,6 +79,7 @@ from jaxfedmvc.algorithms.fedhk.settings import (
 )
 from jaxfedmvc.federation import Cohort, Federation, check_views
 from jaxfedmvc.messages import gaussian_noise, transformed
+from jaxfedmvc.precision import matmul
 
 # A cluster whose noisy weight is below so many deviations of its noise cannot be told from empty.
 _DEVIATIONS = 3.0
@@ -248,7 +249,7 @@ def start_sums(
     nearest = jax.nn.one_hot(jnp.argmin(sum(squares), axis=1), squares[0].shape[1])
     nearest = jnp.where(samples.mask[:, None], nearest, 0.0)
     units = {v: x / _bound(privacy, scales[v]) for v, x in views.items()}
-    sums = {v: jnp.matmul(nearest.T, u, precision="highest") for v, u in units.items()}
+    sums = {v: matmul(nearest.T, u) for v, u in units.items()}
     counts = _unit(*[x.shape[1] for x in views.values()]) * jnp.sum(nearest, axis=0)
     return Release(sums, counts, {})
 
@@ -414,13 +415,8 @@ def _check(privacy: PrivacySettings) -> None:
       ValueError: Names the first that is not.
     """
     checks.at_least(privacy, 1, "shared_by", "start_steps")
-    checks.numbers(
-        privacy,
-        {
-            "noise_multiplier": (lambda z: (z >= 0) & (z < np.inf), "0 or more, and finite"),
-            "clip": (lambda b: (b > 0) & (b < np.inf), "more than 0, and finite"),
-        },
-    )
+    rules = {"noise_multiplier": checks.NOT_NEGATIVE, "clip": checks.POSITIVE}
+    checks.numbers(privacy, rules)
     # One number or array for all views, or one for each.
     for x in jax.tree.leaves(privacy.origin):
         if not isinstance(x, jax.core.Tracer) and not np.all(np.isfinite(x)):

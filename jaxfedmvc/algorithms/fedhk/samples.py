@@ -21,16 +21,16 @@ from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
+    Codec,
     Scale,
     ServerState,
     positive,
-    unused,
-    whole,
     widths,
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
 from jaxfedmvc.federation import Cohort, Federation, check_views
+from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import parafac2 as pf
 
 # Federated sweeps before the rounds, and passes in which a client finds P_l and s_l from H and Q.
@@ -91,10 +91,9 @@ def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Federate
         """Returns the first Q: leading directions of the clients' summaries."""
         joined = _scaled(rows, {v: _total(part, counts) for v, part in rows.items()})
         weighted = joined * jnp.sqrt(counts)[:, None]
-        gram = jnp.matmul(weighted.T, weighted, precision=lax.Precision.HIGHEST)
-        return jnp.linalg.eigh(gram)[1][:, : -r - 1 : -1], ()
+        return jnp.linalg.eigh(matmul(weighted.T, weighted))[1][:, : -r - 1 : -1], ()
 
-    codec = whole()._replace(start=start, sent=unused, centres=unused)
+    codec = Codec(start)
     raw = e_fkmvc(summary_config, hyper, codec)
 
     def init(key: Array, federation: Federation) -> tuple[Server, tuple[Client, ...]]:
@@ -149,9 +148,8 @@ def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Federate
         scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
         return cluster.assign(server.scores, state.scores, scored)
 
-    means, variances, *rest = setup_phases(summary_config, hyper, codec)
+    before = map(_on_raw, setup_phases(summary_config, hyper, codec))
     sweeps = (_h_phase(), _q_phase()) * _SWEEPS
-    before = [_on_raw(phase) for phase in (means, variances, *rest)]
     return cluster._replace(
         init=init,
         setup=(*before, *sweeps, _last(), *map(on_scores, cluster.setup)),
@@ -167,11 +165,11 @@ def scores(rows: Array, h: Array, q: Array, where: Array) -> Array:
 
     def better(_: int, s: Array) -> Array:
         p = pf.projection(rows, h, q, s, where=where)
-        return pf.update_s(jnp.matmul(p.T, rows, precision=lax.Precision.HIGHEST), h, q, s)
+        return pf.update_s(matmul(p.T, rows), h, q, s)
 
     s = lax.fori_loop(0, _PASSES, better, jnp.ones(h.shape[1]))
     p = pf.projection(rows, h, q, s, where=where)
-    return jnp.matmul(p, h, precision=lax.Precision.HIGHEST) * s[None]
+    return matmul(p, h) * s[None]
 
 
 def _on_raw(phase: Phase) -> Phase:
@@ -199,7 +197,7 @@ def _h_phase() -> Phase:
         h, q = sent
         rows = _rows(state.raw.scales, client)
         p = pf.projection(rows, h, q, state.scales, where=client.mask)
-        y = jnp.matmul(p.T, rows, precision=lax.Precision.HIGHEST)
+        y = matmul(p.T, rows)
         s = pf.update_s(y, h, q, state.scales)
         state = dataclasses.replace(state, h=h, q=q, scales=s, inner=y)
         return state, pf.h_terms(y, q, s), {}

@@ -144,13 +144,13 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
                 "more than 1, infinity included: J is linear in the view weights at 1 and concave"
                 " below, so that its minimum lies at one single view",
             ),
-            "beta": (lambda b: (b > 0) & (b < np.inf), "positive"),
+            "beta": checks.POSITIVE,
             "tol": (lambda t: t >= 0, "0 or more"),
             "tau": (lambda t: t >= 0, "0 or more, infinity included"),
             "mix": checks.SHARE,
             "view_mix": checks.SHARE,
-            "step_size": (lambda s: (s > 0) & (s < np.inf), "positive"),
-            "quality": (lambda q: (q >= 0) & (q < np.inf), "0 or more"),
+            "step_size": checks.POSITIVE,
+            "quality": checks.NOT_NEGATIVE,
             "least_agreement": checks.SHARE,
         },
     )

@@ -22,12 +22,7 @@ from jax import Array, lax
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
-from jaxfedmvc.algorithms.fedhk.model import (
-    Centres,
-    Codec,
-    positive,
-    unused,
-)
+from jaxfedmvc.algorithms.fedhk.model import Centres, Codec, positive
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKTuckerConfig
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import tucker as tk
@@ -160,8 +155,6 @@ def _of_statistics(config: FedHKTuckerConfig) -> Codec:
         centres=centres,
         compress=lambda numerators, basis: {v: _into(n, basis) for v, n in numerators.items()},
         update=update,
-        encode=unused,
-        decode=unused,
         shares_basis=True,
     )
 
@@ -193,19 +186,12 @@ def _of_cores(config: FedHKTuckerConfig) -> Codec:
         whole = _with_held(tk.reconstruct(tk.Tucker(sent, basis)), centres)
         return tk.project(whole, basis).core
 
-    def decode(
-        payloads: Any, weights: Any, fit: Array, basis: Any, widths: dict[int, int]
-    ) -> Array:
-        return _mean(payloads, weights, fit)
-
     return Codec(
         start=start,
         sent=lambda fit, view_ids: fit,
         centres=centres,
-        compress=unused,
-        update=unused,
         encode=encode,
-        decode=decode,
+        decode=lambda payloads, weights, fit, *_: _mean(payloads, weights, fit),
         shares_basis=True,
     )
 
@@ -241,8 +227,6 @@ def _of_factors(config: FedHKTuckerConfig) -> Codec:
         start=start,
         sent=lambda fit, view_ids: fit,
         centres=centres,
-        compress=unused,
-        update=unused,
         encode=encode,
         decode=decode,
     )

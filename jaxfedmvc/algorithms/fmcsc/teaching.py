@@ -55,6 +55,7 @@ from jaxfedmvc.algorithms.fmcsc.server import ServerState
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.precision import matmul
 
 # The key of a classifier that clients of all kinds share.
 TOGETHER: Kind = ()
@@ -269,7 +270,7 @@ def assign_taught(
         held = {v: views[v] for v in kind} or views
         z = None if config.teach_patches else _z(config, models[kind], held)
         phi = row_features(config, one.seed, one.blocks, held, z)
-        scores.append(jnp.matmul(phi, one.weights, precision=_EXACT) + one.shares[None])
+        scores.append(matmul(phi, one.weights) + one.shares[None])
     best = jnp.argmax(sum(scores), axis=1)
     is_told = jnp.sum(next(iter(taught.values())).shares) > 0
     return jnp.where(mask, jnp.where(is_told, best, otherwise), -1)
@@ -373,7 +374,7 @@ def _sum_up(
         seed, blocks = sent[kind]
         phi = _examples(config, kind, seed, blocks, client, known.z.get(kind))
         phi = jnp.where(is_taught[:, None], phi, 0.0).reshape(-1, config.teach_features)
-        gram = jnp.matmul(phi.T, phi, precision=_EXACT)
+        gram = matmul(phi.T, phi)
         return gram[above], _cross(phi, y), jnp.sum(phi, axis=0)
 
     if config.teach_again:
@@ -401,7 +402,7 @@ def _examples(
 
 def _cross(phi: jax.Array, y: jax.Array) -> jax.Array:
     """Computes sum phi y^T of as many examples of each row as there are."""
-    return jnp.matmul(phi.T, jnp.tile(y, (len(phi) // len(y), 1)), precision=_EXACT)
+    return matmul(phi.T, jnp.tile(y, (len(phi) // len(y), 1)))
 
 
 def _solve(
@@ -450,8 +451,8 @@ def _regress(
     """Computes W of sum phi y^T."""
     values, vectors, total = spectrum
     right = cross - total[:, None] * shares[None]
-    along = jnp.matmul(vectors.T, right, precision=_EXACT)
-    weights = jnp.matmul(vectors, along / (values + ridge)[:, None], precision=_EXACT)
+    along = matmul(vectors.T, right)
+    weights = matmul(vectors, along / (values + ridge)[:, None])
     return one._replace(weights=weights, shares=shares)
 
 
@@ -483,7 +484,7 @@ def _sum_up_again(
         phi = _examples(config, kind, one.seed, one.blocks, client, known.z.get(kind))
         phis[kind] = jnp.where(is_taught[:, None], phi, 0.0)
         if len(kind) <= 1:
-            said = jnp.matmul(jnp.mean(phi, axis=0), one.weights, precision=_EXACT)
+            said = matmul(jnp.mean(phi, axis=0), one.weights)
             own = one.leverage * (y - one.shares[None])
             scores.append((said - own) / (1 - one.leverage) + one.shares[None])
     labels = jnp.where(is_taught, jnp.argmax(sum(scores), axis=1), -1)
@@ -573,7 +574,7 @@ def random_features(
         directions = jax.random.normal(key_directions, (x.shape[1], half))
         phases = jax.random.uniform(key_phases, (half,), maxval=2 * jnp.pi)
         scaled = (x - block.centre[None]) * block.scale
-        angles = jnp.matmul(scaled, directions, precision=_EXACT) + phases[None]
+        angles = matmul(scaled, directions) + phases[None]
         return jnp.sqrt(2 / half) * jnp.cos(angles)
 
     parts = [of_block(i, block, x) for i, (block, x) in enumerate(zip(blocks, rows, strict=True))]

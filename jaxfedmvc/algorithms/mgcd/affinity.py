@@ -131,17 +131,14 @@ def views_that_agree(
 
 
 def _strongest(graph: Graph, where: Array, config: ResolvedConfig) -> Neighbours:
+    n = graphs_lib.n_samples(graph)
     return heaviest_edges(
         lambda index: graphs_lib.rows(graph, index),
-        graphs_lib.n_samples(graph),
-        _k(graph, config),
+        n,
+        min(config.n_neighbours, n - 1),
         absolute=config.affinity == "absolute",
         where=where,
     )
-
-
-def _k(graph: Graph, config: ResolvedConfig) -> int:
-    return min(config.n_neighbours, graphs_lib.n_samples(graph) - 1)
 
 
 def _widened(affinity: Neighbours, width: int) -> Neighbours:

@@ -21,7 +21,7 @@ from scipy.sparse import linalg as sparse_linalg
 
 from jaxfedmvc.checks import mask, whole, wrong
 from jaxfedmvc.clustering.host import on_host
-from jaxfedmvc.clustering.spectral import _fix_signs
+from jaxfedmvc.clustering.spectral import fix_signs
 
 # Up to here a dense eigendecomposition is the quicker one.
 _SMALL = 60
@@ -190,12 +190,11 @@ def sparse_embedding(
         jax.ShapeDtypeStruct((n_components,), jnp.float32),
     )
 
-    def instead(index: Array, weight: Array, where: Array) -> tuple[Array, Array]:
-        vectors, values = device_embedding(Neighbours(index, weight), n_components, where)
-        return vectors, values
+    def instead(index: Array, weight: Array, where: Array) -> tuple[Array, ...]:
+        return tuple(device_embedding(Neighbours(index, weight), n_components, where))
 
     vectors, values = on_host(solve, shapes, *neighbours, where, instead=instead)
-    return Embedding(_fix_signs(vectors), values)
+    return Embedding(fix_signs(vectors), values)
 
 
 def device_embedding(affinity: Neighbours, n_components: int, where: Array) -> Embedding:
@@ -230,10 +229,7 @@ def device_embedding(affinity: Neighbours, n_components: int, where: Array) -> E
         values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
     else:
         # Moved by 1, so that padding, which stays at 0, comes last.
-        def moved(x: Array) -> Array:
-            columns = jax.vmap(lambda y: scale * product(scale * y) + where * y, 1, 1)
-            return columns(x)
-
+        moved = jax.vmap(lambda y: scale * product(scale * y) + where * y, 1, 1)
         start = jax.random.normal(jax.random.key(0), (n, 2 * n_components)) * where[:, None]
         values, vectors, _ = lobpcg_standard(moved, start, m=_STEPS)
         values, vectors = values[:n_components] - 1, vectors[:, :n_components]

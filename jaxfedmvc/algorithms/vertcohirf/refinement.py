@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxfedmvc.precision import matmul
+
 # More clusters than this are pieces, and not refined.
 MOST_CLUSTERS = 128
 # Clusters that an agent lists for a sample: as many bytes as a label. Longer lists gain nothing.
@@ -37,12 +39,11 @@ def nearest_clusters(x: Array, labels: Array) -> Array:
     x = jnp.where(where[:, None], x, 0.0)
     members = jax.nn.one_hot(labels, MOST_CLUSTERS)
     sizes = jnp.sum(members, axis=0)
-    high = lax.Precision.HIGHEST
     # Distances are expanded into products, which is accurate about the mean.
     origin = jnp.sum(x, axis=0, keepdims=True) / jnp.maximum(jnp.sum(where), 1)
     x = jnp.where(where[:, None], x - origin, 0.0)
-    means = jnp.matmul(members.T, x, precision=high) / jnp.maximum(sizes, 1.0)[:, None]
-    closeness = 2 * jnp.matmul(x, means.T, precision=high) - jnp.sum(means * means, axis=1)[None]
+    means = matmul(members.T, x) / jnp.maximum(sizes, 1.0)[:, None]
+    closeness = 2 * matmul(x, means.T) - jnp.sum(means * means, axis=1)[None]
     _, nearest = lax.top_k(jnp.where(sizes[None] > 0, closeness, -jnp.inf), LISTED)
     return jnp.where(where[:, None], nearest, 0).astype(jnp.uint8)
 

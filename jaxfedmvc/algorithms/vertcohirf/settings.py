@@ -147,7 +147,7 @@ class VertCoHiRFHyperparams:
         that all agents share; None: all of them.
       eps: Radius of dbscan.
       min_samples: Neighbours of a core sample of dbscan, itself included.
-      gamma: Width of the kernel exp(-gamma d^2) of kernel_kmeans.
+      gamma: Inverse squared width of the kernel exp(-gamma d^2) of kernel_kmeans.
       sampling_ratio: Share of the features in a subspace of sc_srgf, in (0, 1].
       limit: Number of clusters that the base clusterers make, at most local_clusters, so that one
         program serves a search over it; none: local_clusters.
