@@ -30,6 +30,8 @@ from jaxfedmvc.deploy.server import Server, Stopped
 _LOG = logging.getLogger(__name__)
 # Seconds between two looks for messages: short while a job runs, longer the longer nothing comes.
 _POLL, _IDLE_POLL = 0.1, 2.0
+# Status of a SuperLink's answer to a node that it does not activate.
+_NOT_ACTIVATED = 412
 # Of products, everywhere: nodes on accelerators would round what others, and simulations, do not.
 PRECISION = "float32"
 
@@ -186,9 +188,20 @@ def _connection(
     from flwr.supernode.fleet_http_connection import http_request_response
 
     keys = None if key_file is None else _keys(Path(key_file))
-    with http_request_response(
-        superlink, root_certificates is None, root_certificates, keys
-    ) as connection:
+    asked = http_request_response(superlink, root_certificates is None, root_certificates, keys)
+    with contextlib.ExitStack() as open_:
+        try:
+            connection = open_.enter_context(asked)
+        except SystemExit as ends:
+            # Flower says the same of a node that was killed as of one that nobody registered.
+            response = getattr(ends.__context__, "response", None)
+            if getattr(response, "status_code", None) == _NOT_ACTIVATED:
+                _LOG.error(
+                    "superlink: %s takes no node with this key: it is not registered there, or a"
+                    " node with it was there in the last minute; then start this one again",
+                    superlink,
+                )
+            raise
         yield connection
 
 

@@ -1,11 +1,13 @@
 """Jobs and the files of nodes: what is wrong is said in one line."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -686,3 +688,24 @@ def test_a_finished_job_of_other_settings_is_no_success_of_this_one(tmp_path, ca
     assert main(command) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"folder: {folder} holds another job") and "another folder" in said
+@pytest.mark.parametrize(("status", "is_told"), [(412, True), (500, False), (None, False)])
+def test_why_no_node_of_a_key_is_taken_is_said_in_a_line(status, is_told, monkeypatch, caplog):
+    name = "flwr.supernode.fleet_http_connection"
+    fleet = pytest.importorskip(name, reason="Flower is not installed: the extra flower")
+
+    @contextlib.contextmanager
+    def refused(*_):
+        try:
+            error = ConnectionError()
+            error.response = SimpleNamespace(status_code=status)
+            raise error
+        except ConnectionError:
+            sys.exit(1)
+        yield
+
+    monkeypatch.setattr(fleet, "http_request_response", refused)
+    with pytest.raises(SystemExit), flower._connection("127.0.0.1:1", None, None):
+        pass
+    assert ("was there in the last minute" in caplog.text) == is_told
+
+
