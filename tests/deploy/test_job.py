@@ -172,6 +172,50 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
 
 
 def test_a_node_refuses_a_feature_that_float32_rounds_away(tmp_path):
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("", "has no row"),
+        ("p,hb,kind\n", "has no row"),
+        ("p;hb;kind\nx;1,5;a\n", "line 2 of .* has 2 cells, where its head has 1; cells are sep"),
+        ("p,hb,kind\n\nx,1,a\ny,2\n", "line 4 of .* has 2 cells, where its head has 3"),
+        ("p,hb,kind\n\nx,1,a\ny,,b\n", "hb is '' in line 4 of .*; allowed is a number, in every"),
+        ('p,hb,kind\n"x\nx",1,a\ny,?,b\n', "hb is '[?]' in line 4"),
+        ("p,hb,kind\nx,1,a\n x,2,b\n", "ids: 'x' is there twice in p"),
+        ("p,hb,kind\nx,1,a\n ,2,b\n", "ids: one is empty in p"),
+        ("p,hb,kind\nx,1,a\ny,2,\n", "labels: 1 rows have none in kind"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_found_by_its_line(table, text, tmp_path):
+    (tmp_path / "t.csv").write_text(table)
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="t.csv"\nids="p"\nlabels="kind"\n'
+        '[agrees]\nmethods=["fmcsc"]\nshare_counts=true\n'
+    )
+    with pytest.raises(ValueError, match=text):
+        load(tmp_path / "node.toml")
+
+
+def test_blanks_and_empty_lines_of_a_table_do_not_count(tmp_path):
+    (tmp_path / "t.csv").write_text("p , hb\n x, 1\n\ny ,2 \n\n")
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="t.csv"\nids="p"\n[agrees]\nmethods=["fmcsc"]\n'
+    )
+    holding = load(tmp_path / "node.toml")
+    assert holding.ids.tolist() == ["x", "y"] and holding.views[0].tolist() == [[1], [2]]
+
+
+def test_ids_and_labels_of_arrays_are_checked_as_those_of_tables(tmp_path):
+    path = local.write_node(tmp_path, 0, {0: np.eye(3)}, ["fmcsc"], labels=[0, np.nan, 1])
+    with pytest.raises(ValueError, match="labels: 1 rows have none"):
+        load(path)
+    path.write_text(path.read_text().replace("share_counts = true", "share_counts = false"))
+    assert load(path).n_rows == 3  # nobody is sent them
+    np.savez(tmp_path / "data0.npz", view_0=np.eye(3), ids=[7, 5, 7])
+    with pytest.raises(ValueError, match="ids: '7' is there twice"):
+        load(path)
+
+
     rows = "\n".join(f"{i},{1.7e9 + i}" for i in range(9))
     (tmp_path / "t.csv").write_text(f"hb,seconds\n{rows}\n")
     (tmp_path / "node.toml").write_text('client=0\ndata="t.csv"\n[agrees]\nmethods=["fmcsc"]\n')
