@@ -121,7 +121,9 @@ class Policy:
             low, high = bounds.get("least", -np.inf), bounds.get("most", np.inf)
             is_number = type(value) in (int, float)
             if not is_number or not low <= value <= high:
-                raise Refused("policy", f"{name}: {value}; this node wants {low} to {high}")
+                wanted = f"{low} to {high}" if low > -np.inf and high < np.inf else None
+                wanted = wanted or (f"{low} or more" if high == np.inf else f"{high} or less")
+                raise Refused("policy", f"{name}: {value}; this node wants {wanted}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,8 +213,6 @@ def load(path: str | Path) -> Holding:
     for name, array in (("ids", ids), ("labels", labels)):
         if array is not None and np.shape(array) != (rows,):
             raise ValueError(f"{name}: has shape {np.shape(array)}; allowed is ({rows},)")
-    folder = path.parent / str(told.get("folder", "state"))
-    identity, identities = _identities_of(told, path.parent)
     if ids is not None:
         _check_ids(ids, columns["ids"])
     if labels is not None and policy.share_counts:
@@ -222,6 +222,8 @@ def load(path: str | Path) -> Holding:
                 f"labels: {int(is_lost.sum())} rows have none in {columns['labels']}; allowed with"
                 " share_counts is one for each row"
             )
+    folder = path.parent / str(told.get("folder", "state"))
+    identity, identities = _identities_of(told, path.parent)
     if policy.secure and identity is None:
         raise ValueError(f"{path}: identity is missing, which secure sums need")
     return Holding(client, views, ids, labels, folder, policy, identity, identities)
@@ -311,9 +313,9 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     Columns come in the order of the patterns, and those of one pattern in that of their names: in
     every node's file the same, whatever its own order.
     """
+    separator = _SEPARATORS[file.suffix.lower()]
     try:
         # A byte order mark, as spreadsheets write it, is no part of the first name.
-    separator = _SEPARATORS[file.suffix.lower()]
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened, delimiter=separator)
             numbered = [(reader.line_num, line) for line in reader if line]  # blank ones are none
@@ -350,8 +352,6 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     return arrays
 
 
-def _matrix(array: Any, name: Any) -> np.ndarray:
-    array = np.asarray(array)
 def _numbers(
     file: Path, column: str, cells: Sequence[str], rows: Sequence[tuple[int, Any]]
 ) -> np.ndarray:
@@ -377,6 +377,8 @@ def _check_ids(ids: np.ndarray, name: str) -> None:
         raise ValueError(f"ids: {str(known[counts > 1][0])!r} is there twice in {name}")
 
 
+def _matrix(array: Any, name: Any) -> np.ndarray:
+    array = np.asarray(array)
     if array.ndim != 2 or array.dtype.kind not in "biuf" or 0 in array.shape:
         raise ValueError(
             f"views: {name} is {array.dtype} of shape {array.shape}; allowed are numbers"
