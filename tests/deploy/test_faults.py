@@ -994,6 +994,13 @@ def test_what_a_node_keeps_is_for_its_owner_alone(tmp_path):
         os.umask(before)
 
 
+def test_a_full_disk_is_known_by_the_file_that_it_did_not_take(tmp_path):
+    path = tmp_path / "labels.csv"
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), files.replacing(path):
+        raise OSError(28, "No space left on device")
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("name", ["e_fkmvc", "fmcsc", "mgcd", "vertcohirf"])
 def test_assign_is_sent_only_what_it_reads(name):
     lab = common.Lab(name)
