@@ -83,7 +83,8 @@ def _check(asked: argparse.Namespace) -> int:
     )
     print(f"client {holding.client}: {holding.n_rows} rows; {parts}")
     for v, x in sorted(holding.views.items()):
-        print(f"  view {v}: {x.shape[1]} features")
+        # Of a column in other units than elsewhere nobody but its operator can know.
+        print(f"  view {v}: {x.shape[1]} features, from {x.min():.4g} to {x.max():.4g}")
     print(f"  agrees to {', '.join(holding.policy.methods)}; states in {holding.folder}")
     if holding.n_rows < holding.policy.least_rows:
         raise ValueError(

@@ -422,6 +422,8 @@ def test_a_plan_is_the_federation_of_the_same_clients():
         ({"clients": [1, 0]}, {}, "do not ascend"),
         ({"view_ids": [1, 0]}, {}, "do not ascend"),
         ({"view_ids": [1, 1]}, {}, "do not ascend"),
+        ({"clients": [-1, 0]}, {}, "a number that there is not"),
+        ({"clients": [0, 2**40]}, {}, "a number that there is not"),
         ({}, {"view_dims": [0, 3]}, "a view without features"),
     ],
 )
@@ -590,7 +592,9 @@ def test_the_commands_that_the_documentation_shows_are_understood():
 def test_a_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     path = local.write_node(tmp_path, 3, VIEWS, ["fmcsc"])
     assert main(["check", str(path)]) == 0
-    assert "client 3: 6 rows; ids: none, labels: none" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "client 3: 6 rows; ids: none, labels: none" in said
+    assert "  view 0: 2 features, from 0 to 11\n" in said
     path.write_text(path.read_text().replace("[agrees]", "[agrees]\nleast_rows = 7"))
     assert main(["check", str(path)]) == 2
     assert capsys.readouterr().err.startswith(
