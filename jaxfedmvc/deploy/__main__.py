@@ -106,10 +106,15 @@ def _node(asked: argparse.Namespace) -> int:
     node = Node(asked.file)
     # A node that starts again finds its programs compiled.
     jax.config.update("jax_compilation_cache_dir", str(node.holding.folder.resolve() / "programs"))
+
     # Wherever it is: what was answered lies in the folder, and Flower tries again and again without
     # an end to reach a SuperLink that is not there.
+    def end(number: int, _: object) -> None:
+        logging.info("client %d: ends (%s)", node.holding.client, signal.Signals(number).name)
+        sys.exit(0)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, end)
     logging.info(
         "client %d: connecting to %s %s",
         node.holding.client,

@@ -30,8 +30,13 @@ from jaxfedmvc.deploy.server import Server, Stopped
 _LOG = logging.getLogger(__name__)
 # Seconds between two looks for messages: short while a job runs, longer the longer nothing comes.
 _POLL, _IDLE_POLL = 0.1, 2.0
-# Status of a SuperLink's answer to a node that it does not activate.
-_NOT_ACTIVATED = 412
+# Why a SuperLink takes no node, by the status of its answer.
+_REFUSALS = {
+    401: "its clock is more than five seconds ahead of the SuperLink's, or five minutes behind, or"
+    " its registration was taken back",
+    412: "it is not registered there, or a node with it was there in the last minute; then start"
+    " this one again",
+}
 # Of products, everywhere: nodes on accelerators would round what others, and simulations, do not.
 PRECISION = "float32"
 
@@ -188,21 +193,20 @@ def _connection(
     from flwr.supernode.fleet_http_connection import http_request_response
 
     keys = None if key_file is None else _keys(Path(key_file))
-    asked = http_request_response(superlink, root_certificates is None, root_certificates, keys)
-    with contextlib.ExitStack() as open_:
-        try:
-            connection = open_.enter_context(asked)
-        except SystemExit as ends:
-            # Flower says the same of a node that was killed as of one that nobody registered.
-            response = getattr(ends.__context__, "response", None)
-            if getattr(response, "status_code", None) == _NOT_ACTIVATED:
-                _LOG.error(
-                    "superlink: %s takes no node with this key: it is not registered there, or a"
-                    " node with it was there in the last minute; then start this one again",
-                    superlink,
-                )
+    try:
+        with http_request_response(
+            superlink, root_certificates is None, root_certificates, keys
+        ) as connection:
+            yield connection
+    except SystemExit as ends:
+        # Flower says the same of a node that was killed as of one that nobody registered, and
+        # nothing at all of a wrong signature: it interrupts its own process.
+        response = getattr(ends.__context__, "response", None)
+        why = _REFUSALS.get(getattr(response, "status_code", 0))
+        if why is None:
             raise
-        yield connection
+        _LOG.error("superlink: %s takes no node with this key: %s", superlink, why)
+        raise SystemExit(1) from ends
 
 
 def _keys(file: Path) -> tuple[Any, Any]:
