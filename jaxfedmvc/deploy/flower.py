@@ -165,6 +165,8 @@ def serve(
       OSError: It cannot be read; or the connection ended.
     """
     require_flower()
+    from flwr.supercore.run import RunNotRunningException
+
     with _connection(superlink, root_certificates, key_file) as connection:
         identity, receive, send, _, _, pull, push, confirm = connection
         _LOG.info("client %d: connected as node %d", node.holding.client, identity)
@@ -179,6 +181,8 @@ def serve(
                 message, tree = received
                 with jax.default_matmul_precision(PRECISION):
                     _answer(node, message, tree, send, pull, push, confirm)
+            except RunNotRunningException:  # no Exception: it would end the node
+                _LOG.warning("client %d: a job ended before it was answered", node.holding.client)
             except Exception:  # a message that is lost is asked for again
                 _LOG.exception("client %d: a message was lost", node.holding.client)
             last = time.monotonic()

@@ -747,6 +747,30 @@ def test_why_no_node_of_a_key_is_taken_is_said_in_a_line(status, code, text, mon
     assert ends.value.code == code and text in caplog.text and bool(text) == bool(caplog.text)
 
 
+def test_a_job_that_is_stopped_while_a_node_computes_ends_no_node(tmp_path, monkeypatch, caplog):
+    run = pytest.importorskip("flwr.supercore.run", reason="Flower is not installed")
+    node = Node(local.write_node(tmp_path, 0, VIEWS, ["fmcsc"]))
+    received = [("first", None), ("second", None), KeyboardInterrupt]
+    answered = []
+
+    def receive():
+        if isinstance(received[0], tuple):
+            return received.pop(0)
+        raise received[0]
+
+    def answer(node, message, *_):
+        answered.append(message)
+        if message == "first":
+            raise run.RunNotRunningException
+
+    connection = contextlib.nullcontext((7, receive, *[None] * 6))
+    monkeypatch.setattr(flower, "_connection", lambda *_: connection)
+    monkeypatch.setattr(flower, "_answer", answer)
+    with pytest.raises(KeyboardInterrupt):
+        flower.serve(node, "127.0.0.1:1")
+    assert answered == ["first", "second"] and "ended before it was answered" in caplog.text
+
+
 def test_a_finished_job_of_other_settings_is_no_success_of_this_one(tmp_path, capsys):
     pytest.importorskip("flwr", reason="Flower is not installed: the extra flower")
     there = Job(name="first", method="e_fkmvc", clients=2, settings={"n_clusters": 3})
