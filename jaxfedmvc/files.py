@@ -30,10 +30,15 @@ def replacing(
     if private:
         partial.unlink(missing_ok=True)  # whoever has it open would read what is written
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
-    with open(partial, mode, opener=_private if private else None, **text) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(partial, mode, opener=_private if private else None, **text) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.filename is None:  # what a full disk raises does not say which
+            error.filename = os.fspath(path)
+        raise
     os.replace(partial, path)
     _sync_folder(Path(path).parent)
 

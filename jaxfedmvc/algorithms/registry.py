@@ -83,6 +83,13 @@ def configured(
     for name in settings:
         if name in of_the_run:
             raise ValueError(f"settings: got {name!r}, which the run decides; leave it out of them")
+    fields = [f for c in (method.config, method.hyperparams) for f in dataclasses.fields(c)]
+    known = [field.name for field in fields if field.name not in of_the_run]
+    if unknown := sorted(settings.keys() - set(known)):  # before what was meant is missing
+        meant = checks.meant(unknown[0], known)
+        raise ValueError(
+            f"settings: got {unknown[0]!r}; {meant}allowed is one of {', '.join(known)}"
+        )
     left, made = dict(settings), []
     for dataclass in (method.config, method.hyperparams):
         values = {}
@@ -94,8 +101,4 @@ def configured(
             elif field.default is dataclasses.MISSING:
                 raise ValueError(f"settings: {field.name} is missing")
         made.append(dataclass(**values))
-    if left:
-        fields = [f for c in (method.config, method.hyperparams) for f in dataclasses.fields(c)]
-        known = [field.name for field in fields if field.name not in of_the_run]
-        raise checks.wrong("settings", sorted(left)[0], f"one of {', '.join(known)}")
     return made[0], made[1]

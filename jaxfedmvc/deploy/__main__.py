@@ -83,7 +83,8 @@ def _check(asked: argparse.Namespace) -> int:
     )
     print(f"client {holding.client}: {holding.n_rows} rows; {parts}")
     for v, x in sorted(holding.views.items()):
-        print(f"  view {v}: {x.shape[1]} features")
+        # Of a column in other units than elsewhere nobody but its operator can know.
+        print(f"  view {v}: {x.shape[1]} features, from {x.min():.4g} to {x.max():.4g}")
     print(f"  agrees to {', '.join(holding.policy.methods)}; states in {holding.folder}")
     if holding.n_rows < holding.policy.least_rows:
         raise ValueError(
@@ -105,10 +106,15 @@ def _node(asked: argparse.Namespace) -> int:
     node = Node(asked.file)
     # A node that starts again finds its programs compiled.
     jax.config.update("jax_compilation_cache_dir", str(node.holding.folder.resolve() / "programs"))
+
     # Wherever it is: what was answered lies in the folder, and Flower tries again and again without
     # an end to reach a SuperLink that is not there.
+    def end(number: int, _: object) -> None:
+        logging.info("client %d: ends (%s)", node.holding.client, signal.Signals(number).name)
+        sys.exit(0)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+        signal.signal(number, end)
     logging.info(
         "client %d: connecting to %s %s",
         node.holding.client,

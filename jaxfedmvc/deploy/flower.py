@@ -30,6 +30,13 @@ from jaxfedmvc.deploy.server import Server, Stopped
 _LOG = logging.getLogger(__name__)
 # Seconds between two looks for messages: short while a job runs, longer the longer nothing comes.
 _POLL, _IDLE_POLL = 0.1, 2.0
+# Why a SuperLink takes no node, by the status of its answer.
+_REFUSALS = {
+    401: "its clock is more than five seconds ahead of the SuperLink's, or five minutes behind, or"
+    " its registration was taken back",
+    412: "it is not registered there, or a node with it was there in the last minute; then start"
+    " this one again",
+}
 # Of products, everywhere: nodes on accelerators would round what others, and simulations, do not.
 PRECISION = "float32"
 
@@ -158,6 +165,8 @@ def serve(
       OSError: It cannot be read; or the connection ended.
     """
     require_flower()
+    from flwr.supercore.run import RunNotRunningException
+
     with _connection(superlink, root_certificates, key_file) as connection:
         identity, receive, send, _, _, pull, push, confirm = connection
         _LOG.info("client %d: connected as node %d", node.holding.client, identity)
@@ -172,6 +181,8 @@ def serve(
                 message, tree = received
                 with jax.default_matmul_precision(PRECISION):
                     _answer(node, message, tree, send, pull, push, confirm)
+            except RunNotRunningException:  # no Exception: it would end the node
+                _LOG.warning("client %d: a job ended before it was answered", node.holding.client)
             except Exception:  # a message that is lost is asked for again
                 _LOG.exception("client %d: a message was lost", node.holding.client)
             last = time.monotonic()
@@ -186,10 +197,20 @@ def _connection(
     from flwr.supernode.fleet_http_connection import http_request_response
 
     keys = None if key_file is None else _keys(Path(key_file))
-    with http_request_response(
-        superlink, root_certificates is None, root_certificates, keys
-    ) as connection:
-        yield connection
+    try:
+        with http_request_response(
+            superlink, root_certificates is None, root_certificates, keys
+        ) as connection:
+            yield connection
+    except SystemExit as ends:
+        # Flower says the same of a node that was killed as of one that nobody registered, and
+        # nothing at all of a wrong signature: it interrupts its own process.
+        response = getattr(ends.__context__, "response", None)
+        why = _REFUSALS.get(getattr(response, "status_code", 0))
+        if why is None:
+            raise
+        _LOG.error("superlink: %s takes no node with this key: %s", superlink, why)
+        raise SystemExit(1) from ends
 
 
 def _keys(file: Path) -> tuple[Any, Any]:

@@ -244,6 +244,10 @@ class Node:
         told = {"job": job.to_json(), "plan": plan.to_json()} | self._as_joined(job)
         files.write_text(folder / "job.json", json.dumps(told))
         self._hold(joined)
+        _LOG.info(
+            "client %d: joined job %s: %s, %d rounds at most, with clients %s",
+            *(holding.client, job.name, job.method, job.n_rounds, sorted(plan.clients)),
+        )
         return wire.pack({"exchange": 0})
 
     def _keys(self, meta: dict[str, Any], body: bytes) -> bytes:
@@ -335,6 +339,10 @@ class Node:
             writer = csv.writer(opened, lineterminator="\n")
             writer.writerow(("id", "cluster"))
             writer.writerows(zip(ids.tolist(), found.tolist(), strict=True))
+        _LOG.info(
+            "client %d: clusters of job %s: %s",
+            *(self.holding.client, joined.job.name, folder / "labels.csv"),
+        )
         return wire.pack(self._counts(found))
 
     # --- Parts of them ----------------------------------------------------------------------------

@@ -132,6 +132,8 @@ class Plan:
         ordered = (ids for g in groups for ids in (g.clients, g.view_ids))
         if any(tuple(sorted(set(ids))) != ids for ids in ordered):
             raise ValueError("plan: clients or views that do not ascend")
+        if not all(0 <= i < keys.CLIENT_IDS for i in plan.clients):
+            raise ValueError("plan: a client of a number that there is not")
         if not all(0 < d < 2**31 for d in plan.view_dims):
             raise ValueError("plan: a view without features")
         return plan

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,9 @@ class Policy:
             low, high = bounds.get("least", -np.inf), bounds.get("most", np.inf)
             is_number = type(value) in (int, float)
             if not is_number or not low <= value <= high:
-                raise Refused("policy", f"{name}: {value}; this node wants {low} to {high}")
+                wanted = f"{low} to {high}" if low > -np.inf and high < np.inf else None
+                wanted = wanted or (f"{low} or more" if high == np.inf else f"{high} or less")
+                raise Refused("policy", f"{name}: {value}; this node wants {wanted}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +213,15 @@ def load(path: str | Path) -> Holding:
     for name, array in (("ids", ids), ("labels", labels)):
         if array is not None and np.shape(array) != (rows,):
             raise ValueError(f"{name}: has shape {np.shape(array)}; allowed is ({rows},)")
+    if ids is not None:
+        _check_ids(ids, columns["ids"])
+    if labels is not None and policy.share_counts:
+        is_lost = np.isnan(labels) if labels.dtype.kind == "f" else labels.astype(str) == ""
+        if is_lost.any():  # it would be a class of its own
+            raise ValueError(
+                f"labels: {int(is_lost.sum())} rows have none in {columns['labels']}; allowed with"
+                " share_counts is one for each row"
+            )
     folder = path.parent / str(told.get("folder", "state"))
     identity, identities = _identities_of(told, path.parent)
     if policy.secure and identity is None:
@@ -302,17 +313,28 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     Columns come in the order of the patterns, and those of one pattern in that of their names: in
     every node's file the same, whatever its own order.
     """
+    separator = _SEPARATORS[file.suffix.lower()]
     try:
         # A byte order mark, as spreadsheets write it, is no part of the first name.
         with file.open(newline="", encoding="utf-8-sig") as opened:
-            head, *lines = csv.reader(opened, delimiter=_SEPARATORS[file.suffix.lower()])
-    except (UnicodeDecodeError, csv.Error, ValueError) as error:
-        raise ValueError(f"data: {file} is no table ({error})") from error
-    if any(len(line) != len(head) for line in lines) or not lines:
-        raise ValueError(f"data: {file} has no row, or rows that are not as long as its head")
+            reader = csv.reader(opened, delimiter=separator)
+            numbered = [(reader.line_num, line) for line in reader if line]  # blank ones are none
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"data: {file} is no table in UTF-8 ({error})") from error
+    if len(numbered) < 2:
+        raise ValueError(f"data: {file} has no row")
+    (_, head), *rows = numbered
+    head = [name.strip() for name in head]
+    for number, line in rows:
+        if len(line) != len(head):
+            raise ValueError(
+                f"data: line {number} of {file} has {len(line)} cells, where its head has"
+                f" {len(head)}; cells are separated by {'commas' if separator == ',' else 'tabs'}"
+            )
     if twice := [name for name in head if head.count(name) > 1]:
         raise ValueError(f"data: {file} has the column {twice[0]!r} twice")
-    table = dict(zip(head, zip(*lines, strict=True), strict=True))
+    cells = ((cell.strip() for cell in line) for _, line in rows)
+    table = dict(zip(head, zip(*cells, strict=True), strict=True))
     others = {columns["ids"], columns["labels"]}
     if columns["views"] is None:
         columns["views"] = {0: tuple(sorted(name for name in head if name not in others))}
@@ -325,12 +347,34 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
         names = list(dict.fromkeys(n for found in matched.values() for n in found))
         if set(names) & others:
             raise ValueError(f"views: {several} match the columns {names} of {file}")
-        try:
-            arrays[patterns] = np.asarray([table[n] for n in names], np.float64).T
-        except ValueError as error:
-            raise ValueError(f"views: a cell of {file} is no number ({error})") from error
+        arrays[patterns] = np.stack([_numbers(file, n, table[n], rows) for n in names], axis=1)
         columns["features"][patterns] = names
     return arrays
+
+
+def _numbers(
+    file: Path, column: str, cells: Sequence[str], rows: Sequence[tuple[int, Any]]
+) -> np.ndarray:
+    """Returns a column of a table as numbers; an error names the first cell that is none."""
+    found = np.empty(len(cells))
+    for i, (cell, (line, _)) in enumerate(zip(cells, rows, strict=True)):
+        try:
+            found[i] = float(cell)
+        except ValueError as error:
+            raise ValueError(
+                f"views: {column} is {cell!r} in line {line} of {file}; allowed is a number, in"
+                " every row"
+            ) from error
+    return found
+
+
+def _check_ids(ids: np.ndarray, name: str) -> None:
+    """Raises ValueError where an id is empty or there twice: clusters stand beside it."""
+    known, counts = np.unique(ids, return_counts=True)
+    if known.dtype.kind in "US" and not np.char.str_len(known).all():
+        raise ValueError(f"ids: one is empty in {name}; allowed is one for each row")
+    if (counts > 1).any():
+        raise ValueError(f"ids: {str(known[counts > 1][0])!r} is there twice in {name}")
 
 
 def _matrix(array: Any, name: Any) -> np.ndarray:

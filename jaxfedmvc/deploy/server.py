@@ -211,7 +211,7 @@ class Server:
                 self._meet(node, self._card(reply))
             except Refused as refusal:
                 self.told[node] = str(refusal)
-                self.say(f"a node takes no part: {refusal}")
+                self.say(f"node {node} takes no part: {refusal}")
 
     def _hello(self) -> bytes:
         return wire.pack({"kind": "hello", "settings": self.job.to_json(), "versions": versions()})
@@ -291,15 +291,14 @@ class Server:
                 del left[i]
             if not left or skips:
                 break
-            waited = time.monotonic() - began
-            if waited > self.job.patience:
+            if not is_said:
+                self.say(f"waits for clients {sorted(left)}, who do not answer yet")
+                is_said = True
+            if time.monotonic() - began > self.job.patience:
                 raise Stopped(
                     f"clients {sorted(left)}: no answer within {self.job.patience:g} s; the job is"
                     " saved and goes on when it is started again"
                 )
-            if not is_said:
-                self.say(f"waits for clients {sorted(left)}, who do not answer yet")
-                is_said = True
             if not here:
                 time.sleep(0.2)
         for i in left:

@@ -410,6 +410,18 @@ def test_only_the_leader_answers_what_is_asked_of_one(tmp_path):
         assert answer["error"] == "place" and body == b""
 
 
+def test_a_nodes_log_says_what_it_took_part_in(tmp_path, caplog):
+    caplog.set_level("INFO", logger="jaxfedmvc.deploy.node")
+    lab = Lab(tmp_path)
+    lab.server().run()
+    labels = tmp_path / "state0" / "job" / "labels.csv"
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("client 0:")] == [
+        f"client 0: joined job job: {METHOD}, {common.ROUNDS} rounds at most, with clients"
+        f" {sorted(lab.paths)}",
+        f"client 0: clusters of job job: {labels}",
+    ]
+
+
 def test_what_is_asked_writes_one_line_of_the_nodes_log(joined, caplog):
     node, request = joined
     meta, body = wire.unpack(request)
@@ -980,6 +992,13 @@ def test_what_a_node_keeps_is_for_its_owner_alone(tmp_path):
         assert (tmp_path / "secret").read_bytes() == b"1" and not partial.exists()
     finally:
         os.umask(before)
+
+
+def test_a_full_disk_is_known_by_the_file_that_it_did_not_take(tmp_path):
+    path = tmp_path / "labels.csv"
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), files.replacing(path):
+        raise OSError(28, "No space left on device")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("name", ["e_fkmvc", "fmcsc", "mgcd", "vertcohirf"])

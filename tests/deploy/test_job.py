@@ -1,11 +1,13 @@
 """Jobs and the files of nodes: what is wrong is said in one line."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +80,7 @@ def test_another_setting_is_another_agreement():
         ({"fraction_bits": 31}, "fraction_bits: got 31; allowed is a whole number from 0 to 30"),
         ({"fraction_bits": 16, "participation": 0.5}, "fraction_bits: secure sums need all"),
         ({"settings": {}}, "settings: n_clusters is missing"),
+        ({"settings": {"n_cluster": 3}}, "got 'n_cluster'; did you mean 'n_clusters'"),
         ({"settings": SETTINGS | {"tau": "x"}}, "settings: tau: got 'x'"),
         ({"settings": SETTINGS | {"tau": 10**400}}, "settings: tau: got 1000"),
         ({"settings": SETTINGS | {"n_restarts": 2.5}}, "settings: n_restarts: got 2.5"),
@@ -167,6 +170,50 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
     (tmp_path / "node.toml").write_text('client=0\ndata="t.csv"\n[agrees]\nmethods=["fmcsc"]\n')
     with pytest.raises(ValueError, match=r"data: .*t.csv has the column 'hb' twice"):
         load(tmp_path / "node.toml")
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("", "has no row"),
+        ("p,hb,kind\n", "has no row"),
+        ("p;hb;kind\nx;1,5;a\n", "line 2 of .* has 2 cells, where its head has 1; cells are sep"),
+        ("p,hb,kind\n\nx,1,a\ny,2\n", "line 4 of .* has 2 cells, where its head has 3"),
+        ("p,hb,kind\n\nx,1,a\ny,,b\n", "hb is '' in line 4 of .*; allowed is a number, in every"),
+        ('p,hb,kind\n"x\nx",1,a\ny,?,b\n', "hb is '[?]' in line 4"),
+        ("p,hb,kind\nx,1,a\n x,2,b\n", "ids: 'x' is there twice in p"),
+        ("p,hb,kind\nx,1,a\n ,2,b\n", "ids: one is empty in p"),
+        ("p,hb,kind\nx,1,a\ny,2,\n", "labels: 1 rows have none in kind"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_found_by_its_line(table, text, tmp_path):
+    (tmp_path / "t.csv").write_text(table)
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="t.csv"\nids="p"\nlabels="kind"\n'
+        '[agrees]\nmethods=["fmcsc"]\nshare_counts=true\n'
+    )
+    with pytest.raises(ValueError, match=text):
+        load(tmp_path / "node.toml")
+
+
+def test_blanks_and_empty_lines_of_a_table_do_not_count(tmp_path):
+    (tmp_path / "t.csv").write_text("p , hb\n x, 1\n\ny ,2 \n\n")
+    (tmp_path / "node.toml").write_text(
+        'client=0\ndata="t.csv"\nids="p"\n[agrees]\nmethods=["fmcsc"]\n'
+    )
+    holding = load(tmp_path / "node.toml")
+    assert holding.ids.tolist() == ["x", "y"] and holding.views[0].tolist() == [[1], [2]]
+
+
+def test_ids_and_labels_of_arrays_are_checked_as_those_of_tables(tmp_path):
+    path = local.write_node(tmp_path, 0, {0: np.eye(3)}, ["fmcsc"], labels=[0, np.nan, 1])
+    with pytest.raises(ValueError, match="labels: 1 rows have none"):
+        load(path)
+    path.write_text(path.read_text().replace("share_counts = true", "share_counts = false"))
+    assert load(path).n_rows == 3  # nobody is sent them
+    np.savez(tmp_path / "data0.npz", view_0=np.eye(3), ids=[7, 5, 7])
+    with pytest.raises(ValueError, match="ids: '7' is there twice"):
+        load(path)
 
 
 def test_a_node_refuses_a_feature_that_float32_rounds_away(tmp_path):
@@ -345,7 +392,7 @@ def test_bounds_hold_for_what_a_run_is_and_spends():
 def test_nan_is_within_no_bounds(monkeypatch):
     monkeypatch.setattr(Job, "setting", lambda job, name: float("nan"))
     policy = Policy(("e_fkmvc",), settings={"rounds": {"most": 50}})
-    with pytest.raises(Refused, match="rounds: nan; this node wants -inf to 50"):
+    with pytest.raises(Refused, match="rounds: nan; this node wants 50 or less"):
         policy.check(Job("a", "e_fkmvc", 3, SETTINGS), 3, 6)
 
 
@@ -375,6 +422,8 @@ def test_a_plan_is_the_federation_of_the_same_clients():
         ({"clients": [1, 0]}, {}, "do not ascend"),
         ({"view_ids": [1, 0]}, {}, "do not ascend"),
         ({"view_ids": [1, 1]}, {}, "do not ascend"),
+        ({"clients": [-1, 0]}, {}, "a number that there is not"),
+        ({"clients": [0, 2**40]}, {}, "a number that there is not"),
         ({}, {"view_dims": [0, 3]}, "a view without features"),
     ],
 )
@@ -543,7 +592,9 @@ def test_the_commands_that_the_documentation_shows_are_understood():
 def test_a_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     path = local.write_node(tmp_path, 3, VIEWS, ["fmcsc"])
     assert main(["check", str(path)]) == 0
-    assert "client 3: 6 rows; ids: none, labels: none" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "client 3: 6 rows; ids: none, labels: none" in said
+    assert "  view 0: 2 features, from 0 to 11\n" in said
     path.write_text(path.read_text().replace("[agrees]", "[agrees]\nleast_rows = 7"))
     assert main(["check", str(path)]) == 2
     assert capsys.readouterr().err.startswith(
@@ -670,6 +721,54 @@ def test_a_node_says_what_is_wrong_with_its_key(tmp_path):
     (tmp_path / "open").chmod(0o644)
     with pytest.raises(ValueError, match=r"^auth_key: other users of this machine may open"):
         flower.serve(node, "127.0.0.1:1", key_file=tmp_path / "open")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "text"),
+    [(412, 1, "was there in the last minute"), (401, 1, "its clock is more"), (500, 0, "")],
+)
+def test_why_no_node_of_a_key_is_taken_is_said_in_a_line(status, code, text, monkeypatch, caplog):
+    name = "flwr.supernode.fleet_http_connection"
+    fleet = pytest.importorskip(name, reason="Flower is not installed: the extra flower")
+
+    @contextlib.contextmanager
+    def refused(*_):
+        try:
+            error = ConnectionError()
+            error.response = SimpleNamespace(status_code=status)
+            raise error
+        except ConnectionError:
+            sys.exit(0)  # as the node does when it is interrupted, here by Flower
+        yield
+
+    monkeypatch.setattr(fleet, "http_request_response", refused)
+    with pytest.raises(SystemExit) as ends, flower._connection("127.0.0.1:1", None, None):
+        pass
+    assert ends.value.code == code and text in caplog.text and bool(text) == bool(caplog.text)
+
+
+def test_a_job_that_is_stopped_while_a_node_computes_ends_no_node(tmp_path, monkeypatch, caplog):
+    run = pytest.importorskip("flwr.supercore.run", reason="Flower is not installed")
+    node = Node(local.write_node(tmp_path, 0, VIEWS, ["fmcsc"]))
+    received = [("first", None), ("second", None), KeyboardInterrupt]
+    answered = []
+
+    def receive():
+        if isinstance(received[0], tuple):
+            return received.pop(0)
+        raise received[0]
+
+    def answer(node, message, *_):
+        answered.append(message)
+        if message == "first":
+            raise run.RunNotRunningException
+
+    connection = contextlib.nullcontext((7, receive, *[None] * 6))
+    monkeypatch.setattr(flower, "_connection", lambda *_: connection)
+    monkeypatch.setattr(flower, "_answer", answer)
+    with pytest.raises(KeyboardInterrupt):
+        flower.serve(node, "127.0.0.1:1")
+    assert answered == ["first", "second"] and "ended before it was answered" in caplog.text
 
 
 def test_a_finished_job_of_other_settings_is_no_success_of_this_one(tmp_path, capsys):
