@@ -501,7 +501,7 @@ def parsed(*names):
 
 
 def test_every_preset_is_known():
-    ours = {"best", "best_digits", "best_multi_fashion", "quick", "digits"}
+    ours = {"best", "best_digits", "best_images", "best_multi_fashion", "quick", "digits"}
     assert {path.stem for path in PRESETS.iterdir()} == set(PAPER) | ours
 
 
