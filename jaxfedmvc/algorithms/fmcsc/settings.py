@@ -82,6 +82,7 @@ class FMCSCConfig:
       teach_again: Whether clients with all views then put their own rows where the views'
         classifiers do on average, each row by what the others tell, and teach once more; they take
         that cluster in the end, too, and not the one of the nearest centroid.
+      teach_back: Whether partial clients then teach, too, by their own rows of which they are sure.
       stack_views: Whether networks of views of equal width are trained as one stack, in half the
         kernels for two views. None: on accelerators, where launches of kernels take the time; on a
         CPU of two cores wide networks take a tenth longer so. It changes rounding.
@@ -113,6 +114,7 @@ class FMCSCConfig:
     teach_patches: int = 0
     teach_together: bool = False
     teach_again: bool = False
+    teach_back: bool = False
     stack_views: bool | None = None
 
     def __post_init__(self) -> None:
@@ -141,12 +143,12 @@ class FMCSCConfig:
             raise checks.wrong("teach_patches", self.teach_patches, "0 without teach_features")
         if self.teach_together and not self.teach_patches:
             raise checks.wrong("teach_together", True, "false without teach_patches")
-        if self.teach_again and not self.teach_features:
-            raise checks.wrong("teach_again", True, "false without teach_features")
-        if self.teach_again and self.min_cluster_size is not None:
-            raise checks.wrong(
-                "teach_again", True, "false with min_cluster_size, below which clusters may fall"
-            )
+        for name in ("teach_again", "teach_back"):
+            if getattr(self, name) and not self.teach_features:
+                raise checks.wrong(name, True, "false without teach_features")
+            if getattr(self, name) and self.min_cluster_size is not None:
+                allowed = "false with min_cluster_size, below which clusters may fall"
+                raise checks.wrong(name, True, allowed)
         checks.widths(self, "hidden")
         if not isinstance(self.components, str) or not set(self.components) <= set("ABCD"):
             raise checks.wrong("components", self.components, "letters of 'ABCD'")
@@ -178,6 +180,11 @@ class FMCSCConfig:
     def fits_partial_models(self) -> bool:
         """Whether multi-view clients train models for the kinds of partial clients, eq. (6)."""
         return "B" in self.components and self.partial_models == "distilled"
+
+    @property
+    def solves_again(self) -> bool:
+        """Whether what is taught is learned a second time."""
+        return self.teach_again or self.teach_back
 
     @property
     def takes_branches(self) -> bool:

@@ -24,8 +24,13 @@ h = phi^T (sum phi phi^T + ridge I)^-1 phi. Without it the prediction is
     (W^T phi - h (y - share)) / (1 - h) + share,
 
 in which all rows have the mean of h, as in generalized cross-validation (Golub, Heath and Wahba,
-Technometrics 1979): the server knows it from the eigenvalues. Clients with all views then take the
+Technometrics 1979): the server knows it from the eigenvalues. Where it is above a quarter, there
+are too few rows to know better, and they stay where they are. Clients with all views then take the
 mean of the classifiers too.
+
+With `teach_back` clients with some of the views add their own rows, in the clusters that they were
+taught, to the sums: those whose largest score is ahead of the next by a fifth, with a weight of .3.
+Where few clients hold all views, these are most of the rows that there are.
 
 WHAT THE SUMS GIVE AWAY. phi is a function that everybody knows. Where a client has fewer rows than
 there are features, sum phi phi^T has their number as its rank: a row lies in its span exactly if it
@@ -66,6 +71,10 @@ PATCH_RIDGE = 0.01
 CELLS = 4
 # Contrast of a patch that counts as none, as a share of the image's.
 _FLAT = 0.01
+# Mean leverage of rows above which their clusters are not known better by others.
+_LARGEST_LEVERAGE = 0.25
+# By how much a row's best score is ahead where it is taught back, and the weight of such rows.
+_SURE, _BACK = 0.2, 0.3
 # Images whose patches are in memory at once.
 _AT_ONCE = 128
 _EXACT = jax.lax.Precision.HIGHEST
@@ -83,17 +92,17 @@ class Block(NamedTuple):
     scale: jax.Array
 
 
-class Spectrum(NamedTuple):
-    """What the server keeps of the sums, to solve the regression again.
+class Sums(NamedTuple):
+    """What a regression is solved from.
 
     Attributes:
-      values: Eigenvalues of sum phi phi^T, [m].
-      vectors: Its eigenvectors, as columns, [m, m].
+      gram: sum phi phi^T, [m, m]; its upper triangle in a message.
+      cross: sum phi y^T, [m, K].
       total: sum phi, [m].
     """
 
-    values: jax.Array
-    vectors: jax.Array
+    gram: jax.Array
+    cross: jax.Array
     total: jax.Array
 
 
@@ -105,8 +114,8 @@ class Taught(NamedTuple):
       blocks: The views' own features, and Z; () with features of patches, which need none.
       weights: W [m, K].
       shares: Share of each cluster in the rows that it was learned from, [K].
-      leverage: Mean of h over these rows, a scalar; () without `teach_again`.
-      spectrum: Of the server alone; () without `teach_again`, and where it is sent.
+      leverage: Mean of h over these rows, a scalar; () where it is solved once.
+      sums: What the server keeps of it; () where it is solved once, and where it is sent.
     """
 
     seed: jax.Array
@@ -114,7 +123,7 @@ class Taught(NamedTuple):
     weights: jax.Array
     shares: jax.Array
     leverage: PyTree = ()
-    spectrum: PyTree = ()
+    sums: PyTree = ()
 
 
 class Known(NamedTuple):
@@ -124,8 +133,8 @@ class Known(NamedTuple):
       z: Z of its rows in each kind of views, [rows, latent_dim of each view side by side]; {} with
         features of patches.
       labels: Their clusters, [rows]; -1 for padding, and for what is not taught.
-      is_in: Whether its rows are in the sums that the server keeps, a scalar; () without
-        `teach_again`.
+      is_in: Whether its rows are in the sums that the server keeps, a scalar; () where nothing is
+        solved again.
     """
 
     z: dict[Kind, jax.Array]
@@ -142,11 +151,13 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
         return ()
     solve = partial(_solve, config, hyper)
     solve_again = partial(_solve_again, config, hyper)
-    again = Phase(_send_classifiers, partial(_sum_up_again, config), solve_again, "sum")
+    again = Phase(
+        partial(_send_classifiers, config), partial(_sum_up_again, config), solve_again, "sum"
+    )
     return (
         Phase(partial(_send_models, config), partial(_describe, config, hyper), _scale, "sum"),
         Phase(_send_blocks, partial(_sum_up, config), solve, "sum"),
-        *((again,) if config.teach_again else ()),
+        *((again,) if config.solves_again else ()),
         Phase(partial(taught_to, config), answer_nothing, keep, "sum"),
     )
 
@@ -214,10 +225,10 @@ def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, 
         weights = jnp.zeros((m, config.n_clusters))
         seed, shares = jnp.zeros(2, jnp.uint32), jnp.zeros(config.n_clusters)
         first = Taught(seed, () if config.teach_patches else blocks, weights, shares)
-        if not config.teach_again:
+        if not config.solves_again:
             return first
-        spectrum = Spectrum(jnp.zeros(m), jnp.zeros((m, m)), jnp.zeros(m))
-        return first._replace(leverage=jnp.zeros(()), spectrum=spectrum)
+        kept = Sums(jnp.zeros((m, m)), jnp.zeros_like(weights), jnp.zeros(m))
+        return first._replace(leverage=jnp.zeros(()), sums=kept)
 
     kinds = _partial(models)
     if config.teach_together:
@@ -231,7 +242,7 @@ def taught_to(config: FMCSCConfig, server: ServerState, view_ids: Kind) -> dict[
     That of its views, or the one of all views; with `teach_again` a client with all views has those
     of the single views. Empty where a client takes the nearest centroids.
     """
-    taught = {kind: one._replace(spectrum=()) for kind, one in (server.taught or {}).items()}
+    taught = {kind: one._replace(sums=()) for kind, one in (server.taught or {}).items()}
     if not server.models[view_ids].view_heads:
         return {kind: one for kind, one in taught.items() if kind in (view_ids, TOGETHER)}
     if not config.teach_again:
@@ -245,7 +256,7 @@ def unknown(config: FMCSCConfig, models: dict[Kind, Model], cohort: Cohort) -> P
         return ()
     shape, kinds = cohort.mask.shape, () if config.teach_patches else _partial(models)
     z = {kind: jnp.zeros((*shape, config.latent_dim * len(kind))) for kind in kinds}
-    is_in = jnp.zeros(len(cohort.mask), bool) if config.teach_again else ()
+    is_in = jnp.zeros(len(cohort.mask), bool) if config.solves_again else ()
     return Known(z, jnp.full(shape, -1, jnp.int32), is_in)
 
 
@@ -265,15 +276,20 @@ def assign_taught(
 
     `otherwise` [rows] are those of the nearest centroids, for where nobody taught anything.
     """
-    scores = []
-    for kind, one in taught.items():
-        held = {v: views[v] for v in kind} or views
-        z = None if config.teach_patches else _z(config, models[kind], held)
-        phi = row_features(config, one.seed, one.blocks, held, z)
-        scores.append(matmul(phi, one.weights) + one.shares[None])
+    scores = [_said(config, kind, one, models, views) for kind, one in taught.items()]
     best = jnp.argmax(sum(scores), axis=1)
     is_told = jnp.sum(next(iter(taught.values())).shares) > 0
     return jnp.where(mask, jnp.where(is_told, best, otherwise), -1)
+
+
+def _said(
+    config: FMCSCConfig, kind: Kind, one: Taught, models: dict[Kind, Model], views: Views
+) -> jax.Array:
+    """Computes what a classifier says of rows, W^T phi + share, [rows, K]."""
+    held = {v: views[v] for v in kind} or views
+    z = None if config.teach_patches else _z(config, models[kind], held)
+    phi = row_features(config, one.seed, one.blocks, held, z)
+    return matmul(phi, one.weights) + one.shares[None]
 
 
 # --- The first exchange: scales -------------------------------------------------------------------
@@ -366,18 +382,16 @@ def _sum_up(
     """
     if not sent:
         return state, (), {}
-    known, above = state.known, np.triu_indices(config.teach_features)
+    known = state.known
     is_taught = known.labels >= 0
     y = jax.nn.one_hot(known.labels, config.n_clusters)
 
-    def sums(kind: Kind) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def sums(kind: Kind) -> Sums:
         seed, blocks = sent[kind]
         phi = _examples(config, kind, seed, blocks, client, known.z.get(kind))
-        phi = jnp.where(is_taught[:, None], phi, 0.0).reshape(-1, config.teach_features)
-        gram = matmul(phi.T, phi)
-        return gram[above], _cross(phi, y), jnp.sum(phi, axis=0)
+        return _sums(jnp.where(is_taught[:, None], phi, 0.0), y)
 
-    if config.teach_again:
+    if config.solves_again:
         state = state._replace(known=known._replace(is_in=jnp.ones((), bool)))
     return state, ({kind: sums(kind) for kind in sent}, jnp.sum(y, axis=0)), {}
 
@@ -400,9 +414,16 @@ def _examples(
     return jnp.stack([row_features(config, seed, blocks, one, z) for one in held])
 
 
+def _sums(phi: jax.Array, y: jax.Array) -> Sums:
+    """Computes the sums of phi [examples of a row, rows, m] and y [rows, K], as they are sent."""
+    total = jnp.sum(phi, axis=(0, 1))
+    flat = phi.reshape(-1, phi.shape[-1])
+    return Sums(matmul(flat.T, flat)[np.triu_indices(phi.shape[-1])], _cross(phi, y), total)
+
+
 def _cross(phi: jax.Array, y: jax.Array) -> jax.Array:
-    """Computes sum phi y^T of as many examples of each row as there are."""
-    return matmul(phi.T, jnp.tile(y, (len(phi) // len(y), 1)))
+    """Computes sum phi y^T of phi [examples of a row, rows, m] and y [rows, K]."""
+    return matmul(jnp.sum(phi, axis=0).T, y)
 
 
 def _solve(
@@ -416,84 +437,110 @@ def _solve(
     """Solves the ridge regression of each kind."""
     message, sizes = _total(messages)
     n_rows = jnp.maximum(jnp.sum(sizes), 1.0)
-    m, ridge = config.teach_features, _ridge(config, hyper)
-    above = np.triu_indices(m)
 
-    def solved(kind: Kind, triangle: jax.Array, cross: jax.Array, total: jax.Array) -> Taught:
-        gram = jnp.zeros((m, m)).at[above].set(triangle)
-        # Not below zero: rounding, and robust rules by entries, make matrices that are no sums.
-        values, vectors = jnp.linalg.eigh(gram + jnp.triu(gram, 1).T)
-        spectrum = Spectrum(jnp.maximum(values, 0.0), vectors, total)
-        one = _regress(ridge, server.taught[kind], spectrum, cross, sizes / n_rows)
-        if not config.teach_again:
+    def solved(kind: Kind, sums: Sums) -> Taught:
+        sums = sums._replace(gram=_symmetric(sums.gram, config.teach_features))
+        one = server.taught[kind]._replace(shares=sizes / n_rows)
+        one, freedom = _regress(config, hyper, one, sums)
+        if not config.solves_again:
             return one
         n_examples = n_rows * (max(map(len, server.models)) if kind == TOGETHER else 1)
-        leverage = jnp.sum(spectrum.values / (spectrum.values + ridge)) / n_examples
-        return one._replace(leverage=leverage, spectrum=spectrum)
+        return one._replace(leverage=freedom / n_examples, sums=sums)
 
-    taught = {kind: solved(kind, *message[kind]) for kind in server.taught}
+    taught = {kind: solved(kind, message[kind]) for kind in server.taught}
     return server._replace(taught=taught), {}
 
 
-def _ridge(config: FMCSCConfig, hyper: FMCSCHyperparams) -> jax.Array | float:
-    if hyper.teach_ridge is not None:
-        return hyper.teach_ridge
-    return PATCH_RIDGE if config.teach_patches else RIDGE
+def _symmetric(triangle: jax.Array, m: int) -> jax.Array:
+    """Returns the matrix [m, m] of an upper triangle."""
+    upper = jnp.zeros((m, m)).at[np.triu_indices(m)].set(triangle)
+    return upper + jnp.triu(upper, 1).T
 
 
 def _regress(
-    ridge: jax.Array | float,
-    one: Taught,
-    spectrum: Spectrum,
-    cross: jax.Array,
-    shares: jax.Array,
-) -> Taught:
-    """Computes W of sum phi y^T."""
-    values, vectors, total = spectrum
-    right = cross - total[:, None] * shares[None]
-    along = matmul(vectors.T, right)
+    config: FMCSCConfig, hyper: FMCSCHyperparams, one: Taught, sums: Sums
+) -> tuple[Taught, jax.Array]:
+    """Computes W, and the degrees of freedom of the regression, the sum of h over all examples."""
+    ridge = hyper.teach_ridge
+    if ridge is None:
+        ridge = PATCH_RIDGE if config.teach_patches else RIDGE
+    values, vectors = jnp.linalg.eigh(sums.gram)
+    # Not below zero: rounding, and robust rules by entries, make matrices that are no sums.
+    values = jnp.maximum(values, 0.0)
+    along = matmul(vectors.T, sums.cross - sums.total[:, None] * one.shares[None])
     weights = matmul(vectors, along / (values + ridge)[:, None])
-    return one._replace(weights=weights, shares=shares)
+    return one._replace(weights=weights), jnp.sum(values / (values + ridge))
 
 
 # --- The same again, with the clusters that were learned ------------------------------------------
 
 
-def _send_classifiers(server: ServerState, view_ids: Kind) -> dict[Kind, Taught]:
-    """Sends clients with all views the classifiers of all kinds."""
-    if not server.models[view_ids].view_heads:
-        return {}
-    return {kind: one._replace(spectrum=()) for kind, one in server.taught.items()}
+def _send_classifiers(
+    config: FMCSCConfig, server: ServerState, view_ids: Kind
+) -> tuple[dict[Kind, Taught], PyTree]:
+    """Sends the classifiers of all kinds, or a partial client's own and its model, for Z."""
+    taught = {kind: one._replace(sums=()) for kind, one in server.taught.items()}
+    if server.models[view_ids].view_heads:
+        return (taught if config.teach_again else {}), ()
+    if not config.teach_back:
+        return {}, ()
+    model = () if config.teach_patches else server.models[view_ids]
+    return taught_to(config, server, view_ids), model
 
 
 def _sum_up_again(
     config: FMCSCConfig,
     key: jax.Array,
-    sent: dict[Kind, Taught],
+    sent: tuple[dict[Kind, Taught], PyTree],
     state: ClientState,
     client: Cohort,
 ) -> tuple[ClientState, PyTree, Info]:
-    """Puts rows where all views' classifiers do, and sends sum phi y^T of each kind, and sum y."""
-    if not sent:
+    """Sends what a client teaches the second time."""
+    taught, model = sent
+    if not taught:
         return state, (), {}
+    if state.known:
+        return _relabelled(config, taught, state, client)
+    return state, _taught_back(config, taught, model, client), {}
+
+
+def _relabelled(
+    config: FMCSCConfig, taught: dict[Kind, Taught], state: ClientState, client: Cohort
+) -> tuple[ClientState, PyTree, Info]:
+    """Puts rows where all views' classifiers do, and sends sum phi y^T of each kind, and sum y."""
     known = state.known
     is_taught = (known.labels >= 0) & known.is_in
     y = jax.nn.one_hot(known.labels, config.n_clusters)
-    phis, scores = {}, []
-    for kind, one in sent.items():
+    phis, scores, leverages = {}, [], []
+    for kind, one in taught.items():
         phi = _examples(config, kind, one.seed, one.blocks, client, known.z.get(kind))
         phis[kind] = jnp.where(is_taught[:, None], phi, 0.0)
         if len(kind) <= 1:
             said = matmul(jnp.mean(phi, axis=0), one.weights)
             own = one.leverage * (y - one.shares[None])
             scores.append((said - own) / (1 - one.leverage) + one.shares[None])
-    labels = jnp.where(is_taught, jnp.argmax(sum(scores), axis=1), -1)
+            leverages.append(one.leverage)
+    knows_better = jnp.mean(jnp.stack(leverages)) <= _LARGEST_LEVERAGE
+    labels = jnp.where(knows_better, jnp.argmax(sum(scores), axis=1), known.labels)
+    labels = jnp.where(is_taught, labels, -1)
     y = jax.nn.one_hot(labels, config.n_clusters)
-    crosses = {
-        kind: _cross(phi.reshape(-1, config.teach_features), y) for kind, phi in phis.items()
-    }
+    crosses = {kind: _cross(phi, y) for kind, phi in phis.items()}
     state = state._replace(known=known._replace(labels=labels))
     return state, (crosses, jnp.sum(y, axis=0)), {}
+
+
+def _taught_back(
+    config: FMCSCConfig, taught: dict[Kind, Taught], model: PyTree, client: Cohort
+) -> dict[Kind, Sums]:
+    """Sums up a partial client's rows of which it is sure, in the clusters that it was taught."""
+    ((kind, one),), views = taught.items(), client.by_view()
+    scores = _said(config, kind, one, {kind: model}, views)
+    first, second = jax.lax.top_k(scores, 2)[0].T
+    is_sure = client.mask & (first > second + _SURE) & (jnp.sum(one.shares) > 0)
+    y = jax.nn.one_hot(jnp.argmax(scores, axis=1), config.n_clusters)
+    z = None if config.teach_patches else _z(config, model, views)
+    phi = _examples(config, kind, one.seed, one.blocks, client, z)
+    return {kind: _sums(jnp.where(is_sure[:, None], phi, 0.0), y)}
 
 
 def _solve_again(
@@ -504,13 +551,24 @@ def _solve_again(
     messages: tuple,
     counts: tuple,
 ) -> tuple[ServerState, dict]:
-    """Solves the regressions of the same rows with other clusters."""
-    crosses, sizes = _total(messages)
-    shares = sizes / jnp.maximum(jnp.sum(sizes), 1.0)
-    taught = {
-        kind: _regress(_ridge(config, hyper), one, one.spectrum, crosses[kind], shares)
-        for kind, one in server.taught.items()
-    }
+    """Solves the regressions with other clusters of the same rows, and with rows taught back."""
+    relabelled = [message for message in messages if isinstance(message, tuple) and message]
+    backs = [message for message in messages if isinstance(message, dict)]
+    crosses, sizes = _total(tuple(relabelled)) if relabelled else ({}, None)
+
+    def solved(kind: Kind, one: Taught) -> Taught:
+        sums = one.sums
+        if relabelled:
+            one = one._replace(shares=sizes / jnp.maximum(jnp.sum(sizes), 1.0))
+            sums = sums._replace(cross=crosses[kind])
+        for back in backs:
+            if kind in back:
+                gram = _symmetric(back[kind].gram, config.teach_features)
+                added = back[kind]._replace(gram=gram)
+                sums = jax.tree.map(lambda x, y: x + _BACK * y, sums, added)
+        return _regress(config, hyper, one, sums)[0]
+
+    taught = {kind: solved(kind, one) for kind, one in server.taught.items()}
     return server._replace(taught=taught), {}
 
 

@@ -15,6 +15,7 @@ from jaxfedmvc.algorithms.fmcsc.teaching import (
     PATCH_RIDGE,
     RIDGE,
     Block,
+    Sums,
     check_federation,
     patch_features,
     random_features,
@@ -206,7 +207,7 @@ def test_views_of_several_images_share_the_features_and_have_patterns_of_their_o
     assert np.abs(first - second).max() > 0.05
 
 
-def taught_by_images(kind, **settings):
+def taught_by_images(kind, ridge=None, **settings):
     """24 rows of three images at two clients with all views, and 8 at one with some of them.
 
     Every other row is taught as in a cluster, whatever the networks, which were not trained, say.
@@ -214,8 +215,9 @@ def taught_by_images(kind, **settings):
     part = [Part(FULL, np.arange(24).reshape(2, 12), np.arange(2, dtype=np.int32))]
     part.append(Part(kind, np.arange(24, 32).reshape(1, 8), np.array([2], np.int32)))
     views = [images(32, 7, seed) for seed in range(3)]
-    algorithm = fmcsc(dataclasses.replace(PATCHES, **settings), HYPER)
-    place = len(algorithm.finish) - (4 if settings.get("teach_again") else 3)
+    config = dataclasses.replace(PATCHES, **settings)
+    algorithm = fmcsc(config, HYPER.replace(teach_ridge=ridge))
+    place = len(algorithm.finish) - (4 if config.solves_again else 3)
     describe = algorithm.finish[place]
 
     def client(key, sent, state, client):
@@ -269,39 +271,71 @@ def test_one_classifier_is_taught_by_the_images_of_all_views():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("together", [False, True])
-def test_rows_are_taught_again_where_the_others_and_all_views_put_them(together):
+@pytest.mark.parametrize(("together", "ridge"), [(False, 3.0), (True, 3.0), (False, 0.1)])
+def test_rows_are_taught_again_where_the_others_and_all_views_put_them(together, ridge):
     """Against predictions without a row's own y, by its leverage, of all rows in one place."""
-    views, state, _ = taught_by_images((1,), teach_together=together)
-    _, after, labels = taught_by_images((1,), teach_together=together, teach_again=True)
+    views, state, _ = taught_by_images((1,), ridge, teach_together=together)
+    _, after, labels = taught_by_images((1,), ridge, teach_together=together, teach_again=True)
     seeds = {kind: one.seed for kind, one in state.server.taught.items()}
     y = np.eye(K)[np.asarray(state.clients[0].known.labels).ravel()]
     shares = y.mean(axis=0)
     seeds = [seeds[()] if together else seeds[v,] + np.uint32([0, v]) for v in range(3)]
     phi = [patches(2, 3, seed, x[:24]) for seed, x in zip(seeds, views, strict=True)]
     phi = np.asarray(phi, float)  # [views, rows, m]
-    rows = np.concatenate(phi)[None] if together else phi
-    scores = np.zeros((24, K))
-    for x in rows:
-        inverse = np.linalg.inv(x.T @ x + PATCH_RIDGE * np.eye(32))
+    scores, leverages = np.zeros((24, K)), []
+    for x in np.concatenate(phi)[None] if together else phi:
+        inverse = np.linalg.inv(x.T @ x + ridge * np.eye(32))
         told = np.tile(y - shares, (len(x) // 24, 1))
         h = np.einsum("nm,mk,nk->n", x, inverse, x).mean()
         said = (x @ inverse @ x.T @ told).reshape(-1, 24, K).mean(axis=0)
         scores += (said - h * (y - shares)) / (1 - h) + shares
+        leverages.append(h)
     known = np.asarray(after.clients[0].known.labels).ravel()
-    np.testing.assert_array_equal(known, scores.argmax(axis=1))
-    assert (known != y.argmax(axis=1)).any()  # some rows have moved
-    y = np.eye(K)[known]
-    told = np.zeros((24, K))
+    old, new = y.argmax(axis=1), scores.argmax(axis=1)
+    assert (new != old).any()
+    # With a small ridge each row speaks for itself, and all of them stay.
+    is_known = np.mean(leverages) <= 0.25
+    assert is_known == (ridge == 3.0)
+    np.testing.assert_array_equal(known, new if is_known else old)
+    y, told = np.eye(K)[known], np.zeros((24, K))
     for kind, one in after.server.taught.items():
         x = np.concatenate(phi) if together else phi[kind[0]]
-        model = Ridge(PATCH_RIDGE, fit_intercept=False)
+        model = Ridge(ridge, fit_intercept=False)
         model.fit(x, np.tile(y - y.mean(axis=0), (len(x) // 24, 1)))
-        np.testing.assert_allclose(one.weights, model.coef_.T, atol=5e-3)
+        np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-3)
         np.testing.assert_allclose(one.shares, y.mean(axis=0), atol=1e-6)
         told += (x @ model.coef_.T).reshape(-1, 24, K).mean(axis=0) + y.mean(axis=0)
     # All views' classifiers have the last word on rows of clients with all views.
     np.testing.assert_array_equal(np.asarray(labels[0]).ravel(), told.argmax(axis=1))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("kind", "together"), [((1,), False), (PAIR, True)])
+def test_partial_clients_teach_rows_back_of_which_they_are_sure(kind, together):
+    several = {"partial_models": "distilled", "target": "own"} if together else {}
+    settings = {"teach_together": together, **several}
+    views, state, centroids = taught_by_images(kind, 0.3, **settings)
+    _, after, labels = taught_by_images(kind, 0.3, teach_back=True, **settings)
+    key = () if together else kind
+    one, again = state.server.taught[key], after.server.taught[key]
+    y = np.eye(K)[np.asarray(state.clients[0].known.labels).ravel()]
+    seeds = [one.seed + np.uint32([0, 0 if together else v]) for v in range(3)]
+    phi = [np.asarray(patches(2, 3, seed, x)) for seed, x in zip(seeds, views, strict=True)]
+    told = np.mean([phi[v][24:] for v in kind], axis=0)
+    scores = told @ np.asarray(one.weights) + y.mean(axis=0)
+    is_sure = np.abs(scores[:, 0] - scores[:, 1]) > 0.2
+    assert 0 < is_sure.sum() < 8
+    found = np.eye(K)[scores.argmax(axis=1)][is_sure]
+    teachers = range(3) if together else kind
+    x = np.concatenate([*(phi[v][:24] for v in teachers), *(phi[v][24:][is_sure] for v in kind)])
+    ys = np.concatenate([*[y] * len(teachers), *[found] * len(kind)]) - y.mean(axis=0)
+    weights = np.repeat([1.0, 0.3], [24 * len(teachers), is_sure.sum() * len(kind)])
+    model = Ridge(0.3, fit_intercept=False).fit(x, ys, sample_weight=weights)
+    np.testing.assert_allclose(again.weights, model.coef_.T, atol=5e-3)
+    scores = told @ np.asarray(again.weights) + y.mean(axis=0)
+    np.testing.assert_array_equal(labels[1][0], scores.argmax(axis=1))
+    # Rows of clients with all views stay with their centroids.
+    np.testing.assert_array_equal(labels[0], centroids[0])
 
 
 def test_views_that_are_no_images_and_features_that_do_not_divide_are_refused():
@@ -408,7 +442,7 @@ def test_matrices_that_are_no_sums_leave_numbers():
     config = dataclasses.replace(TEACHES, teach_features=2)
     state = started_by(fmcsc(config, HYPER))(make_federation(SINGLE), KEY)
     gram = np.float32([1.0, 2.0, 1.0])  # eigenvalues 3 and -1
-    sums = {(v,): (gram, np.ones((2, K), np.float32), np.zeros(2)) for v in range(3)}
+    sums = {(v,): Sums(gram, np.ones((2, K), np.float32), np.zeros(2)) for v in range(3)}
     solve = fmcsc(config, HYPER.replace(teach_ridge=1.0)).finish[-2].server
     server, _ = jit(solve)(KEY, state.server, ((sums, np.ones(K)), (), ()), (3.0, 2.0, 2.0))
     np.testing.assert_allclose(server.taught[1,].weights, np.full((2, K), 1 / 4), rtol=1e-6)
@@ -426,13 +460,19 @@ def test_who_was_not_there_for_the_scales_sends_no_rows():
 
 
 def test_what_is_taught_again_is_small_and_of_rows_that_the_server_has_summed():
-    config = dataclasses.replace(TEACHES, teach_again=True)
+    config = dataclasses.replace(TEACHES, teach_again=True, teach_back=True)
     federation, algorithm = make_federation(SINGLE), fmcsc(config, HYPER)
     state = started_by(algorithm)(federation, KEY)
     again, tell = algorithm.finish[-2:]
     client, mine = at(federation.cohorts[0], 0), at(state.clients[0], 0)
     mine = mine._replace(known=mine.known._replace(labels=np.zeros_like(mine.known.labels)))
     sent = again.broadcast(state.server, FULL)
+    # Who teaches back sends what is of its own view, and was sent a model for its Z.
+    sent_back = again.broadcast(state.server, (1,))
+    assert sent_back[1] is state.server.models[1,]
+    partial, nothing = at(federation.cohorts[1], 0), at(state.clients[1], 0)
+    _, back, _ = jax.eval_shape(again.client, KEY, sent_back, nothing, partial)
+    assert [x.shape for x in back[1,]] == [(M * (M + 1) // 2,), (M, K), (M,)] and len(back) == 1
     for is_in in (False, True):
         known = mine.known._replace(is_in=np.array(is_in))
         run = jit(again.client)(KEY, sent, mine._replace(known=known), client)
@@ -440,7 +480,6 @@ def test_what_is_taught_again_is_small_and_of_rows_that_the_server_has_summed():
         assert all(x.shape == (M, K) for x in crosses.values()) and len(crosses) == len(DIMS)
         found = [np.asarray(x).any() for x in (*crosses.values(), sizes)]
         assert found == [is_in] * len(found)
-    assert again.broadcast(state.server, (1,)) == {}
     # What the server keeps to solve it again stays there; others are told what they need.
     largest = M * max(K, *(d + CONFIG.latent_dim for d in DIMS))
     for view_ids, kinds in ((FULL, {(0,), (1,), (2,)}), ((1,), {(1,)})):
@@ -459,12 +498,13 @@ def test_what_cannot_be_taught_is_refused():
     for wrong, allowed in ((-2, "0 or more"), (3, "an even number"), (2.0, "a whole number")):
         with pytest.raises(ValueError, match=rf"teach_features: got {wrong}; allowed is {allowed}"):
             dataclasses.replace(CONFIG, teach_features=wrong)
-    with pytest.raises(
-        ValueError, match=r"teach_again: got True; allowed is false without teach_f"
-    ):
-        dataclasses.replace(CONFIG, teach_again=True)
-    with pytest.raises(ValueError, match=r"teach_again: got True; allowed is false with min_clus"):
-        dataclasses.replace(TEACHES, teach_again=True, min_cluster_size=2)
+    for name in ("teach_again", "teach_back"):
+        with pytest.raises(
+            ValueError, match=rf"{name}: got True; allowed is false without teach_f"
+        ):
+            dataclasses.replace(CONFIG, **{name: True})
+        with pytest.raises(ValueError, match=rf"{name}: got True; allowed is false with min_clus"):
+            dataclasses.replace(TEACHES, min_cluster_size=2, **{name: True})
     with pytest.raises(ValueError, match="teach_ridge: got 0"):
         fmcsc(TEACHES, FMCSCHyperparams(teach_ridge=0.0))
     federation = make_federation(SINGLE)
