@@ -175,16 +175,18 @@ def check_federation(config: FMCSCConfig, federation: Federation) -> None:
         _check_images(config, federation)
     if federation.is_traced:
         return
-    masks = [c.mask for c in federation.cohorts if federation.holds_all_views(c)]
-    least = min(int(np.asarray(mask).sum(axis=1).min()) for mask in masks)
-    examples = "images" if config.teach_together else "rows"
-    if config.teach_together:
-        least *= federation.n_views
+    least = min(
+        int(np.asarray(cohort.mask).sum(axis=1).min())
+        * (len(cohort.view_ids) if config.teach_together else 1)
+        for cohort in federation.cohorts
+        if config.teach_back or federation.holds_all_views(cohort)
+    )
     if least <= config.teach_features:
+        examples = "images" if config.teach_together else "rows"
         warnings.warn(
-            f"teach_features: got {config.teach_features}, and a client with all views has"
-            f" {least} {examples}: who reads its sums can find them. Use secure aggregation, or"
-            " fewer features",
+            f"teach_features: got {config.teach_features}, and a client that teaches has {least}"
+            f" {examples}: who reads its sums can find them. Use secure aggregation, or fewer"
+            " features",
             stacklevel=2,
         )
 
@@ -535,9 +537,9 @@ def _taught_back(
     """Sums up a partial client's rows of which it is sure, in the clusters that it was taught."""
     ((kind, one),), views = taught.items(), client.by_view()
     scores = _said(config, kind, one, {kind: model}, views)
-    first, second = jax.lax.top_k(scores, 2)[0].T
-    is_sure = client.mask & (first > second + _SURE) & (jnp.sum(one.shares) > 0)
     y = jax.nn.one_hot(jnp.argmax(scores, axis=1), config.n_clusters)
+    second = jnp.max(jnp.where(y > 0, -jnp.inf, scores), axis=1)
+    is_sure = client.mask & (jnp.max(scores, axis=1) > second + _SURE) & (jnp.sum(one.shares) > 0)
     z = None if config.teach_patches else _z(config, model, views)
     phi = _examples(config, kind, one.seed, one.blocks, client, z)
     return {kind: _sums(jnp.where(is_sure[:, None], phi, 0.0), y)}
@@ -551,7 +553,10 @@ def _solve_again(
     messages: tuple,
     counts: tuple,
 ) -> tuple[ServerState, dict]:
-    """Solves the regressions with other clusters of the same rows, and with rows taught back."""
+    """Solves the regressions with other clusters of the same rows, and with rows taught back.
+
+    Rows of a client that sends nothing now stay in the sums, in no cluster.
+    """
     relabelled = [message for message in messages if isinstance(message, tuple) and message]
     backs = [message for message in messages if isinstance(message, dict)]
     crosses, sizes = _total(tuple(relabelled)) if relabelled else ({}, None)

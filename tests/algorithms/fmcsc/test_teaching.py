@@ -492,6 +492,13 @@ def test_few_rows_are_warned_of():
     algorithm, federation = fmcsc(TEACHES, HYPER), make_federation(SINGLE)
     with pytest.warns(UserWarning, match="teach_features: got 64, and a client .* has 5 rows"):
         engine.start(algorithm, federation, KEY)
+    parts = [Part(FULL, np.arange(70)[None], np.array([0], np.int32))]
+    parts.append(Part((1,), np.arange(70, 134)[None], np.array([1], np.int32)))
+    views = [np.ones((134, d), np.float32) for d in DIMS]
+    federation = Federation.from_arrays(views, partition=parts)
+    check_federation(TEACHES, federation)  # single views are taught, and send nothing
+    with pytest.warns(UserWarning, match="a client that teaches has 64 rows"):
+        check_federation(dataclasses.replace(TEACHES, teach_back=True), federation)
 
 
 def test_what_cannot_be_taught_is_refused():
