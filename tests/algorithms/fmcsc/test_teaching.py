@@ -207,7 +207,8 @@ def test_views_of_several_images_share_the_features_and_have_patterns_of_their_o
     assert np.abs(first - second).max() > 0.05
 
 
-def taught_by_images(kind, ridge=None, **settings):
+@functools.cache
+def taught_by_images(kind, ridge=PATCH_RIDGE, **settings):
     """24 rows of three images at two clients with all views, and 8 at one with some of them.
 
     Every other row is taught as in a cluster, whatever the networks, which were not trained, say.
@@ -215,27 +216,33 @@ def taught_by_images(kind, ridge=None, **settings):
     part = [Part(FULL, np.arange(24).reshape(2, 12), np.arange(2, dtype=np.int32))]
     part.append(Part(kind, np.arange(24, 32).reshape(1, 8), np.array([2], np.int32)))
     views = [images(32, 7, seed) for seed in range(3)]
-    config = dataclasses.replace(PATCHES, **settings)
-    algorithm = fmcsc(config, HYPER.replace(teach_ridge=ridge))
-    place = len(algorithm.finish) - (4 if config.solves_again else 3)
-    describe = algorithm.finish[place]
+    run = image_program(dataclasses.replace(PATCHES, **settings))
+    return views, *run(Federation.from_arrays(views, partition=part), ridge)
 
-    def client(key, sent, state, client):
-        state, *rest = describe.client(key, sent, state, client)
-        if state.known:
-            state = state._replace(known=state.known._replace(labels=client.sample_ids % K))
-        return state, *rest
 
-    phases = list(algorithm.finish)
-    phases[place] = describe._replace(client=client)
-    algorithm = algorithm._replace(finish=tuple(phases))
+@functools.cache
+def image_program(config):
+    """One for all ridges."""
 
-    def run(federation):
+    def run(federation, ridge):
+        algorithm = fmcsc(config, HYPER.replace(teach_ridge=ridge))
+        place = len(algorithm.finish) - (4 if config.solves_again else 3)
+        describe = algorithm.finish[place]
+
+        def client(key, sent, state, client):
+            state, *rest = describe.client(key, sent, state, client)
+            if state.known:
+                state = state._replace(known=state.known._replace(labels=client.sample_ids % K))
+            return state, *rest
+
+        phases = list(algorithm.finish)
+        phases[place] = describe._replace(client=client)
+        algorithm = algorithm._replace(finish=tuple(phases))
         state = engine.start(algorithm, federation, KEY)
         state, _ = engine.finish(algorithm, federation, KEY, state, 0)
         return state, engine.assign(algorithm, federation, state)
 
-    return views, *jit(run)(Federation.from_arrays(views, partition=part))
+    return jit(run)
 
 
 @pytest.mark.ci
