@@ -36,7 +36,8 @@ WHAT THE SUMS GIVE AWAY. phi is a function that everybody knows. Where a client 
 there are features, sum phi phi^T has their number as its rank: a row lies in its span exactly if it
 is one of the client's, and rows can be found from it. Smallest clusters or not, a server that reads
 such sums one by one reads rows. Secure aggregation shows it the sum of all clients alone, which is
-of more rows than features where it should be.
+of more rows than features where it should be. Second sums differ from the first in those rows alone
+that moved, which may be few.
 """
 
 from __future__ import annotations
@@ -104,6 +105,20 @@ class Sums(NamedTuple):
     gram: jax.Array
     cross: jax.Array
     total: jax.Array
+
+
+class Second(NamedTuple):
+    """What a client sends when it teaches again, or back.
+
+    Attributes:
+      crosses: With all views: sum phi y^T of each kind, in the rows' new clusters; {} of others.
+      sizes: With all views: sum y, [K]; () of others.
+      back: With some of the views: the sums of the rows of which it is sure; {} of others.
+    """
+
+    crosses: dict[Kind, jax.Array]
+    sizes: jax.Array | tuple[()]
+    back: dict[Kind, Sums]
 
 
 class Taught(NamedTuple):
@@ -239,10 +254,10 @@ def blank(config: FMCSCConfig, models: dict[Kind, Model], view_dims: tuple[int, 
 
 
 def taught_to(config: FMCSCConfig, server: ServerState, view_ids: Kind) -> dict[Kind, Taught]:
-    """Sends a client the classifiers that its rows' clusters are of, by the views that each sees.
+    """Sends a client the classifiers that cluster its rows, by the views that each takes.
 
-    That of its views, or the one of all views; with `teach_again` a client with all views has those
-    of the single views. Empty where a client takes the nearest centroids.
+    That of its views, or the one for all views; with `teach_again` a client with all views has
+    those of the single views. Empty where a client takes the nearest centroids.
     """
     taught = {kind: one._replace(sums=()) for kind, one in (server.taught or {}).items()}
     if not server.models[view_ids].view_heads:
@@ -503,7 +518,7 @@ def _sum_up_again(
         return state, (), {}
     if state.known:
         return _relabelled(config, taught, state, client)
-    return state, _taught_back(config, taught, model, client), {}
+    return state, Second({}, (), _taught_back(config, taught, model, client)), {}
 
 
 def _relabelled(
@@ -528,7 +543,7 @@ def _relabelled(
     y = jax.nn.one_hot(labels, config.n_clusters)
     crosses = {kind: _cross(phi, y) for kind, phi in phis.items()}
     state = state._replace(known=known._replace(labels=labels))
-    return state, (crosses, jnp.sum(y, axis=0)), {}
+    return state, Second(crosses, jnp.sum(y, axis=0), {}), {}
 
 
 def _taught_back(
@@ -557,15 +572,15 @@ def _solve_again(
 
     Rows of a client that sends nothing now stay in the sums, in no cluster.
     """
-    relabelled = [message for message in messages if isinstance(message, tuple) and message]
-    backs = [message for message in messages if isinstance(message, dict)]
-    crosses, sizes = _total(tuple(relabelled)) if relabelled else ({}, None)
+    relabelled = tuple(message for message in messages if message and message.crosses)
+    backs = [message.back for message in messages if message]
 
     def solved(kind: Kind, one: Taught) -> Taught:
         sums = one.sums
         if relabelled:
-            one = one._replace(shares=sizes / jnp.maximum(jnp.sum(sizes), 1.0))
-            sums = sums._replace(cross=crosses[kind])
+            again = _total(relabelled)
+            one = one._replace(shares=again.sizes / jnp.maximum(jnp.sum(again.sizes), 1.0))
+            sums = sums._replace(cross=again.crosses[kind])
         for back in backs:
             if kind in back:
                 gram = _symmetric(back[kind].gram, config.teach_features)

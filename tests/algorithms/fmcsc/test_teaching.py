@@ -10,6 +10,7 @@ import pytest
 from sklearn.linear_model import Ridge
 
 from jaxfedmvc import engine
+from jaxfedmvc.algorithm import with_phases
 from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.teaching import (
     PATCH_RIDGE,
@@ -226,18 +227,18 @@ def image_program(config):
 
     def run(federation, ridge):
         algorithm = fmcsc(config, HYPER.replace(teach_ridge=ridge))
-        place = len(algorithm.finish) - (4 if config.solves_again else 3)
-        describe = algorithm.finish[place]
+        describes = f"finish[{len(algorithm.finish) - (4 if config.solves_again else 3)}]"
 
-        def client(key, sent, state, client):
-            state, *rest = describe.client(key, sent, state, client)
-            if state.known:
-                state = state._replace(known=state.known._replace(labels=client.sample_ids % K))
-            return state, *rest
+        def labelled(name, phase):
+            def client(key, sent, state, client):
+                state, *rest = phase.client(key, sent, state, client)
+                if state.known:
+                    state = state._replace(known=state.known._replace(labels=client.sample_ids % K))
+                return state, *rest
 
-        phases = list(algorithm.finish)
-        phases[place] = describe._replace(client=client)
-        algorithm = algorithm._replace(finish=tuple(phases))
+            return phase._replace(client=client) if name == describes else phase
+
+        algorithm = with_phases(algorithm, labelled)
         state = engine.start(algorithm, federation, KEY)
         state, _ = engine.finish(algorithm, federation, KEY, state, 0)
         return state, engine.assign(algorithm, federation, state)
@@ -478,12 +479,14 @@ def test_what_is_taught_again_is_small_and_of_rows_that_the_server_has_summed():
     sent_back = again.broadcast(state.server, (1,))
     assert sent_back[1] is state.server.models[1,]
     partial, nothing = at(federation.cohorts[1], 0), at(state.clients[1], 0)
-    _, back, _ = jax.eval_shape(again.client, KEY, sent_back, nothing, partial)
-    assert [x.shape for x in back[1,]] == [(M * (M + 1) // 2,), (M, K), (M,)] and len(back) == 1
+    _, message, _ = jax.eval_shape(again.client, KEY, sent_back, nothing, partial)
+    sums = [(M * (M + 1) // 2,), (M, K), (M,)]
+    assert [x.shape for x in jax.tree.leaves(message)] == sums
     for is_in in (False, True):
         known = mine.known._replace(is_in=np.array(is_in))
         run = jit(again.client)(KEY, sent, mine._replace(known=known), client)
-        _, (crosses, sizes), _ = run
+        _, (crosses, sizes, back), _ = run
+        assert back == {}
         assert all(x.shape == (M, K) for x in crosses.values()) and len(crosses) == len(DIMS)
         found = [np.asarray(x).any() for x in (*crosses.values(), sizes)]
         assert found == [is_in] * len(found)
