@@ -12,6 +12,7 @@ from experiments.lib.data import DataSettings
 from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.text import left_out
 from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits, privacy_statement
+from jaxfedmvc.algorithms.fedhk.accounting import spent
 
 _PERSONAL = ("proximal", "mix", "gradient")
 # Flag -> the static setting that it is of use with, and its values.
@@ -66,6 +67,10 @@ def _facts(job: Any) -> dict[str, Any]:
     return {"privacy": privacy_statement(job.config, job.hyperparams, secure=secure)}
 
 
+def _spent(config: Any, hyperparams: Any) -> tuple[float, float] | None:
+    return spent(config, hyperparams) if isinstance(config, PrivateFedHKConfig) else None
+
+
 def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]:
     server = getattr(result.server, "inner", result.server)  # masked sums
     if not getattr(server, "of_views", {}):
@@ -79,6 +84,7 @@ HOOKS = Hooks(
     check=_check,
     check_masks=_check_masks,
     facts=_facts,
+    spent=_spent,
     late_clients=False,
     replaced={
         "method": "give --algorithm=e_fkmvc, fedhk_tucker or fedhk_parafac2",

@@ -85,6 +85,8 @@ class Hooks(NamedTuple):
       check_masks: `(config, hyperparams, fraction bits)`, of jobs and sweeps under secure
         aggregation; raises ValueError where fixed-point sums are not what the method needs.
       facts: `(job) -> entries` of summary.json.
+      spent: `(config, hyperparams) -> (epsilon, delta)` of a run, for rows of sweeps; None of a
+        method that is not private, and delta NaN where the run's server state `spent` tells it.
       choosing: `(command) -> Choosing`, what single jobs choose without labels; None for nothing.
       late_clients: Whether clients that were not in the setup add to the rounds.
     """
@@ -101,6 +103,7 @@ class Hooks(NamedTuple):
     check: Callable[[Any], None] | None = None
     check_masks: Callable[[Any, Any, int], None] | None = None
     facts: Callable[[Any], dict[str, Any]] | None = None
+    spent: Callable[[Any, Any], tuple[float, float] | None] | None = None
     choosing: Callable[[Any], Choosing | None] | None = None
     late_clients: bool = True
 

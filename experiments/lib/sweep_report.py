@@ -23,7 +23,10 @@ _FEWEST = 3  # settings that a correlation is computed of
 
 
 def summarise(
-    runs: pd.DataFrame | Sequence[Mapping[str, Any]], names: Sequence[str], metrics: Sequence[str]
+    runs: pd.DataFrame | Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    metrics: Sequence[str],
+    spent: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Returns each setting once, in order of first appearance.
 
@@ -31,11 +34,12 @@ def summarise(
       runs: A row a run.
       names: Columns that tell settings apart.
       metrics: Columns of numbers, or of numbers as text.
+      spent: Such columns of what a run costs, whether it is ok or not.
 
     Returns:
-      For each setting its axes, "n_ok" and "n_failed", and of every metric "<metric>_mean" and
-      "<metric>_std" (sample form, NaN of one) over the finite values of the runs that are ok;
-      NaN where there are none.
+      For each setting its axes, "n_ok" and "n_failed", the most `spent` of its runs, and of every
+      metric "<metric>_mean" and "<metric>_std" (sample form, NaN of one) over the finite values of
+      the runs that are ok; NaN where there are none.
     """
     runs = pd.DataFrame(runs)
     ok = runs["status"] == "ok"
@@ -44,6 +48,8 @@ def summarise(
     keys = [runs[name] for name in names] or [pd.Series(0, runs.index)]
     columns = {"n_ok": ok.groupby(keys, sort=False).sum()}
     columns["n_failed"] = (~ok).groupby(keys, sort=False).sum()
+    for name in spent:
+        columns[name] = runs[name].astype(float).groupby(keys, sort=False).max()
     for metric in metrics:
         group = values[metric].groupby(keys, sort=False)
         columns |= {f"{metric}_mean": group.mean(), f"{metric}_std": group.std()}
@@ -65,6 +71,7 @@ def table(
     metrics: Sequence[str],
     by: str = "acc",
     most: int = 30,
+    spent: Sequence[str] = (),
 ) -> list[str]:
     """Returns lines for the terminal: a setting each, the best by mean `by` first.
 
@@ -74,9 +81,12 @@ def table(
       metrics: Columns of the table; scores are shown with their deviation over seeds.
       by: What settings are sorted by.
       most: Settings beyond so many are left out, and their number is said.
+      spent: Columns of what a run costs.
     """
     best = summary.loc[ranking(summary, by)[:most]]
     cells = best[list(names)].copy()
+    for name in spent:
+        cells[name] = best[name].map("{:.3g}".format)
     for metric in metrics:
         write = _spread if metric in SCORES else _mean
         cells[_named(metric)] = [write(entry, metric) for _, entry in best.iterrows()]
