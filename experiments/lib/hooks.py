@@ -81,7 +81,8 @@ class Hooks(NamedTuple):
         own files.
       pictures: `(report, result of the last seed)`, draws the family's own pictures in the end;
         a report has `path`, `title`, all `rows` of rounds.csv and `references`.
-      check: `(job)`, raises ValueError where the method and the job do not go together.
+      check: `(commands, configs)` of a job, one of each, or of all settings of a sweep; raises
+        ValueError where the method and the job do not go together.
       check_masks: `(config, hyperparams, fraction bits)`, of jobs and sweeps under secure
         aggregation; raises ValueError where fixed-point sums are not what the method needs.
       facts: `(job) -> entries` of summary.json.
@@ -100,7 +101,7 @@ class Hooks(NamedTuple):
     references: Callable[[Problem, int, int], dict[str, list[np.ndarray]]] | None = None
     after_seed: Callable[[Path, SeedResult, int], Iterable[str]] | None = None
     pictures: Callable[[Any, SeedResult], None] | None = None
-    check: Callable[[Any], None] | None = None
+    check: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
     check_masks: Callable[[Any, Any, int], None] | None = None
     facts: Callable[[Any], dict[str, Any]] | None = None
     spent: Callable[[Any, Any], tuple[float, float] | None] | None = None

@@ -19,6 +19,27 @@ from experiments.lib.grid import Axis
 from jaxfedmvc.metrics.host import METRICS as SCORES  # these need labels; all at most 1
 
 SMALLER_IS_BETTER = frozenset({"loss"})
+# Settings that are part of a method's loss, by family, or say what it is a loss of: losses of their
+# values are different measures. Of methods that are not here a sweep knows no loss.
+IN_LOSS = {
+    # Temperatures, forms and terms of eq. (8); of contrasts also the rows to tell apart.
+    "fmcsc": (
+        *("tau_m", "tau_p", "mask_rate", "contrast", "squared_error", "components"),
+        *("batch_size", "partial_rounds"),
+    ),
+    # J = sum_h v_h^alpha sum mu^m KED over the clusters and the views that count.
+    "fedhk": (
+        *("fuzzifier", "alpha", "beta", "hkc", "n_clusters", "limit", "clip", "placement"),
+        *("choose_views", "least_agreement"),
+    ),
+    # Of vectors of length sqrt(d); eq. (3) in the literal mode.
+    "mgcd": ("gamma", "mode", "losses", "encoder", "latent_dim"),
+    # The error of reconstruction, and guidance times the divergence from targets for K clusters.
+    "fcuif": ("guidance", "n_clusters"),
+    # What K components leave over.
+    "fedmvl": ("n_clusters",),
+}
+_OF_DATA = ("dataset", "scale")
 _FEWEST = 3  # settings that a correlation is computed of
 
 
@@ -108,6 +129,7 @@ def best_lines(
     names: Sequence[str],
     by: str = "acc",
     measures: Sequence[str] = ("silhouette", "loss"),
+    in_loss: Sequence[str] = (),
 ) -> list[str]:
     """Says which setting is best by a score, and what choosing without labels would have come to.
 
@@ -118,6 +140,7 @@ def best_lines(
       measures: Metrics that need none; for each a line with the setting that comes first by it,
         that setting's score and rank by score, and one with Spearman's correlation over settings
         between the measure and the score.
+      in_loss: Columns that are part of the loss itself, see `axes_in_loss`: none is first by it.
     """
     if not summary["n_ok"].any():
         return ["no run ended well: there is no best setting"]
@@ -134,8 +157,26 @@ def best_lines(
         f"best by mean {_named(by)} (needs labels): {found if scored else 'no setting has one'}"
     ]
     for measure in measures:
+        if measure == "loss" and in_loss and summary["loss_mean"].notna().any():
+            lines.append(
+                "first by loss (no labels): none, since what the loss measures changes with"
+                f" {', '.join(in_loss)}"
+            )
+            continue
         lines += _chosen_by(summary, names, by, measure)
     return lines
+
+
+def axes_in_loss(family: str, summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:
+    """Returns the axes that were varied and are part of the loss, which then ranks no settings.
+
+    Args:
+      family: Of the method, see `hooks.family_of`.
+      summary: Of `summarise`.
+      axes: What was varied.
+    """
+    names = (*IN_LOSS.get(family, ()), *_OF_DATA)
+    return [a.name for a in axes if a.name in names and summary[a.name].nunique() > 1]
 
 
 def idle_lines(summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:

@@ -279,6 +279,8 @@ WRONG = {
     ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",
     ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
     ("--algorithm=mgcd", "--until_stable=0.9"): "until_stable: is for single jobs",
+    ("--grid=tau=1,3",): "tau: has no effect with --personal=none; leave it out, or give",
+    ("--personal=mix", "--grid=mix=0.2,0.5", "--tau=3"): "tau: has no effect with --personal=mix",
     ("--secure_aggregation",): "setup[2]: its server reads single messages",
     ("--secure_aggregation", "--in_clear=setup[2]", "--grid=hkc=minmax"): "hkc: got minmax with",
     (
@@ -348,6 +350,12 @@ def test_a_sweep_of_dpfmps_says_what_its_settings_spend(toy, tmp_path):
     assert [float(row["epsilon"]) for row in rows] == [1, np.inf]
     assert 0 < float(rows[0]["delta"]) <= 1 and float(rows[1]["delta"]) == 0
     assert "epsilon and delta are of one run" in out
+
+
+def test_a_flag_may_be_of_use_in_some_settings_alone(toy):
+    axes = "--grid=personal=none,proximal; tau=1,3"
+    code, _, err = launch(*FEDHK, *toy, axes, "--dry_run", "--batch=0")  # refused last
+    assert code == 2 and err.startswith("error: batch: got '0'"), err
 
 
 def test_a_family_may_change_labels_without_flags_of_its_own(toy):
