@@ -105,7 +105,7 @@ def check_rounds(algorithm: FederatedAlgorithm, rounds: Any) -> None:
       ValueError: No whole number of 0 or more, or more than `most_rounds`.
     """
     checks.whole("rounds", rounds, 0)
-    most = algorithm.most_rounds
+    most = getattr(algorithm, "most_rounds", None)  # what is no algorithm, `start` says
     if most is not None and rounds > most:
         allowed = f"0 to {most}, for which the method's noise was calibrated"
         raise checks.wrong("rounds", rounds, allowed)
@@ -223,7 +223,7 @@ def one_round(
       ValueError: As `setup`, or a bad `resample`, or a round, where it is not traced, after the
         method's `most_rounds`.
     """
-    if not isinstance(round_index, jax.core.Tracer):
+    if algorithm.most_rounds is not None and not isinstance(round_index, jax.core.Tracer):
         check_rounds(algorithm, int(round_index) + 1)
     if resample is not None:
         chosen = draw_participants(federation, key, resample, round_index)
