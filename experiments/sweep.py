@@ -27,6 +27,7 @@ from absl import logging
 from experiments.lib import folder, grid, page, plots, runner, sweep_report
 from experiments.lib.batches import (
     METRICS,
+    SPENT,
     Program,
     as_the_first,
     execute,
@@ -46,6 +47,7 @@ from experiments.lib.command import (
 )
 from experiments.lib.grid import Axis
 from experiments.lib.groups import Group, data_of, flags_of, groups_of
+from experiments.lib.hooks import family_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.text import counted
@@ -241,7 +243,9 @@ def run(arguments: Sequence[str], command: Command) -> None:
     devices = checked(partial(start_devices, command.job, sweep))
     axes, settings = checked(partial(settings_of, command, sweep))
     commands = checked(partial(commands_of, arguments, command, settings))
-    groups = checked(partial(groups_of, commands, settings))
+    groups = checked(partial(groups_of, commands, settings, with_spent=True))
+    if command.hooks.check is not None:
+        checked(partial(command.hooks.check, commands, [group.config for group in groups]))
     least = 1 if devices is None else devices.shape["sweep"]
     batch = checked(partial(asked_batch, sweep.batch, least))
     for group in groups if devices is not None else ():
@@ -290,15 +294,23 @@ def report(
     """Writes summary.csv, summary.json and the picture; yields the table and the best settings."""
     runs, names = pd.DataFrame(ledger.rows), [axis.name for axis in axes]
     metrics = [name for name in (*METRICS, "clusters") if name in runs]
-    summary = sweep_report.summarise(runs, names, metrics)
+    spent = [name for name in SPENT if name in runs]
+    summary = sweep_report.summarise(runs, names, metrics, spent)
     by = "acc" if summary["acc_mean"].notna().any() else "silhouette"
     write_text(path / "summary.csv", summary.to_csv(index=False))
     shown = [m for m in metrics if m != "purity" and summary[f"{m}_mean"].notna().any()]
-    best = sweep_report.best_lines(summary, names) + sweep_report.idle_lines(summary, axes)
-    yield from ("", *sweep_report.table(summary, names, shown, by=by), "", *best)
+    in_loss = sweep_report.axes_in_loss(family_of(command.method), summary, axes)
+    best = sweep_report.best_lines(summary, names, in_loss=in_loss)
+    best += sweep_report.idle_lines(summary, axes)
+    yield from ("", *sweep_report.table(summary, names, shown, by=by, spent=spent[:1]), "", *best)
     failed = int((runs["status"] != "ok").sum())
     if failed:
         yield f"{counted(failed, 'run')} failed; runs.csv says why"
+    if spent:
+        yield (
+            "epsilon and delta are of one run: those of all runs on the same rows, such as seeds"
+            " and settings, add up"
+        )
     drawn = sweep_report.draw(path, summary, axes, by)
     arguments = without(command.arguments, {"output_dir", "resume"})
     content = {

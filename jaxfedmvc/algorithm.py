@@ -106,6 +106,8 @@ class FederatedAlgorithm(NamedTuple):
         it costs no bytes.
       least_clients: Fewest clients that must take part, for methods whose sums are of no use with
         fewer messages.
+      most_rounds: Most rounds that a run may have, for methods whose noise was calibrated for so
+        many; None where there is no limit.
     """
 
     init: Callable[[jax.Array, Federation], tuple[PyTree, tuple[PyTree, ...]]]
@@ -118,6 +120,7 @@ class FederatedAlgorithm(NamedTuple):
     compact: Callable[[PyTree], PyTree] | None = None
     peers: bool = False
     least_clients: int = 1
+    most_rounds: int | None = None
 
 
 def phases_by_name(algorithm: FederatedAlgorithm) -> dict[str, Phase]:

@@ -6,8 +6,10 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from experiments.lib.hooks import Hooks, SeedResult
+from jaxfedmvc.algorithms.dpfmps.settings import DPFMPSConfig
 from jaxfedmvc.files import write_text
 
 
@@ -37,4 +39,8 @@ def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]
     )
 
 
-HOOKS = Hooks(after_seed=_after_seed)
+def _spent(config: DPFMPSConfig, hyperparams: Any) -> tuple[float, float]:
+    return config.dp_epsilon, math.nan  # each run's own delta
+
+
+HOOKS = Hooks(after_seed=_after_seed, spent=_spent)

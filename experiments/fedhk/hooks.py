@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from experiments.lib.data import DataSettings
 from experiments.lib.hooks import Hooks, SeedResult
 from experiments.lib.text import left_out
 from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits, privacy_statement
+from jaxfedmvc.algorithms.fedhk.accounting import spent
 
 _PERSONAL = ("proximal", "mix", "gradient")
 # Flag -> the static setting that it is of use with, and its values.
@@ -31,17 +32,19 @@ def _defaults(settings: DataSettings) -> dict[str, str]:
     return {"dataset": settings.dataset or "digits", "n_clients": "8", "ratio": "1:0"}
 
 
-def _check(job: Any) -> None:
-    """Checks that every flag is of use.
+def _check(commands: Sequence[Any], configs: Sequence[Any]) -> None:
+    """Checks that every flag is of use, in one of these settings at least.
 
     Raises:
       ValueError: Names the setting.
     """
     for name, (setting, values) in _OF_USE.items():
-        flag, got = job.command.flags[name], getattr(job.config, setting)
-        if flag.value != flag.default and got not in values:
+        found = [getattr(config, setting) for config in configs]
+        flags = [command.flags[name] for command in commands]
+        is_given = any(flag.value != flag.default for flag in flags)
+        if is_given and not any(got in values for got in found):
             raise ValueError(
-                f"{name}: has no effect with --{setting}={got}; leave it out, or give"
+                f"{name}: has no effect with --{setting}={found[0]}; leave it out, or give"
                 f" --{setting}={' or '.join(str(v) for v in values if v is not None)}"
             )
 
@@ -66,6 +69,10 @@ def _facts(job: Any) -> dict[str, Any]:
     return {"privacy": privacy_statement(job.config, job.hyperparams, secure=secure)}
 
 
+def _spent(config: Any, hyperparams: Any) -> tuple[float, float] | None:
+    return spent(config, hyperparams) if isinstance(config, PrivateFedHKConfig) else None
+
+
 def _after_seed(folder: Path, result: SeedResult, n_seeds: int) -> Iterator[str]:
     server = getattr(result.server, "inner", result.server)  # masked sums
     if not getattr(server, "of_views", {}):
@@ -79,6 +86,7 @@ HOOKS = Hooks(
     check=_check,
     check_masks=_check_masks,
     facts=_facts,
+    spent=_spent,
     late_clients=False,
     replaced={
         "method": "give --algorithm=e_fkmvc, fedhk_tucker or fedhk_parafac2",

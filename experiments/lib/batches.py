@@ -49,6 +49,8 @@ from jaxfedmvc.metrics import host, simplified_silhouette
 
 PyTree = Any
 METRICS = (*host.METRICS, "loss", "silhouette")
+# What a run of a private method spends.
+SPENT = ("epsilon", "delta")
 # Before the names of columns that hold a number for each round, with blanks between.
 ROUNDS = "rounds/"
 # Of free memory: allocators do not pack perfectly.
@@ -80,6 +82,9 @@ class Group(NamedTuple):
       every_round: Whether every round is scored, as if it were the last, in columns that begin with
         `ROUNDS`.
       data: The fingerprint of the data set, by its name; nothing of data that no file holds.
+      config: The method's static settings.
+      spent: For each setting (epsilon, delta) of a run, in columns `SPENT`; delta is NaN where a
+        run's server state has it, in its `spent`. None: no such columns.
     """
 
     columns: list[dict[str, str]]
@@ -96,6 +101,8 @@ class Group(NamedTuple):
     rate: Callable[[int, list[np.ndarray]], dict[str, float]] | None = None
     every_round: bool = False
     data: Mapping[str, str] = {}
+    config: Any = None
+    spent: list[tuple[float, float]] | None = None
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -133,8 +140,9 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
     """Returns `(hyperparams, key, federation) -> outputs` of a whole run.
 
     Outputs are "rounds" made, the last "loss", whether the model turned "nan" or a secure sum was
-    "unread"; and either "labels", or "silhouette", the last "tables" and who took part, of the last
-    round and, where the group asks for it, of every round.
+    "unread"; what was "spent", where the server's state tells it; and either "labels", or
+    "silhouette", the last "tables" and who took part, of the last round and, where the group asks
+    for it, of every round.
     """
 
     def run(hyperparams: PyTree, key: jax.Array, federation: Federation) -> dict[str, Any]:
@@ -157,6 +165,8 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
             "nan": _has_nan((result.state.server, result.state.clients, loss)),
             "unread": any_unread(result.info),
         }
+        if group.spent is not None and hasattr(result.state.server, "spent"):
+            out["spent"] = result.state.server.spent
         if k is None:
             return out | {"labels": result.labels}
         embedding = None
@@ -516,6 +526,10 @@ def row_of(
     row: dict[str, Any] = {**group.columns[setting], "seed": group.seeds[place]}
     row |= {"status": f"failed: {reason}" if reason else "ok", "rounds_made": rounds}
     row |= program.traffic(rounds) | dict.fromkeys(METRICS, math.nan)
+    if group.spent is not None:  # by runs that failed, too
+        epsilon, delta = group.spent[setting]
+        of_run = math.nan if out is None or "spent" not in out else float(out["spent"][1])
+        row |= zip(SPENT, (epsilon, of_run if math.isnan(delta) else delta), strict=True)
     if group.n_clusters is None:
         row["clusters"] = math.nan
     else:

@@ -56,7 +56,11 @@ def flags_of(dataclass: type) -> list[str]:
 
 
 def groups_of(
-    commands: Sequence[Command], columns: Sequence[dict[str, str]], *, every_round: bool = False
+    commands: Sequence[Command],
+    columns: Sequence[dict[str, str]],
+    *,
+    every_round: bool = False,
+    with_spent: bool = False,
 ) -> list[Group]:
     """Groups commands by program: alike in method, data, job and the method's static settings.
 
@@ -67,6 +71,7 @@ def groups_of(
       commands: Any methods, on any data.
       columns: What names each command's runs in runs.csv.
       every_round: Whether every round is scored, see `Group`.
+      with_spent: Whether rows of private methods say what a run spends, see `Group`.
 
     Raises:
       ValueError, OSError: What is wrong with a setting, or with the data.
@@ -85,13 +90,18 @@ def groups_of(
             [columns[i] for i in members],
             [hyperparams[i] for i in members],
             every_round,
+            with_spent,
         )
         for members in together.values()
     ]
 
 
 def _group(
-    command: Command, columns: list[dict[str, str]], hyperparams: list[Any], every_round: bool
+    command: Command,
+    columns: list[dict[str, str]],
+    hyperparams: list[Any],
+    every_round: bool,
+    with_spent: bool,
 ) -> Group:
     if command.data.dataset is None:
         raise ValueError("dataset: none is given; allowed is a named set or a path")
@@ -106,9 +116,11 @@ def _group(
     views = [cohort.views for cohort in group.federation.cohorts]
     jax.eval_shape(functools.partial(_start, algorithm, group.federation), views)
     if command.job.secure_aggregation:
-        config = command.config(group.n_clusters, group.federation.n_clients)
-        runner.check_masks(command, config, hyperparams)
+        runner.check_masks(command, group.config, hyperparams)
         engine.traffic(algorithm, group.federation)  # raises where a message would be read
+    if with_spent and (of_run := command.hooks.spent) is not None:
+        every = [of_run(group.config, hyper) for hyper in hyperparams]
+        group = group._replace(spent=[one for one in every if one is not None] or None)
     return group
 
 
@@ -152,6 +164,7 @@ def _of_clients(command: Command) -> Group:
         resample_participants=job.resample_participants,
         client_chunk=runner.client_chunk(job, job.mesh),
         data=data_read(command.data),
+        config=config,
     )
 
 
@@ -188,4 +201,5 @@ def _of_agents(command: Command) -> Group:
         client_chunk=command.job.client_chunk,
         rate=rate,
         data=job.data,
+        config=job.config,
     )

@@ -81,10 +81,13 @@ class Hooks(NamedTuple):
         own files.
       pictures: `(report, result of the last seed)`, draws the family's own pictures in the end;
         a report has `path`, `title`, all `rows` of rounds.csv and `references`.
-      check: `(job)`, raises ValueError where the method and the job do not go together.
+      check: `(commands, configs)` of a job, one of each, or of all settings of a sweep; raises
+        ValueError where the method and the job do not go together.
       check_masks: `(config, hyperparams, fraction bits)`, of jobs and sweeps under secure
         aggregation; raises ValueError where fixed-point sums are not what the method needs.
       facts: `(job) -> entries` of summary.json.
+      spent: `(config, hyperparams) -> (epsilon, delta)` of a run, for rows of sweeps; None of a
+        method that is not private, and delta NaN where the run's server state `spent` tells it.
       choosing: `(command) -> Choosing`, what single jobs choose without labels; None for nothing.
       late_clients: Whether clients that were not in the setup add to the rounds.
     """
@@ -98,9 +101,10 @@ class Hooks(NamedTuple):
     references: Callable[[Problem, int, int], dict[str, list[np.ndarray]]] | None = None
     after_seed: Callable[[Path, SeedResult, int], Iterable[str]] | None = None
     pictures: Callable[[Any, SeedResult], None] | None = None
-    check: Callable[[Any], None] | None = None
+    check: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
     check_masks: Callable[[Any, Any, int], None] | None = None
     facts: Callable[[Any], dict[str, Any]] | None = None
+    spent: Callable[[Any, Any], tuple[float, float] | None] | None = None
     choosing: Callable[[Any], Choosing | None] | None = None
     late_clients: bool = True
 

@@ -100,7 +100,7 @@ def prepare(command: Command) -> Job:
         raise ValueError(f"until_stable: {command.name} {why}; allowed is none")
     _check_counts(job)
     if command.hooks.check is not None:
-        command.hooks.check(job)
+        command.hooks.check([command], [config])
     if command.job.secure_aggregation:
         check_masks(command, config, [hyperparams])
         engine.traffic(algorithm, federation)  # raises where a message would be read

@@ -19,11 +19,35 @@ from experiments.lib.grid import Axis
 from jaxfedmvc.metrics.host import METRICS as SCORES  # these need labels; all at most 1
 
 SMALLER_IS_BETTER = frozenset({"loss"})
+# Settings that are part of a method's loss, by family, or say what it is a loss of: losses of their
+# values are different measures. Of methods that are not here a sweep knows no loss.
+IN_LOSS = {
+    # Temperatures, forms and terms of eq. (8); of contrasts also the rows to tell apart.
+    "fmcsc": (
+        *("tau_m", "tau_p", "mask_rate", "contrast", "squared_error", "components"),
+        *("batch_size", "partial_rounds"),
+    ),
+    # J = sum_h v_h^alpha sum mu^m KED over the clusters and the views that count.
+    "fedhk": (
+        *("fuzzifier", "alpha", "beta", "hkc", "n_clusters", "limit", "clip", "placement"),
+        *("choose_views", "least_agreement"),
+    ),
+    # Of vectors of length sqrt(d); eq. (3) in the literal mode.
+    "mgcd": ("gamma", "mode", "losses", "encoder", "latent_dim"),
+    # The error of reconstruction, and guidance times the divergence from targets for K clusters.
+    "fcuif": ("guidance", "n_clusters"),
+    # What K components leave over.
+    "fedmvl": ("n_clusters",),
+}
+_OF_DATA = ("dataset", "scale")
 _FEWEST = 3  # settings that a correlation is computed of
 
 
 def summarise(
-    runs: pd.DataFrame | Sequence[Mapping[str, Any]], names: Sequence[str], metrics: Sequence[str]
+    runs: pd.DataFrame | Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    metrics: Sequence[str],
+    spent: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Returns each setting once, in order of first appearance.
 
@@ -31,11 +55,12 @@ def summarise(
       runs: A row a run.
       names: Columns that tell settings apart.
       metrics: Columns of numbers, or of numbers as text.
+      spent: Such columns of what a run costs, whether it is ok or not.
 
     Returns:
-      For each setting its axes, "n_ok" and "n_failed", and of every metric "<metric>_mean" and
-      "<metric>_std" (sample form, NaN of one) over the finite values of the runs that are ok;
-      NaN where there are none.
+      For each setting its axes, "n_ok" and "n_failed", the most `spent` of its runs, and of every
+      metric "<metric>_mean" and "<metric>_std" (sample form, NaN of one) over the finite values of
+      the runs that are ok; NaN where there are none.
     """
     runs = pd.DataFrame(runs)
     ok = runs["status"] == "ok"
@@ -44,6 +69,8 @@ def summarise(
     keys = [runs[name] for name in names] or [pd.Series(0, runs.index)]
     columns = {"n_ok": ok.groupby(keys, sort=False).sum()}
     columns["n_failed"] = (~ok).groupby(keys, sort=False).sum()
+    for name in spent:
+        columns[name] = runs[name].astype(float).groupby(keys, sort=False).max()
     for metric in metrics:
         group = values[metric].groupby(keys, sort=False)
         columns |= {f"{metric}_mean": group.mean(), f"{metric}_std": group.std()}
@@ -65,6 +92,7 @@ def table(
     metrics: Sequence[str],
     by: str = "acc",
     most: int = 30,
+    spent: Sequence[str] = (),
 ) -> list[str]:
     """Returns lines for the terminal: a setting each, the best by mean `by` first.
 
@@ -74,9 +102,12 @@ def table(
       metrics: Columns of the table; scores are shown with their deviation over seeds.
       by: What settings are sorted by.
       most: Settings beyond so many are left out, and their number is said.
+      spent: Columns of what a run costs.
     """
     best = summary.loc[ranking(summary, by)[:most]]
     cells = best[list(names)].copy()
+    for name in spent:
+        cells[name] = best[name].map("{:.3g}".format)
     for metric in metrics:
         write = _spread if metric in SCORES else _mean
         cells[_named(metric)] = [write(entry, metric) for _, entry in best.iterrows()]
@@ -98,6 +129,7 @@ def best_lines(
     names: Sequence[str],
     by: str = "acc",
     measures: Sequence[str] = ("silhouette", "loss"),
+    in_loss: Sequence[str] = (),
 ) -> list[str]:
     """Says which setting is best by a score, and what choosing without labels would have come to.
 
@@ -108,6 +140,7 @@ def best_lines(
       measures: Metrics that need none; for each a line with the setting that comes first by it,
         that setting's score and rank by score, and one with Spearman's correlation over settings
         between the measure and the score.
+      in_loss: Columns that are part of the loss itself, see `axes_in_loss`: none is first by it.
     """
     if not summary["n_ok"].any():
         return ["no run ended well: there is no best setting"]
@@ -124,8 +157,26 @@ def best_lines(
         f"best by mean {_named(by)} (needs labels): {found if scored else 'no setting has one'}"
     ]
     for measure in measures:
+        if measure == "loss" and in_loss and summary["loss_mean"].notna().any():
+            lines.append(
+                "first by loss (no labels): none, since what the loss measures changes with"
+                f" {', '.join(in_loss)}"
+            )
+            continue
         lines += _chosen_by(summary, names, by, measure)
     return lines
+
+
+def axes_in_loss(family: str, summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:
+    """Returns the axes that were varied and are part of the loss, which then ranks no settings.
+
+    Args:
+      family: Of the method, see `hooks.family_of`.
+      summary: Of `summarise`.
+      axes: What was varied.
+    """
+    names = (*IN_LOSS.get(family, ()), *_OF_DATA)
+    return [a.name for a in axes if a.name in names and summary[a.name].nunique() > 1]
 
 
 def idle_lines(summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:

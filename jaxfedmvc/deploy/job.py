@@ -49,7 +49,8 @@ class Job:
       late: What is done about a client that does not answer in time: "wait" for it until
         `patience` is over, or "skip" it after `deadline`, for this exchange alone.
       deadline: Seconds that a client has to answer, compilation included.
-      patience: Seconds until a job stops for a client that does not answer; it can go on later.
+      patience: Seconds until a job stops for a client that does not answer; it can go on later. Not
+        less than `deadline`, before whose end nobody looks.
       participation: Share of each cohort's clients that take part in the job, drawn once. The
         others take part in no exchange, and find their clusters in the end as late clients do.
       fraction_bits: Bits after the point of secure sums, which the server cannot take apart; None:
@@ -245,6 +246,9 @@ def _check_numbers(job: Job) -> None:
         value = getattr(job, name)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise checks.wrong(name, value, "a number above 0")
+    if job.patience < job.deadline:
+        allowed = f"{job.deadline:g} or more, the deadline, or a shorter deadline"
+        raise checks.wrong("patience", job.patience, allowed)
 
 
 def _check_noise(job: Job, config: PrivateFedHKConfig, hyper: Any) -> None:

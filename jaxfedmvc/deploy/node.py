@@ -216,6 +216,16 @@ class Node:
             c, _ = plan.find(holding.client)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Refused("malformed", "plan: unreadable, or without this client") from error
+        try:
+            plan.check_rows()
+        except ValueError as error:
+            raise Refused("plan", str(error)) from error
+        if plan.vertical != (METHODS[job.method].topology == "vertical"):
+            raise Refused(
+                "plan",
+                f"plan: vertical: got {plan.vertical} for {job.method}; allowed is"
+                f" {not plan.vertical}",
+            )
         holding.policy.check(job, len(plan.clients), holding.n_rows)
         try:
             dataclasses.replace(
@@ -230,6 +240,14 @@ class Node:
             raise Refused("plan", "plan: has other views of this client than it holds")
         if group.capacity < holding.n_rows:
             raise Refused("plan", "plan: has fewer rows of this client than it holds")
+        padding = 4 * (group.capacity - holding.n_rows) * sum(own)
+        if padding > holding.policy.most_bytes:
+            raise Refused(
+                "plan",
+                f"plan: groups[{c}].capacity: got {group.capacity} rows, to which this node would"
+                f" pad its own by {padding} bytes; allowed are {holding.policy.most_bytes}, its"
+                " agrees.most_bytes",
+            )
         agreed = agreement(job, plan)
         folder = self._folder(job.name)
         if (folder / "job.json").exists():

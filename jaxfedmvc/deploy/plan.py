@@ -29,6 +29,9 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages import secure
 
 PyTree = Any
+# Rows of a plan, each client's padded to its cohort's capacity: the ids of so many take some 1.3 GB
+# on every node and on the server, before a method has computed anything.
+_MOST_ROWS = 10**8
 
 
 class Place(NamedTuple):
@@ -101,6 +104,21 @@ class Plan:
                 return c, group.clients.index(client)
         raise KeyError(client)
 
+    def check_rows(self) -> None:
+        """Checks that its rows are some that a federation may have, before any memory holds them.
+
+        Raises:
+          ValueError: Names the cohort that has most of them.
+        """
+        padded = [len(group.clients) * group.capacity for group in self.groups]
+        if sum(padded) > _MOST_ROWS:
+            c = padded.index(max(padded))
+            raise ValueError(
+                f"plan: groups[{c}].capacity: got {self.groups[c].capacity} rows for each of"
+                f" {len(self.groups[c].clients)} clients, with the others {sum(padded)} in all;"
+                f" allowed are {_MOST_ROWS}"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """Returns what goes through JSON."""
         return dataclasses.asdict(self)
@@ -144,7 +162,8 @@ class Plan:
 
         Raises:
           ValueError: Two nodes are the same client, differ in the width of a view, hold views that
-            are not 0..V-1, or, in a vertical federation, different samples.
+            are not 0..V-1, or, in a vertical federation, different samples; or there are too many
+            rows.
         """
         by_client: dict[int, Card] = {}
         widths: dict[int, tuple[int, int]] = {}
@@ -170,7 +189,9 @@ class Plan:
             Group(ids, tuple(members[ids]), max(by_client[i].rows for i in members[ids]))
             for ids in sorted(members, key=lambda ids: (-len(ids), ids))
         )
-        return cls(groups, tuple(widths[v][1] for v in range(len(widths))), vertical)
+        plan = cls(groups, tuple(widths[v][1] for v in range(len(widths))), vertical)
+        plan.check_rows()
+        return plan
 
 
 def _check_samples(cards: Sequence[Card]) -> None:

@@ -46,7 +46,7 @@ class Policy:
       shared_keys: Whether the job's seed may be the source of this node's randomness, which lets
         whoever knows it draw the node's noise again.
       share_counts: Whether the table of this node's labels against clusters is sent after a job.
-      most_bytes: Of one request.
+      most_bytes: Of one request, and of the padding that a plan adds to this node's rows.
       secure: Whether sums must be secure, and over `least_clients` of each kind.
       in_clear: Exchanges of secure jobs whose messages the server may read all the same.
       settings: For each setting named, the `least` and the `most` that a job may have; a job whose
@@ -359,7 +359,8 @@ def _numbers(
     found = np.empty(len(cells))
     for i, (cell, (line, _)) in enumerate(zip(cells, rows, strict=True)):
         try:
-            found[i] = float(cell)
+            # Python reads 1_000 as 1000, and digits of other scripts; what was meant, nobody knows.
+            found[i] = float(cell if cell.isascii() and "_" not in cell else "no number")
         except ValueError as error:
             raise ValueError(
                 f"views: {column} is {cell!r} in line {line} of {file}; allowed is a number, in"

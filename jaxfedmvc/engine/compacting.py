@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import RunState
-from jaxfedmvc.engine.run import RunResult, assign, finish, one_round, setup, start
+from jaxfedmvc.engine.run import RunResult, assign, check_rounds, finish, one_round, setup, start
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.precision import in_32_bits
 
@@ -65,7 +64,7 @@ def run_compacting(
     algorithm = make(hyperparams)
     if algorithm.done is None or algorithm.compact is None:
         raise ValueError("algorithm: has no `done` and `compact`; use run")
-    checks.whole("rounds", rounds, 0)
+    check_rounds(algorithm, rounds)
     state = start(algorithm, federation, key)
     state, setup_info = setup(algorithm, federation, key, state, client_chunk=client_chunk)
     infos: list[Any] = []

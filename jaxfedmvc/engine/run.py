@@ -98,6 +98,19 @@ def start(
     return RunState(server, clients, participants)
 
 
+def check_rounds(algorithm: FederatedAlgorithm, rounds: Any) -> None:
+    """Checks a number of rounds, also against what a private method's noise was calibrated for.
+
+    Raises:
+      ValueError: No whole number of 0 or more, or more than `most_rounds`.
+    """
+    checks.whole("rounds", rounds, 0)
+    most = getattr(algorithm, "most_rounds", None)  # what is no algorithm, `start` says
+    if most is not None and rounds > most:
+        allowed = f"0 to {most}, for which the method's noise was calibrated"
+        raise checks.wrong("rounds", rounds, allowed)
+
+
 @in_32_bits
 def draw_participants(
     federation: Federation,
@@ -207,8 +220,11 @@ def one_round(
       As `setup`.
 
     Raises:
-      ValueError: As `setup`, or a bad `resample`.
+      ValueError: As `setup`, or a bad `resample`, or a round, where it is not traced, after the
+        method's `most_rounds`.
     """
+    if algorithm.most_rounds is not None and not isinstance(round_index, jax.core.Tracer):
+        check_rounds(algorithm, int(round_index) + 1)
     if resample is not None:
         chosen = draw_participants(federation, key, resample, round_index)
         state = state._replace(participants=chosen)
@@ -327,9 +343,10 @@ def run(
         the last; static.
 
     Raises:
-      ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to count.
+      ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to count. More
+        rounds than a private method's noise was calibrated for are bad, too.
     """
-    checks.whole("rounds", rounds, 0)
+    check_rounds(algorithm, rounds)
     state = start(algorithm, federation, key, participation=participation)
     if n_clusters is not None and federation.labels is None:
         raise ValueError("n_clusters: asks for tables; the federation has no labels to count")

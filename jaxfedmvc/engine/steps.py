@@ -33,7 +33,7 @@ from jaxfedmvc.engine import phases
 from jaxfedmvc.engine.effort import operations
 from jaxfedmvc.engine.phases import Exchanged, RunState, Traffic
 from jaxfedmvc.engine.programs import Noted, Program, Programs, Traced
-from jaxfedmvc.engine.run import draw_participants, start
+from jaxfedmvc.engine.run import check_rounds, draw_participants, start
 from jaxfedmvc.engine.traffic import total
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.precision import in_32_bits
@@ -137,7 +137,13 @@ class Steps:
     def one_round(
         self, federation: Federation, key: jax.Array, state: RunState, r: int
     ) -> tuple[RunState, list[Any]]:
-        """Makes all exchanges of round `r`, counted from 0. The memory of `state` is reused."""
+        """Makes all exchanges of round `r`, counted from 0. The memory of `state` is reused.
+
+        Raises:
+          ValueError: A round after the method's `most_rounds`.
+        """
+        if not self._is_abstract:  # shapes are walked where no round will be made, too
+            check_rounds(self.algorithm, int(r) + 1)
         if self._resample:
             clients = federation.without_labels()
             drawn = self._call(self._draw_program(), clients, key, np.int32(r))

@@ -34,7 +34,7 @@ from jaxfedmvc.engine.phases import (
     serve,
     taking_part,
 )
-from jaxfedmvc.engine.run import RunResult, draw_participants, start
+from jaxfedmvc.engine.run import RunResult, check_rounds, draw_participants, start
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.precision import in_32_bits
 
@@ -267,7 +267,7 @@ def run_streaming(
     Raises:
       ValueError: A bad `rounds`, `client_chunk` or `participation`, or client states with keys.
     """
-    checks.whole("rounds", rounds, 0)
+    check_rounds(algorithm, rounds)
     checks.whole("client_chunk", client_chunk, 1)
     # A memory map becomes a plain array that lies in the file, whose rows are plain arrays.
     host = jax.tree.map(np.asarray, federation.without_labels())

@@ -219,7 +219,31 @@ def gaussian_noise(scale: PyTree) -> Transform:
 
 def laplace_noise(scale: PyTree) -> Transform:
     """Adds Laplace noise of density exp(-|z| / scale) / (2 scale); see `gaussian_noise`."""
-    return _noise(lambda tail: -jnp.log(2 * tail), scale)
+    return _noise(_laplace_size, scale)
+
+
+def _laplace_size(tail: Array) -> Array:
+    return -jnp.log(2 * tail)
+
+
+def laplace_numbers(key: Array, shape: tuple[int, ...]) -> Array:
+    """Draws Laplace numbers of scale 1 from 63 bits, float32; see `tails_and_signs`."""
+    tail, sign = _tails_and_signs_of(key, shape)
+    return sign * _laplace_size(tail)
+
+
+def exponential_numbers(key: Array, shape: tuple[int, ...]) -> Array:
+    """Draws exponential numbers of mean 1, float32, with the whole of both ends.
+
+    They reach from 2^-65 to 45, and those of `jax.random.exponential` from 0 to 16. The sign says
+    which half of the distribution a number is of: -log u of u below 1/2, or of 1 - u.
+    """
+    tail, sign = _tails_and_signs_of(key, shape)
+    return jnp.where(sign > 0, -jnp.log(tail), -jnp.log1p(-tail))
+
+
+def _tails_and_signs_of(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    return tails_and_signs(jax.random.bits(key, (2, *shape), jnp.uint32), jnp.float32)
 
 
 def tails_and_signs(words: Array, dtype: Any) -> tuple[Array, Array]:

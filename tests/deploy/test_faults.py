@@ -520,6 +520,33 @@ def test_those_of_the_plan_must_be_enough_for_the_operator_and_for_the_settings(
         assert answer["error"] == code and answer["text"].startswith(text), answer
 
 
+@pytest.mark.parametrize(
+    ("plan", "group", "text"),
+    [
+        ({"vertical": True}, {}, "plan: vertical: got True for e_fkmvc; allowed is False"),
+        # Of two clients, where the ids of the plan alone would take 8 GiB and more.
+        ({}, {"capacity": 2**30}, r"plan: groups\[0\].capacity: got 1073741824 rows for each of"),
+        ({}, {"capacity": 10**7}, r"plan: groups\[0\].capacity: got 10000000 rows, to which this"),
+    ],
+)
+def test_a_plan_that_asks_for_what_no_job_needs_is_refused(
+    undisturbed, tmp_path, plan, group, text
+):
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    (request,) = [r for i, r, _ in lab.transport.log if i == identity and kind(r) == "join"]
+    meta, body = wire.unpack(request)
+    groups = [meta["plan"]["groups"][0] | group, *meta["plan"]["groups"][1:]]
+    assert 0 in groups[0]["clients"]
+    shutil.copy(lab.folder / "data0.npz", tmp_path)
+    (tmp_path / "node0.toml").write_text(
+        lab.paths[0].read_text().replace("[agrees]", "[agrees]\nmost_bytes = 100000000")
+    )
+    told = meta | {"plan": meta["plan"] | {"groups": groups} | plan}
+    answer, _ = wire.unpack(Node(tmp_path / "node0.toml").handle(wire.pack(told, body)))
+    assert answer["error"] == "plan" and re.match(text, answer["text"]), answer
+
+
 def test_a_node_makes_its_initial_state_itself(undisturbed, tmp_path):
     """One that a server sends could be another for each client, and tell clients apart."""
     lab, _ = undisturbed

@@ -7,15 +7,17 @@ import re
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from experiments import sweep
-from experiments.lib import batches, groups
+from experiments.lib import batches, groups, sweep_report
 from experiments.lib.command import parse
 from experiments.lib.hooks import Hooks
+from jaxfedmvc.privacy import gaussian_epsilon
 from tests.helpers import binaries, kills
 
 KILLS = 20
@@ -277,6 +279,8 @@ WRONG = {
     ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",
     ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
     ("--algorithm=mgcd", "--until_stable=0.9"): "until_stable: is for single jobs",
+    ("--grid=tau=1,3",): "tau: has no effect with --personal=none; leave it out, or give",
+    ("--personal=mix", "--grid=mix=0.2,0.5", "--tau=3"): "tau: has no effect with --personal=mix",
     ("--secure_aggregation",): "setup[2]: its server reads single messages",
     ("--secure_aggregation", "--in_clear=setup[2]", "--grid=hkc=minmax"): "hkc: got minmax with",
     (
@@ -301,6 +305,57 @@ def test_bad_input_is_one_line(toy, arguments, tmp_path, monkeypatch):
     assert code == 2 and out == "" and err.count("\n") == 1 and err.startswith("error: ")
     assert WRONG[arguments] in err
     assert not list(tmp_path.iterdir())
+
+
+def private_flags(toy):
+    return ["--algorithm=private_e_fkmvc", *FEDHK[1:], toy[0], "--noise=local"]
+
+
+def test_rows_say_what_a_private_run_of_their_setting_spends(toy):
+    multipliers = ("2", "4")
+    flags = [[*private_flags(toy), f"--noise_multiplier={z}"] for z in multipliers]
+    columns = [{"noise_multiplier": z} for z in multipliers]
+    (group,) = groups.groups_of([parse(f) for f in flags], columns, with_spent=True)
+    program = SimpleNamespace(group=group, traffic=lambda rounds: {})
+    rows = [batches.row_of(program, run, None, "broke off") for run in group.runs]
+    # The moments, two steps of k-means and two rounds.
+    spent = [gaussian_epsilon(float(z), 5, 1e-5) for z in multipliers]
+    assert [row["epsilon"] for row in rows] == [spent[0]] * 2 + [spent[1]] * 2
+    assert {row["delta"] for row in rows} == {1e-5}
+    summary = sweep_report.summarise(rows, ["noise_multiplier"], ["acc"], ["epsilon", "delta"])
+    assert list(summary["epsilon"]) == spent
+    lines = sweep_report.table(summary, ["noise_multiplier"], ["acc"], spent=["epsilon"])
+    assert lines[0].split() == ["noise_multiplier", "epsilon", "ACC", "failed"]
+    assert lines[1].split()[2] == f"{spent[0]:.3g}"
+    plain = groups.groups_of([parse([*FEDHK, toy[0]])], [{}], with_spent=True)
+    assert plain[0].spent is None
+
+
+def test_rows_of_dpfmps_have_the_delta_of_their_own_run():
+    group = batches.Group([{"m": "8"}], [None], *[None] * 3, [0, 1], 0, None, [1.0])
+    group = group._replace(spent=[(3.0, np.nan)], rate=lambda place, labels: {})
+    program = SimpleNamespace(group=group, traffic=lambda rounds: {})
+    out = {"nan": False, "unread": False, "rounds": 0, "loss": np.nan, "labels": []}
+    row = batches.row_of(program, (0, 1), out | {"spent": (np.float32(3), np.float32(0.25))})
+    assert (row["epsilon"], row["delta"]) == (3.0, 0.25)
+
+
+@pytest.mark.ci
+def test_a_sweep_of_dpfmps_says_what_its_settings_spend(toy, tmp_path):
+    folder = tmp_path / "out"
+    flags = ("--algorithm=dpfmps", "--n_clusters=3", "--n_init=1", "--noprogress", *toy)
+    code, out, err = launch(*flags, "--grid=dp_epsilon=1,inf", f"--output_dir={folder}")
+    assert (code, err) == (0, "")
+    rows = rows_of(folder / "summary.csv")
+    assert [float(row["epsilon"]) for row in rows] == [1, np.inf]
+    assert 0 < float(rows[0]["delta"]) <= 1 and float(rows[1]["delta"]) == 0
+    assert "epsilon and delta are of one run" in out
+
+
+def test_a_flag_may_be_of_use_in_some_settings_alone(toy):
+    axes = "--grid=personal=none,proximal; tau=1,3"
+    code, _, err = launch(*FEDHK, *toy, axes, "--dry_run", "--batch=0")  # refused last
+    assert code == 2 and err.startswith("error: batch: got '0'"), err
 
 
 def test_a_family_may_change_labels_without_flags_of_its_own(toy):

@@ -2,12 +2,16 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.lib import grid, plots, plots_sweep, sweep_report
+from experiments.lib import batches, grid, groups, hooks, plots, plots_sweep, sweep_report
 from experiments.lib.text import counted
+from jaxfedmvc import Federation, engine
+from jaxfedmvc.algorithms import METHODS
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 NAN = math.nan
@@ -119,6 +123,85 @@ def test_best_lines_tell_what_choosing_without_labels_is_worth():
         "    Spearman's correlation with mean ACC: -.200 over 4 settings (-1 would rank as ACC"
         " does)",
     ]
+
+
+def test_nothing_is_first_by_a_loss_that_the_axis_is_part_of():
+    rows = [run({"tau_m": t, "seed": "0"}, acc=0.5 + t, loss=t, silhouette=0.1) for t in (0.1, 0.2)]
+    summary = sweep_report.summarise(rows, ["tau_m"], METRICS)
+    axes = grid.parse("tau_m=0.1,0.2")
+    assert sweep_report.axes_in_loss("fedhk", summary, axes) == []
+    assert sweep_report.axes_in_loss("fmcsc", summary[:1], axes) == []  # one value is no choice
+    in_loss = sweep_report.axes_in_loss("fmcsc", summary, axes)
+    lines = sweep_report.best_lines(summary, ["tau_m"], in_loss=in_loss)
+    assert lines[-1] == (
+        "first by loss (no labels): none, since what the loss measures changes with tau_m"
+    )
+    assert sum("loss" in line for line in lines) == 1  # no correlation either
+    assert len(lines) == 4  # of the silhouette there are both
+
+
+def test_settings_in_the_loss_are_settings_of_the_family():
+    flags = {}
+    for method in METHODS.values():
+        mine = {*groups.flags_of(method.config), *groups.flags_of(method.hyperparams)}
+        flags.setdefault(hooks.family_of(method), set()).update(mine, ["n_clusters"])
+    for family, names in sweep_report.IN_LOSS.items():
+        assert set(names) <= flags[family], family
+
+
+CHANGED = {
+    "e_fkmvc": {"tol": 0.1, "tau": 1, "mix": 0.5, "view_mix": 0.5, "step_size": 0.1, "quality": 1}
+    | {"fuzzifier": 1.5, "alpha": 2, "beta": 2},
+    "fmcsc": {"tau_m": 1, "tau_p": 1, "mask_rate": 0.6, "weight_floor": 0.1},
+    "fcuif": {"guidance": 1, "imputer_rate": 1e-2, "align_rate": 1e-2, "align_weight": 1},
+    "mgcd": {"gamma": 10, "lam": 1, "tau": 1, "ridge": 2, "server_rate": 1e-3},
+}
+NETWORKS = {"hidden": (8,), "latent_dim": 3, "pretrain_epochs": 0, "local_epochs": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGED)
+def test_the_loss_of_models_that_stay_changes_with_these_numbers_alone(name):
+    """After a round without learning, or before any: with the same models, all but the loss is."""
+    rng = np.random.default_rng(0)
+    views = [rng.normal(size=(24, d)) + 3 * (np.arange(24) % 3)[:, None] for d in (4, 3)]
+    static = {
+        "e_fkmvc": {"choose_views": False},
+        "fmcsc": NETWORKS | {"head_hidden": 4, "distill_epochs": 0, "n_init": 2},
+        "fcuif": NETWORKS | {"imputer_hidden": (4,), "imputer_epochs": 0, "n_init": 2},
+        "mgcd": NETWORKS | {"mode": "literal", "n_neighbours": 4, "n_init": 2},
+    }[name]
+    base = {
+        "fmcsc": {"learning_rate": 1e-12, "mask_rate": 0.3},
+        "fcuif": {"learning_rate": 1e-12},
+        "mgcd": {"local_rate": 1e-12, "lam": 0.5},
+    }.get(name, {})
+    method = METHODS[name]
+    if method.topology == "vertical":
+        federation = Federation.from_agents([(range(24), view) for view in views])
+    else:
+        # Two clients with both views; of one view each for FMCSC, which has a loss of its own.
+        mine = [{0: 0, 1: 1}, {0: 0, 1: 1}] + [{0: 0}, {1: 1}] * (name == "fmcsc")
+        rows = np.array_split(np.arange(24), len(mine))
+        federation = Federation.from_clients(
+            [{v: views[v][r] for v in held} for held, r in zip(mine, rows, strict=True)]
+        )
+    config = method.config(3, **static)
+
+    @jax.jit
+    def loss(hyper):
+        algorithm = method.make(config, hyper)
+        result = engine.run(algorithm, federation, jax.random.key(0), 1)
+        return batches.last_loss(result.info, result.n_rounds)
+
+    def of(**changed):
+        hyper = method.hyperparams(**(base | changed))
+        return float(loss(jax.tree.map(jnp.float32, hyper)))
+
+    before = of()
+    found = {n for n, x in CHANGED[name].items() if of(**{n: x}) != pytest.approx(before, rel=1e-5)}
+    known = set(sweep_report.IN_LOSS[hooks.family_of(method)])
+    assert found == known & CHANGED[name].keys()
 
 
 def test_settings_that_are_level_are_counted():

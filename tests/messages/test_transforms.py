@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.scipy.special import ndtri
-from scipy.stats import kstest, laplace, norm, pearsonr
+from scipy.stats import expon, kstest, laplace, norm, pearsonr
 
 from jaxfedmvc import keys
 from jaxfedmvc.algorithm import Phase
@@ -23,7 +23,11 @@ from jaxfedmvc.messages import (
     nearest_only,
     transformed,
 )
-from jaxfedmvc.messages.transforms import tails_and_signs
+from jaxfedmvc.messages.transforms import (
+    exponential_numbers,
+    laplace_numbers,
+    tails_and_signs,
+)
 
 KEY = jax.random.key(0)
 N = 20_000
@@ -155,6 +159,25 @@ def test_tails_of_noise_are_whole(noise, of, monkeypatch):
         found = noise(2.0)(KEY, jnp.zeros(6), ())
         np.testing.assert_allclose(found, sign * 2 * of.isf(upper), rtol=2e-6)
     assert upper[-1] == 2.0**-65 and abs(found[-1]) > 2 * 9
+
+
+def test_numbers_have_their_distributions():
+    drawn = jax.jit(lambda key: (laplace_numbers(key, (N,)), exponential_numbers(key, (N,))))(KEY)
+    for numbers, of in zip(drawn, (laplace, expon), strict=True):
+        assert numbers.dtype == np.float32
+        assert kstest(np.asarray(numbers), of.cdf).pvalue > 1e-3
+        assert kstest(1.1 * np.asarray(numbers), of.cdf).pvalue < 1e-3
+
+
+def test_both_ends_of_exponential_numbers_are_whole(monkeypatch):
+    """Quantiles of 2^-65 from above and from below; 23 bits end at 16 above and at 0 below."""
+    words = np.zeros((2, 2), np.uint32)
+    words[1] = 0, 1  # the sign
+    monkeypatch.setattr(jax.random, "bits", lambda *_: words)
+    expected = expon.isf(2.0**-65), expon.ppf(2.0**-65)
+    np.testing.assert_allclose(exponential_numbers(KEY, (2,)), expected, rtol=1e-6)
+    found = laplace_numbers(KEY, (2,))
+    np.testing.assert_allclose(found, [laplace.isf(2.0**-65), laplace.ppf(2.0**-65)], rtol=1e-6)
 
 
 def test_clipping_comes_before_the_noise_that_is_put_after_it():

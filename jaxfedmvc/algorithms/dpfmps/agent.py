@@ -14,6 +14,7 @@ from jaxfedmvc.algorithms.dpfmps.lsh_tree import TreeNoise, private_centres
 from jaxfedmvc.algorithms.dpfmps.settings import DPFMPSConfig
 from jaxfedmvc.clustering import predict
 from jaxfedmvc.federation import Cohort
+from jaxfedmvc.messages.transforms import laplace_numbers
 
 
 class AgentState(NamedTuple):
@@ -34,7 +35,7 @@ class AgentState(NamedTuple):
 
 def send_size(key: Array, sent: tuple[()], state: AgentState, client: Cohort) -> Any:
     """Sends the number of rows with Laplace noise."""
-    size = jnp.sum(client.mask) + jax.random.laplace(key) / state.budget.size
+    size = jnp.sum(client.mask) + laplace_numbers(key, ()) / state.budget.size
     return state, {"size": size.astype(jnp.int32)}, {}
 
 

@@ -27,6 +27,7 @@ from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
+from jaxfedmvc.messages.transforms import exponential_numbers
 
 # Of an agent's budget for its centres, the share that goes to the counts of its tree; the sums get
 # the rest.
@@ -222,7 +223,8 @@ def _log1mexp(x: Array) -> Array:
 def discrete_laplace(key: Array, epsilon: ArrayLike, shape: tuple[int, ...]) -> Array:
     """Draws noise z with P(z) proportional to exp(-epsilon |z|), int32; 0 for infinite epsilon.
 
-    The difference of two geometric variables.
+    The difference of two geometric variables, each the floor of an exponential one.
     """
-    draws = jax.random.geometric(key, -jnp.expm1(-jnp.asarray(epsilon)), (2, *shape))
-    return draws[0] - draws[1]
+    draws = exponential_numbers(key, (2, *shape)) / jnp.asarray(epsilon, jnp.float32)
+    whole = jnp.floor(draws).astype(jnp.int32)
+    return whole[0] - whole[1]

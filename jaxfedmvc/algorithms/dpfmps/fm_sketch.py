@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxfedmvc.algorithms.dpfmps.budget import GREATEST_VALUE, SketchNoise
+from jaxfedmvc.messages.transforms import exponential_numbers
 
 # Rows that are hashed, and cells that are estimated, at once: so many times m values in memory.
 _BLOCK = 256
@@ -74,8 +75,8 @@ def add_noise(key: Array, sketches: Array, noise: SketchNoise) -> Array:
       uint8 [k, m].
     """
     # The greatest of k_p geometric variables, by its distribution (1 - 2^-a)^k_p.
-    draw = jax.random.exponential(key, sketches.shape) / noise.n_phantoms
-    greatest = jnp.ceil(-jnp.log2(-jnp.expm1(-draw)))
+    draw = exponential_numbers(key, sketches.shape) / noise.n_phantoms
+    greatest = jnp.maximum(jnp.ceil(-jnp.log2(-jnp.expm1(-draw))), 1.0)
     greatest = jnp.where(noise.n_phantoms > 0, greatest, 0.0)
     return jnp.maximum(sketches, jnp.clip(greatest, noise.least, GREATEST_VALUE).astype(jnp.uint8))
 

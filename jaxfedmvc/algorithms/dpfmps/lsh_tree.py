@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from jaxfedmvc.algorithms.dpfmps.budget import SUMS_DELTA, Budget, discrete_laplace
 from jaxfedmvc.algorithms.vertcohirf.consensus import exact_segment_sum
 from jaxfedmvc.clustering.kmeans import kmeans
+from jaxfedmvc.messages.transforms import laplace_numbers
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.privacy import laplace_scale
 
@@ -159,7 +160,7 @@ def private_leaves(key: Array, x: Array, n_clusters: int, where: Array, noise: T
     (node, counts, alive, _), _ = lax.scan(split_level, start, (sides, count_noise[1:]))
     weights = jnp.where(alive, counts, 0).astype(jnp.float32)
     sums = exact_segment_sum(x, node, CAPACITY)
-    sums += noise.scale_all * jax.random.laplace(sum_key, sums.shape)
+    sums += noise.scale_all * laplace_numbers(sum_key, sums.shape)
     means = jnp.clip(sums / jnp.maximum(weights, 1.0)[:, None], -1.0, 1.0)
     return Leaves(jnp.where(alive[:, None], means, 0.0), weights)
 

@@ -123,15 +123,17 @@ def private_e_fkmvc(
 ) -> FederatedAlgorithm:
     """Returns E-FKMVC whose runs of `rounds` rounds spend the budget of the settings; see above.
 
-    All clients hold all views. All messages are sums; `fedhk.centres` gives the model. With noise
-    "central" the messages must travel under secure aggregation.
+    A run of more rounds would spend more, and is refused. All clients hold all views. All messages
+    are sums; `fedhk.centres` gives the model. With noise "central" the messages must travel under
+    secure aggregation.
 
     Raises:
       ValueError: A concrete hyper-parameter is out of range. From `init`: as `e_fkmvc_with_noise`.
       ImportError: Noise must be calibrated and dp-accounting is not installed.
     """
     hyper = hyperparams or PrivateFedHKHyperparams()
-    return e_fkmvc_with_noise(config, hyper, privacy_settings(config, hyper))
+    method = e_fkmvc_with_noise(config, hyper, privacy_settings(config, hyper))
+    return method._replace(most_rounds=config.rounds)
 
 
 def e_fkmvc_with_noise(
@@ -140,8 +142,8 @@ def e_fkmvc_with_noise(
     """Returns E-FKMVC with noise of explicit settings; see above.
 
     A run of T rounds, a number fixed beforehand, makes `accounting.releases(start_steps, T)`
-    releases. `shared_by` clients or more must take part; where one of them drops out nevertheless,
-    there is no model, and all labels are -1.
+    releases; what they spend is for the caller to account for. `shared_by` clients or more must
+    take part; where one of them drops out nevertheless, there is no model, and all labels are -1.
 
     Args:
       config: Static settings.

@@ -10,7 +10,7 @@ from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fmcsc.client import Update
 from jaxfedmvc.algorithms.fmcsc.networks import Model, PyTree
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCHyperparams
-from jaxfedmvc.messages.transforms import Transform, transformed
+from jaxfedmvc.messages.transforms import Transform, laplace_numbers, transformed
 
 
 def protected(hyper: FMCSCHyperparams, phase: Phase) -> Phase:
@@ -64,7 +64,7 @@ def add_noise(scale: jax.Array | float, key: jax.Array, message: PyTree) -> PyTr
     models = message.models if isinstance(message, Update) else message
     # One draw for all parameters: a draw for each takes minutes to compile.
     flat, unravel = ravel_pytree(models)
-    noise = unravel(scale * jax.random.laplace(key, flat.shape))
+    noise = unravel(scale * laplace_numbers(key, flat.shape))
     if not isinstance(message, Update):
         return jax.tree.map(jnp.add, models, noise)
     return message._replace(

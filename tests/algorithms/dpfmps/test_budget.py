@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
+from scipy.stats import chisquare, dlaplace, geom
 
 from jaxfedmvc.algorithms.dpfmps import budget
 
@@ -156,13 +156,23 @@ def test_discrete_laplace_has_its_distribution():
     draws = np.asarray(jit_laplace(jax.random.key(1), 0.7, (20_000,)))
     assert draws.dtype == np.int32
     values = np.arange(-8, 9)
-    q = math.exp(-0.7)
-    expected = (1 - q) / (1 + q) * q ** np.abs(values)
+    expected = dlaplace(0.7).pmf(values)
     inside = np.abs(draws) <= 8
     counts = np.bincount(draws[inside] + 8, minlength=17)
-    tail = 1 - expected.sum()
     observed = [*counts, (~inside).sum()]
-    assert chisquare(observed, 20_000 * np.array([*expected, tail])).pvalue > 1e-3
+    whole = 20_000 * np.array([*expected, 1 - expected.sum()])
+    assert chisquare(observed, whole).pvalue > 1e-3
+
+
+def test_discrete_laplace_reaches_to_the_quantiles_of_63_bits(monkeypatch):
+    """The difference of two geometric variables, of probability 2^-65 and of nearly one."""
+    words = np.zeros((2, 2, 2), np.uint32)
+    words[1] = [[0, 1], [1, 0]]  # of which half of its distribution each one is
+    monkeypatch.setattr(jax.random, "bits", lambda *_: words)
+    most, other = np.asarray(budget.discrete_laplace(jax.random.key(0), 0.01, (2,)))
+    assert most == -other
+    beyond = geom(-math.expm1(-0.01), loc=-1).logsf  # by 23 bits the most is 1600
+    assert beyond(most) <= -65 * math.log(2) < beyond(most - 1)
 
 
 def test_noise_is_jittable_with_traced_numbers():

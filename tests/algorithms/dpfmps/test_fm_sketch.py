@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from scipy.stats import beta, chisquare
+from scipy.stats import beta, chisquare, geom
 
 from jaxfedmvc.algorithms.dpfmps.budget import (
+    GREATEST_VALUE,
     SketchNoise,
     sketch_delta,
     sketch_noise,
@@ -115,6 +116,24 @@ def test_phantoms_are_elements_of_their_own():
     noisy = np.asarray(jit_noise(jax.random.key(0), empty, noise))
     np.testing.assert_allclose(size(noisy), 300, rtol=TOLERANCE)
     assert size(noisy.max(axis=0)) == pytest.approx(600, rel=TOLERANCE)
+
+
+def test_phantoms_have_the_greatest_of_their_values(monkeypatch):
+    """Of k geometric variables the distribution is scipy's to the power of k."""
+    noise = SketchNoise(np.float32(5), np.int32(0))
+    empty = np.zeros((1, 20_000), np.uint8)
+    found = np.asarray(jit_noise(jax.random.key(1), empty, noise))
+    at_most = geom(0.5).cdf(np.arange(1, 13)) ** 5
+    shares = np.diff([0, *at_most[:-1], 1])
+    counts = np.bincount(np.minimum(found.ravel(), 12), minlength=13)
+    assert counts[0] == 0 and chisquare(counts[1:], 20_000 * shares).pvalue > 1e-3
+    # One phantom's least and greatest values: of words that leave next to nothing on one side.
+    words = np.zeros((2, 1, 3), np.uint32)
+    words[1, 0] = 0, 1, 1
+    words[0, 0, 2] = 2**5  # 2^-28
+    monkeypatch.setattr(jax.random, "bits", lambda *_: words)
+    one = add_noise(HASH, np.zeros((1, 3), np.uint8), SketchNoise(np.float32(1), np.int32(0)))
+    np.testing.assert_array_equal(one, [[1, GREATEST_VALUE, 28]])
 
 
 def test_a_floor_is_kept_and_no_noise_is_none(sketched):

@@ -40,6 +40,8 @@ from jaxfedmvc.algorithms.fedhk.settings import (
     PrivateFedHKConfig,
     PrivateFedHKHyperparams,
 )
+from jaxfedmvc.engine.steps import Steps
+from jaxfedmvc.engine.streaming import run_streaming
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.secure import secure_aggregation
 from jaxfedmvc.privacy import gaussian_noise_multiplier, zcdp_noise_multiplier
@@ -554,6 +556,24 @@ def test_noise_is_calibrated_to_the_budget():
     for n_clients in (None, M):  # which local noise is not shared out over
         local = private(noise="local", n_clients=n_clients)
         assert privacy_settings(local).shared_by == 1
+
+
+def test_more_rounds_than_the_noise_is_calibrated_for_are_refused():
+    method = private_e_fkmvc(private(noise="local"))
+    steps = Steps(lambda hyper: method, (), FEDERATION)
+    hidden = secure_aggregation(method, FEDERATION, KEY, fraction_bits=20)
+    for call in (
+        lambda: engine.run(method, FEDERATION, KEY, ROUNDS + 1),
+        lambda: engine.run(hidden, FEDERATION, KEY, ROUNDS + 1),
+        lambda: run_streaming(method, FEDERATION, KEY, ROUNDS + 1, client_chunk=1),
+        lambda: engine.one_round(method, FEDERATION, KEY, None, ROUNDS),
+        lambda: steps.one_round(FEDERATION, KEY, None, ROUNDS),
+    ):
+        with pytest.raises(ValueError, match=r"rounds: got 4; allowed is 0 to 3, for which .* noi"):
+            call()
+    # Of explicit settings nothing is calibrated, and fewer rounds spend less.
+    assert e_fkmvc_with_noise(CONFIG, HYPER, settings(1.0)).most_rounds is None
+    jax.eval_shape(lambda: engine.run(method, FEDERATION, KEY, ROUNDS - 1).labels)
 
 
 @pytest.mark.slow
