@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from experiments.fedhk.study import POOLED
 from experiments.fmcsc import rows as fmcsc_rows
 from experiments.fmcsc import tables as fmcsc
 from experiments.leakage.uploads import forms_of_graphs
@@ -408,6 +409,7 @@ def fedhk_methods() -> list[str]:
     """Returns ARI of FedHK's methods, clients alike / skewed, a column for each set."""
     runs = pd.read_csv(FEDHK / "methods_runs.csv")
     cells = runs.groupby(["method", "set", "clients"])["all/pooled/ari"].apply(of_samples)
+    pooled = " | ".join(cells[POOLED, of, "pooled"] for of in runs["set"].unique())
     return [
         f"| {title} | "
         + " | ".join(
@@ -416,7 +418,7 @@ def fedhk_methods() -> list[str]:
         )
         + " |"
         for method, title in _FEDHK.items()
-    ]
+    ] + [f"| k-means of all samples in one place | {pooled} |"]
 
 
 def compared(

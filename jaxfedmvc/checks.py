@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -157,23 +158,30 @@ def choices(settings: Any) -> None:
     Of a tuple it checks that there are entries to look at, and no more. Tuples of whole numbers
     have rules of their own, such as `widths`.
 
+    None is right where the annotation has it. Fields of several other types are passed over.
+
     Raises:
-      ValueError: Names the first field with a value that is none of its literals, no bool (None,
-        where the annotation has it, is one), or no tuple.
+      ValueError: Names the first field with a value that is none of its literals, no bool or no
+        tuple.
     """
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         hint, value = hints[field.name], getattr(settings, field.name)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            raise wrong(field.name, value, " or ".join(map(repr, get_args(hint))))
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kind, *others = (kind for kind in kinds if kind is not NoneType)
+        if others or (value is None and NoneType in kinds):
+            continue
+        allowed = None
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            allowed = " or ".join(map(repr, get_args(kind)))
         # Whatever is no bool would be true, "no" as well.
-        if bool in (hint, *get_args(hint)) and set(get_args(hint)) <= {bool, type(None)}:
-            may_be_none = type(None) in get_args(hint)
-            if not (isinstance(value, bool | np.bool_) or (may_be_none and value is None)):
-                raise wrong(field.name, value, "True or False" + (", or None" * may_be_none))
-        is_tuple = get_origin(hint) is tuple and int not in get_args(hint)
+        if kind is bool and not isinstance(value, bool | np.bool_):
+            allowed = "True or False"
+        is_tuple = get_origin(kind) is tuple and int not in get_args(kind)
         if is_tuple and not isinstance(value, Collection):
-            raise wrong(field.name, value, "a tuple")
+            allowed = "a tuple"
+        if allowed is not None:
+            raise wrong(field.name, value, allowed + ", or None" * (NoneType in kinds))
 
 
 def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -105,10 +106,14 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
     def set_params(self, **params: Any) -> FederatedClusterer:
         """Sets parameters, settings of the method among them.
 
+        Settings go with their method: those of another one mean something else, also where they
+        have the same name. Where the method changes they are dropped, with a warning.
+
         Raises:
           ValueError: Neither this class nor the method has a parameter of this name.
         """
         own = {name: value for name, value in params.items() if name in _OWN}
+        before, kept = self.method, self.settings
         for name, value in own.items():
             setattr(self, name, value)
         if isinstance(self.method, str) and self.method in METHODS:  # else `fit` says so
@@ -116,7 +121,15 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
             for name in params:
                 if name not in known:
                     raise checks.wrong("parameter", name, ", ".join(known))
-        self.settings = self.settings | {n: v for n, v in params.items() if n not in own}
+        if self.method != before:
+            if dropped := kept.keys() - params.keys():
+                warnings.warn(
+                    f"method: {self.method} takes the place of {before}, whose settings"
+                    f" {', '.join(sorted(dropped))} are dropped; name with it what shall hold",
+                    stacklevel=2,
+                )
+            kept = {}
+        self.settings = kept | {n: v for n, v in params.items() if n not in own}
         return self
 
     def __sklearn_tags__(self) -> Any:

@@ -222,6 +222,15 @@ def test_settings_are_parameters_that_can_be_searched(fitted):
     assert {"n_clusters", "tau"} <= set(parameters("e_fkmvc"))
 
 
+def test_settings_go_with_their_method():
+    """Both have a tau, which pulls towards centres in the one and is a temperature in the other."""
+    changed = make(tau=5.0, fuzzifier=1.1, rounds=7)
+    with pytest.warns(UserWarning, match="mgcd takes .* whose settings fuzzifier, tau are"):
+        changed.set_params(method="mgcd", n_init=4)
+    assert changed.settings == {"n_init": 4} and changed.rounds == 7
+    assert changed.set_params(method="mgcd", tau=0.2).settings == {"n_init": 4, "tau": 0.2}
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_has_parameters_and_can_be_cloned(method):
     estimator = clone(FederatedClusterer(method, 3))

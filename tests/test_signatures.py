@@ -2,10 +2,12 @@
 
 import dataclasses
 import inspect
+from typing import Literal
 
+import numpy as np
 import pytest
 
-from jaxfedmvc import METHODS, clustering
+from jaxfedmvc import METHODS, checks, clustering
 
 EMPTY = inspect.Parameter.empty
 
@@ -72,6 +74,31 @@ def test_switches_are_true_or_false_and_lists_are_lists(name):
         if field.type.startswith("tuple"):
             with pytest.raises(ValueError, match=f"^{field.name}: got 3"):
                 made(name, **{field.name: 3})
+
+
+@dataclasses.dataclass
+class Optional:
+    word: Literal["a", "b"] | None = None
+    switch: bool | None = None
+    names: tuple[str, ...] | None = None
+    number_or_word: int | Literal["auto"] | None = None
+
+
+@pytest.mark.parametrize(
+    ("setting", "right", "allowed"),
+    [
+        ("word", ["a", "b"], "'a' or 'b', or None"),
+        ("switch", [True, np.False_], "True or False, or None"),
+        ("names", [("x",), []], "a tuple, or None"),
+        ("number_or_word", [3, "auto", 1.5], None),  # their class knows which goes with what
+    ],
+)
+def test_what_may_be_none_is_checked_where_it_is_not(setting, right, allowed):
+    for value in [None, *right]:
+        checks.choices(Optional(**{setting: value}))
+    if allowed is not None:
+        with pytest.raises(ValueError, match=f"^{setting}: got 1.5; allowed is {allowed}$"):
+            checks.choices(Optional(**{setting: 1.5}))
 
 
 @pytest.mark.parametrize("name", sorted(set(clustering.__all__) - {"KMeansResult"}))

@@ -433,6 +433,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         execute(groups, ledger, batch=batch, mesh=study.mesh, progress=progress)
     runs = finished_runs(ledger.rows, settings.study_clients)
     pooled = pooled_runs(settings, sets, job.all_seeds)
+    if len(pooled):
+        write_text(path / "pooled.csv", pooled.to_csv(index=False))
     report(path, pd.concat([pooled, runs]), settings, job.seeds)
     if failed := len(ledger.rows) - len(runs):
         print(f"{counted(failed, 'run')} failed; runs.csv says why")

@@ -30,7 +30,7 @@ from jaxfedmvc.algorithm import (
     keep,
     send_nothing,
 )
-from jaxfedmvc.algorithms.vertcohirf.consensus import segment_sizes, strict_consensus
+from jaxfedmvc.algorithms.shared.cells import segment_sizes, strict_consensus
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 

@@ -42,7 +42,7 @@ from jaxfedmvc.algorithm import (
     keep,
     send_nothing,
 )
-from jaxfedmvc.algorithms.pooled.matrices import view_weights
+from jaxfedmvc.algorithms.shared.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation, has_features
 from jaxfedmvc.precision import matmul

@@ -29,8 +29,8 @@ from jax import Array, lax
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, by_agent, send_nothing
-from jaxfedmvc.algorithms.pooled.matrices import left_singular_vectors
 from jaxfedmvc.algorithms.registry import NoHyperparams
+from jaxfedmvc.algorithms.shared.matrices import left_singular_vectors
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import l2_normalize

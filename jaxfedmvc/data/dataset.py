@@ -74,7 +74,11 @@ def check_classes(n_classes: int, n_rows: int, what: str) -> None:
 
 
 def check_arrays(
-    views: Sequence[Any], labels: Any = None, names: Sequence[str] | None = None
+    views: Sequence[Any],
+    labels: Any = None,
+    names: Sequence[str] | None = None,
+    *,
+    unscaled: bool = False,
 ) -> None:
     """Checks that views, and labels if any, describe the same samples with usable numbers.
 
@@ -82,11 +86,13 @@ def check_arrays(
       views: arrays [n, D_v].
       labels: array [n], or None.
       names: what errors call the views; their places if None.
+      unscaled: whether features are still to be scaled, in float64, whose numbers are usable then.
 
     Raises:
       ValueError: there are no views; a view is not a non-empty 2-D array of finite real numbers
-        within float32; the views differ in their number of rows, or are tables that name them in
-        another order; or the labels are not one per row, all numbers or all words.
+        whose squares float32 can add up; the views differ in their number of rows, or are tables
+        that name them in another order; or the labels are not one per row, all numbers or all
+        words.
     """
     if len(views) == 0:
         raise ValueError("no views: at least one array [n, D] is needed")
@@ -102,13 +108,16 @@ def check_arrays(
         # The latter are bfloat16 and its like, which are not NumPy's own.
         if view.dtype.kind not in "biuf" and not np.can_cast(view.dtype, np.float32):
             raise ValueError(f"view {name} must hold real numbers; got dtype {view.dtype}")
+        kind = np.float64 if unscaled else np.float32
         with np.errstate(over="ignore"):
-            finite = np.isfinite(view.astype(np.float32, copy=False))
+            finite = np.isfinite(view.astype(kind, copy=False))
         if bad := view.size - int(finite.sum()):
             raise ValueError(
-                f"view {name} has {bad} values that are NaN or infinite (in float32); allowed are"
-                " finite numbers"
+                f"view {name} has {bad} values that are NaN or infinite (in {kind.__name__});"
+                " allowed are finite numbers"
             )
+        if unscaled:
+            continue
         if (largest := max(abs(float(view.min())), abs(float(view.max())))) > _LARGEST:
             raise ValueError(
                 f"view {name} has numbers up to {largest:.3g}; allowed are some up to"

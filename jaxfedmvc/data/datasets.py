@@ -122,6 +122,11 @@ def load(
     if scale == "auto":
         scale = usual
     held = dataset.held
+    if scale in ("none", "bytes"):  # the others bring all numbers into range
+        try:
+            check_arrays(dataset.views)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     if scale == "none":
         for v, view in enumerate(dataset.views):
             check_precision(str(v), [view if held is None else view[held[:, v]]])
@@ -285,7 +290,7 @@ def _read(path: Path, labels_key: str | None = None) -> Dataset:
         labels, classes = (None, None) if key is None else _labels(content[key])
         if not is_npz:
             views = _samples_in_rows(views, None if labels is None else len(labels))
-        check_arrays(views, labels)
+        check_arrays(views, labels, unscaled=True)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     notes = [f"view {v}: {view.shape[1]} features" for v, view in enumerate(views)]
@@ -333,7 +338,7 @@ def _read_clients(folder: Path, labels_key: str | None) -> Dataset:
         labels, classes = _labels(np.concatenate(raw))
         notes.append(f"labels: array {keys[0]}, {len(classes)} classes: {some(classes)}")
     try:
-        check_arrays(stacked, labels)
+        check_arrays(stacked, labels, unscaled=True)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     return Dataset(
@@ -354,7 +359,7 @@ def _client_views(file: Path, dims: dict[int, int]) -> tuple[dict[int, np.ndarra
         if match := re.fullmatch(r"view_(\d+)", key):
             found[int(match[1])] = np.asarray(value)
     try:
-        check_arrays(list(found.values()), None, [str(v) for v in found])
+        check_arrays(list(found.values()), None, [str(v) for v in found], unscaled=True)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     for v, view in found.items():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxfedmvc import engine
-from jaxfedmvc.algorithms.vertcohirf.consensus import strict_consensus
+from jaxfedmvc.algorithms.shared.cells import strict_consensus
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import labels_at
 from jaxfedmvc.algorithms.vertcohirf.rankings import least_rank_sum, rank_sum
 from jaxfedmvc.attacks.byzantine import (

@@ -23,7 +23,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithms.dpfmps.budget import SUMS_DELTA, Budget, discrete_laplace
-from jaxfedmvc.algorithms.vertcohirf.consensus import exact_segment_sum
+from jaxfedmvc.algorithms.shared.cells import exact_segment_sum
 from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.messages.transforms import laplace_numbers
 from jaxfedmvc.precision import matmul

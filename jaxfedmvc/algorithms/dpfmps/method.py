@@ -48,7 +48,7 @@ from jaxfedmvc.algorithms.dpfmps.settings import (
     DPFMPSP2EstConfig,
 )
 from jaxfedmvc.algorithms.registry import NoHyperparams
-from jaxfedmvc.algorithms.vertcohirf.consensus import MOST_SUMMED
+from jaxfedmvc.algorithms.shared.cells import MOST_SUMMED
 from jaxfedmvc.federation import Federation
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from flax import struct
 from jax import Array
@@ -129,9 +129,6 @@ class MGCDConfig:
           ValueError: Names the setting, its value and what is allowed.
         """
         choices(self)
-        for name, allowed in (("server", Server), ("affinity", Affinity)):
-            if getattr(self, name) not in (None, *get_args(allowed)):
-                raise wrong(name, getattr(self, name), " or ".join(map(repr, get_args(allowed))))
         at_least(self, 2, "n_clusters")
         at_least(self, 1, "latent_dim", "server_hidden", "batch_size", "n_neighbours", "n_init")
         at_least(self, 1, "rank")

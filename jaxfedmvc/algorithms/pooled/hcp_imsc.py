@@ -39,8 +39,8 @@ from jaxfedmvc.algorithms.pooled.adapter import (
     needs_linked_views,
     pooled,
 )
-from jaxfedmvc.algorithms.pooled.matrices import alternate, neighbours, spectral_rows
 from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
+from jaxfedmvc.algorithms.shared.matrices import alternate, neighbours, spectral_rows
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.precision import in_32_bits

@@ -32,14 +32,14 @@ from jaxfedmvc.algorithms.pooled.adapter import (
     needs_varied_views,
     pooled,
 )
-from jaxfedmvc.algorithms.pooled.matrices import (
+from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
+from jaxfedmvc.algorithms.shared.matrices import (
     alternate,
     left_singular_vectors,
     polar,
     simplex,
     view_weights,
 )
-from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.precision import in_32_bits

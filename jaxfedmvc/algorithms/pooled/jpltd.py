@@ -40,8 +40,8 @@ from jaxfedmvc.algorithms.pooled.adapter import (
     needs_linked_views,
     pooled,
 )
-from jaxfedmvc.algorithms.pooled.matrices import polar, soft, spectral_rows
 from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
+from jaxfedmvc.algorithms.shared.matrices import polar, soft, spectral_rows
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.precision import in_32_bits
 

@@ -26,8 +26,8 @@ from jax import Array, lax
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, pooled
-from jaxfedmvc.algorithms.pooled.matrices import left_singular_vectors, simplex
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
+from jaxfedmvc.algorithms.shared.matrices import left_singular_vectors, simplex
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.precision import in_32_bits
 

@@ -35,7 +35,8 @@ from jaxfedmvc.algorithms.pooled.adapter import (
     needs_varied_views,
     pooled,
 )
-from jaxfedmvc.algorithms.pooled.matrices import (
+from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
+from jaxfedmvc.algorithms.shared.matrices import (
     alternate,
     neighbours,
     polar,
@@ -43,7 +44,6 @@ from jaxfedmvc.algorithms.pooled.matrices import (
     squared_distances,
     view_weights,
 )
-from jaxfedmvc.algorithms.pooled.rows import check_widths, is_real, unit_samples
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.precision import in_32_bits

@@ -35,9 +35,9 @@ from jax.flatten_util import ravel_pytree
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, needs_views, pooled
-from jaxfedmvc.algorithms.pooled.matrices import squared_distances
 from jaxfedmvc.algorithms.pooled.networks import batch_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
+from jaxfedmvc.algorithms.shared.matrices import squared_distances
 from jaxfedmvc.losses import l2_normalize, masked_mean
 from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
 from jaxfedmvc.precision import in_32_bits

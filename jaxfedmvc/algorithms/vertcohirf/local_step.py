@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc.algorithms.vertcohirf.consensus import relaxed_consensus, strict_consensus
+from jaxfedmvc.algorithms.shared.cells import strict_consensus
+from jaxfedmvc.algorithms.vertcohirf.consensus import relaxed_consensus
 from jaxfedmvc.algorithms.vertcohirf.settings import (
     COUNT,
     RAND_INDEX,

@@ -25,12 +25,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
-from jaxfedmvc.algorithms.vertcohirf.consensus import (
-    MOST_SUMMED,
-    relaxed_consensus,
-    segment_sizes,
-    strict_consensus,
-)
+from jaxfedmvc.algorithms.shared.cells import MOST_SUMMED, segment_sizes, strict_consensus
+from jaxfedmvc.algorithms.vertcohirf.consensus import relaxed_consensus
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import NEVER, Hierarchy, labels_at
 from jaxfedmvc.algorithms.vertcohirf.local_step import (
     LocalStep,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc.algorithms.vertcohirf.consensus import exact_segment_sum, segment_sizes
+from jaxfedmvc.algorithms.shared.cells import exact_segment_sum, segment_sizes
 from jaxfedmvc.algorithms.vertcohirf.hierarchy import NEVER
 from jaxfedmvc.algorithms.vertcohirf.settings import Similarity
 

@@ -210,6 +210,9 @@ def test_the_study_runs_its_rows(studied):
         ("k-means of each client", "skewed"),
     ]
     assert summary.loc[("E-FKMVC", "skewed"), "pooled/ari/mean"] > 0.9
+    pooled = pd.read_csv(folder / "pooled.csv")["pooled/ari"]
+    assert len(pooled) == 2
+    assert pooled.mean() == pytest.approx(summary["pooled/ari/mean"].iloc[0])
     assert summary.loc[("k-means of each client", "alike"), "kilobytes"] == 0
     assert summary.loc[("E-FKMVC", "alike"), "kilobytes"] > 0
     assert "| E-FKMVC | skewed |" in out and (folder / "methods.png").stat().st_size > 10_000

@@ -7,8 +7,8 @@ import pytest
 from scipy import linalg, optimize
 from scipy.spatial.distance import cdist
 
-from jaxfedmvc.algorithms.pooled import matrices
-from jaxfedmvc.algorithms.pooled.matrices import (
+from jaxfedmvc.algorithms.shared import matrices
+from jaxfedmvc.algorithms.shared.matrices import (
     alternate,
     left_singular_vectors,
     neighbours,
