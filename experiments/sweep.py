@@ -296,11 +296,12 @@ def report(
     metrics = [name for name in (*METRICS, "clusters") if name in runs]
     spent = [name for name in SPENT if name in runs]
     summary = sweep_report.summarise(runs, names, metrics, spent)
-    by = "acc" if summary["acc_mean"].notna().any() else "silhouette"
+    part_of = sweep_report.axes_in(family_of(command.method), summary, axes)
+    told = "silhouette" if part_of["information"] else "information"
+    by = "acc" if summary["acc_mean"].notna().any() else told
     write_text(path / "summary.csv", summary.to_csv(index=False))
     shown = [m for m in metrics if m != "purity" and summary[f"{m}_mean"].notna().any()]
-    in_loss = sweep_report.axes_in_loss(family_of(command.method), summary, axes)
-    best = sweep_report.best_lines(summary, names, in_loss=in_loss)
+    best = sweep_report.best_lines(summary, names, part_of=part_of)
     best += sweep_report.idle_lines(summary, axes)
     yield from ("", *sweep_report.table(summary, names, shown, by=by, spent=spent[:1]), "", *best)
     failed = int((runs["status"] != "ok").sum())

@@ -46,9 +46,10 @@ from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.messages.secure import any_unread
 from jaxfedmvc.metrics import federation as federation_scores
 from jaxfedmvc.metrics import host, simplified_silhouette
+from jaxfedmvc.metrics.information import information
 
 PyTree = Any
-METRICS = (*host.METRICS, "loss", "silhouette")
+METRICS = (*host.METRICS, "loss", "silhouette", "information")
 # What a run of a private method spends.
 SPENT = ("epsilon", "delta")
 # Before the names of columns that hold a number for each round, with blanks between.
@@ -141,8 +142,8 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
 
     Outputs are "rounds" made, the last "loss", whether the model turned "nan" or a secure sum was
     "unread"; what was "spent", where the server's state tells it; and either "labels", or
-    "silhouette", the last "tables" and who took part, of the last round and, where the group asks
-    for it, of every round.
+    "silhouette", "information", the last "tables" and who took part, of the last round and, where
+    the group asks for it, of every round.
     """
 
     def run(hyperparams: PyTree, key: jax.Array, federation: Federation) -> dict[str, Any]:
@@ -174,6 +175,7 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
             chunk = group.client_chunk
             embedding = engine.embed(algorithm, federation, result.state, client_chunk=chunk)
         out["silhouette"] = mean_silhouette(federation, embedding, result.labels, k)
+        out["information"] = information(federation, result.labels, k)
         if labelled:
             out["tables"] = federation_scores.tables(federation, result.labels, k)
             out["participants"] = result.state.participants
@@ -540,7 +542,7 @@ def row_of(
     if group.n_clusters is None:
         assert group.rate is not None
         return row | group.rate(place, [np.asarray(labels) for labels in out["labels"]])
-    row["silhouette"] = float(out["silhouette"])
+    row |= {name: float(out[name]) for name in ("silhouette", "information")}
     if "tables" in out:
         scores = scores_of(group.federation, out["tables"], out["participants"])
         row |= {**scores["all"]["pooled"], **flattened(scores)}

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from experiments.lib.batches import Group, Program, mean_silhouette
+from experiments.lib.references import told
 from experiments.lib.report import losses_of
 from jaxfedmvc.checks import has_nan
 from jaxfedmvc.engine import Traffic
@@ -94,6 +95,7 @@ class OneByOne(Program):
             "nan": has_nan((found.state.server, found.state.clients, loss)),
             "unread": any_unread((infos, found.info)),
             "silhouette": _silhouette()(hidden, found.embedding, found.labels, group.n_clusters),
+            "information": told(federation, found.labels, group.n_clusters),
         }
         if federation.labels is None:
             return out

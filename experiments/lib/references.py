@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
+import jax
 import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.metrics import silhouette_score
 
 from experiments.lib.data import Problem
+from jaxfedmvc.engine.programs import compiler_options
 from jaxfedmvc.federation import Cohort, Federation
+from jaxfedmvc.metrics.information import information
 
 ALONE, POOLED, POOLED_EMBEDDING = "no collaboration", "pooled k-means", "pooled k-means on H"
 # Silhouettes of more samples than this are estimated on as many, drawn with a fixed seed.
@@ -103,13 +107,21 @@ def silhouette(x: np.ndarray, labels: np.ndarray) -> float:
     return float(silhouette_score(x, labels))
 
 
-def internal_scores(federation: Federation, labels: Sequence[np.ndarray]) -> dict[str, float]:
-    """Scores clusters without classes: own-view silhouette and number of clusters, by client.
+def internal_scores(
+    federation: Federation, labels: Sequence[np.ndarray], n_clusters: int | None = None
+) -> dict[str, float]:
+    """Scores clusters without classes.
+
+    Args:
+      federation: The data.
+      labels: For each cohort int32 [clients, rows].
+      n_clusters: K, or more where there are more.
 
     Returns:
-      "silhouette", the mean over clients of that of their rows on their own views (those with one
-      cluster do not count), and "clusters", the mean number of clusters that a client has. Rows in
-      no cluster, -1, count for neither; both are NaN where no row is in any, as of a failed run.
+      "information" ({py:mod}`jaxfedmvc.metrics.information`); "silhouette", the mean over clients
+      of that of their rows on their own views (those with one cluster do not count), and
+      "clusters", the mean number of clusters that a client has. Rows in no cluster, -1, count for
+      none of them; all are NaN where no row is in any, as of a failed run.
     """
     values, counts = [], []
     for cohort, found in zip(federation.cohorts, labels, strict=True):
@@ -119,4 +131,24 @@ def internal_scores(federation: Federation, labels: Sequence[np.ndarray]) -> dic
             counts.append(len(np.unique(mine[found_in])))
     known = [v for v in values if not np.isnan(v)]
     mean = float(np.mean(known)) if known else float("nan")
-    return {"silhouette": mean, "clusters": float(np.mean(counts)) if any(counts) else float("nan")}
+    return {
+        "information": told(federation, labels, n_clusters),
+        "silhouette": mean,
+        "clusters": float(np.mean(counts)) if any(counts) else float("nan"),
+    }
+
+
+def told(
+    federation: Federation, labels: Sequence[np.ndarray], n_clusters: int | None = None
+) -> float:
+    """Computes how much a view tells of the clusters, as `internal_scores`; NaN without any."""
+    most = max(int(np.max(mine, initial=-1)) for mine in labels) + 1
+    if not most:
+        return float("nan")
+    k = max(most, n_clusters or 0)
+    return float(_information()(federation.without_labels(), list(labels), k))
+
+
+@functools.cache
+def _information() -> Callable[..., jax.Array]:
+    return jax.jit(information, static_argnums=2, compiler_options=compiler_options(False))

@@ -135,7 +135,7 @@ class Report:
             yield f"\n{title} {after}"
             yield scores.to_string()
         if not self.is_scored:
-            yield f"\nno labels, no scores; silhouette and clusters, mean over clients {after}"
+            yield f"\nno labels, no scores; what the data say of the clusters {after}"
             yield self._internal().to_string()
             yield from self._sizes(last)
         summary = self._summary(traffic) | facts
@@ -206,10 +206,12 @@ class Report:
         return pd.DataFrame(
             {
                 metric: {
-                    name: _mean_cell([r[name]["internal"][metric] for r in self.references], True)
+                    name: _mean_cell(
+                        [r[name]["internal"].get(metric, math.nan) for r in self.references], True
+                    )
                     for name in self.references[0]
                 }
-                for metric in ("silhouette", "clusters")
+                for metric in ("information", "silhouette", "clusters")
             }
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from experiments.lib.criterion import Found
 from experiments.lib.data import Problem, count_classes, load_agents, load_clients
 from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
-from experiments.lib.references import internal_scores, references
+from experiments.lib.references import ALONE, internal_scores, references
 from experiments.lib.report import Report, flattened, losses_of
 from experiments.lib.text import counted
 from jaxfedmvc import engine, keys
@@ -526,16 +527,18 @@ class _Runner:
             if command.hooks.references is not None:
                 rivals |= command.hooks.references(problem, k, seed)
         self.report.references.append(
-            {name: self._scored(federation, labels, state) for name, labels in rivals.items()}
+            {name: self._scored(federation, labels, state, name) for name, labels in rivals.items()}
         )
         self.last = result
         self.progress.done("references")
 
     def _scored(
-        self, federation: Federation, labels: Sequence[np.ndarray], state: RunState
+        self, federation: Federation, labels: Sequence[np.ndarray], state: RunState, name: str
     ) -> dict[str, Any]:
         """Returns scores, if there are labels, and what clusters say of themselves."""
-        internal = {"internal": internal_scores(federation, labels)}
+        internal = {"internal": internal_scores(federation, labels, self.job.n_clusters)}
+        if name == ALONE:  # clients have clusters of their own, of which none tells another
+            internal["internal"]["information"] = math.nan
         if federation.labels is None:
             return internal
         return {**host.score(federation, labels, state.participants), **internal}

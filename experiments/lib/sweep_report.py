@@ -39,6 +39,8 @@ IN_LOSS = {
     # What K components leave over.
     "fedmvl": ("n_clusters",),
 }
+# More clusters tell more.
+_IN_INFORMATION = ("n_clusters",)
 _OF_DATA = ("dataset", "scale")
 _FEWEST = 3  # settings that a correlation is computed of
 
@@ -128,8 +130,8 @@ def best_lines(
     summary: pd.DataFrame,
     names: Sequence[str],
     by: str = "acc",
-    measures: Sequence[str] = ("silhouette", "loss"),
-    in_loss: Sequence[str] = (),
+    measures: Sequence[str] = ("information", "silhouette", "loss"),
+    part_of: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
     """Says which setting is best by a score, and what choosing without labels would have come to.
 
@@ -140,7 +142,8 @@ def best_lines(
       measures: Metrics that need none; for each a line with the setting that comes first by it,
         that setting's score and rank by score, and one with Spearman's correlation over settings
         between the measure and the score.
-      in_loss: Columns that are part of the loss itself, see `axes_in_loss`: none is first by it.
+      part_of: For measures the columns that change what they measure, see `axes_in`: where there
+        are some, no setting is first by it.
     """
     if not summary["n_ok"].any():
         return ["no run ended well: there is no best setting"]
@@ -157,26 +160,30 @@ def best_lines(
         f"best by mean {_named(by)} (needs labels): {found if scored else 'no setting has one'}"
     ]
     for measure in measures:
-        if measure == "loss" and in_loss and summary["loss_mean"].notna().any():
+        changing = (part_of or {}).get(measure)
+        if changing and f"{measure}_mean" in summary and summary[f"{measure}_mean"].notna().any():
             lines.append(
-                "first by loss (no labels): none, since what the loss measures changes with"
-                f" {', '.join(in_loss)}"
+                f"first by {measure} (no labels): none, since what it measures changes with"
+                f" {', '.join(changing)}"
             )
             continue
         lines += _chosen_by(summary, names, by, measure)
     return lines
 
 
-def axes_in_loss(family: str, summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:
-    """Returns the axes that were varied and are part of the loss, which then ranks no settings.
+def axes_in(family: str, summary: pd.DataFrame, axes: Sequence[Axis]) -> dict[str, list[str]]:
+    """Returns the axes that were varied and change what a measure measures, for each measure.
+
+    It then ranks no settings.
 
     Args:
       family: Of the method, see `hooks.family_of`.
       summary: Of `summarise`.
       axes: What was varied.
     """
-    names = (*IN_LOSS.get(family, ()), *_OF_DATA)
-    return [a.name for a in axes if a.name in names and summary[a.name].nunique() > 1]
+    parts = {"loss": IN_LOSS.get(family, ()), "information": _IN_INFORMATION}
+    varied = [axis.name for axis in axes if summary[axis.name].nunique() > 1]
+    return {m: [a for a in varied if a in (*names, *_OF_DATA)] for m, names in parts.items()}
 
 
 def idle_lines(summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:

@@ -15,6 +15,7 @@ from experiments.lib.report import Report, _mean_cell, losses_of
 from jaxfedmvc import Federation
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine import Traffic
+from jaxfedmvc.metrics.information import information
 
 # Five rows of two views; client 1 holds both views of three, and client 0 one view of two.
 PARTS = [
@@ -177,7 +178,8 @@ def test_clients_with_one_cluster_have_no_silhouette_and_rows_in_none_are_no_clu
     assert of_pairs == pytest.approx(np.mean([8.5 / 9.5, 7.5 / 8.5]))
     alone = np.array([[[0, 0, 1, 1], [2, 2, 2, -1]], [[0, 0, 1, 1], [2, -1, -1, -1]]])
     found = references.internal_scores(federation, [alone[0]])
-    assert found == pytest.approx({"silhouette": of_pairs, "clusters": 1.5})
+    told = float(information(federation, [alone[0]], 3))
+    assert found == pytest.approx({"information": told, "silhouette": of_pairs, "clusters": 1.5})
     assert references.internal_scores(federation, [alone[1]])["clusters"] == 1.5
     found = references.internal_scores(federation, [np.array([[0, 0, 1, -1], [2, 2, 2, -1]])])
     assert found["silhouette"] == pytest.approx(np.mean([8 / 9, 7 / 8, 0]))

@@ -15,7 +15,7 @@ from jaxfedmvc.algorithms import METHODS
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 NAN = math.nan
-METRICS = ("acc", "nmi", "loss", "silhouette")
+METRICS = ("acc", "nmi", "loss", "silhouette", "information")
 
 
 def run(setting, seed=0, acc=NAN, status="ok", **metrics):
@@ -114,6 +114,7 @@ def test_best_lines_tell_what_choosing_without_labels_is_worth():
     # of ACC 2, 3, 1 and of silhouette 3, 1, 2, so rho = 1 - 6 * 6 / 24 = -.5.
     assert sweep_report.best_lines(summary, ["x", "y"]) == [
         "best by mean ACC (needs labels): x=a, y=1: .931 +- .006",
+        "first by information (no labels): not measured in any setting",
         "first by silhouette (no labels): x=b, y=1: silhouette 0.5, ACC .800, rank 3 of 4"
         " by ACC (1 of 2 runs failed); not measured in 1 of 4 settings",
         "    Spearman's correlation with mean ACC: -.500 over 3 settings (1 would rank as ACC"
@@ -129,15 +130,27 @@ def test_nothing_is_first_by_a_loss_that_the_axis_is_part_of():
     rows = [run({"tau_m": t, "seed": "0"}, acc=0.5 + t, loss=t, silhouette=0.1) for t in (0.1, 0.2)]
     summary = sweep_report.summarise(rows, ["tau_m"], METRICS)
     axes = grid.parse("tau_m=0.1,0.2")
-    assert sweep_report.axes_in_loss("fedhk", summary, axes) == []
-    assert sweep_report.axes_in_loss("fmcsc", summary[:1], axes) == []  # one value is no choice
-    in_loss = sweep_report.axes_in_loss("fmcsc", summary, axes)
-    lines = sweep_report.best_lines(summary, ["tau_m"], in_loss=in_loss)
+    nothing = {"loss": [], "information": []}
+    assert sweep_report.axes_in("fedhk", summary, axes) == nothing
+    assert sweep_report.axes_in("fmcsc", summary[:1], axes) == nothing  # one value is no choice
+    part_of = sweep_report.axes_in("fmcsc", summary, axes)
+    assert part_of == {"loss": ["tau_m"], "information": []}
+    lines = sweep_report.best_lines(summary, ["tau_m"], part_of=part_of)
     assert lines[-1] == (
-        "first by loss (no labels): none, since what the loss measures changes with tau_m"
+        "first by loss (no labels): none, since what it measures changes with tau_m"
     )
     assert sum("loss" in line for line in lines) == 1  # no correlation either
-    assert len(lines) == 4  # of the silhouette there are both
+    assert len(lines) == 5  # of the silhouette there are both
+
+
+def test_numbers_of_clusters_are_not_compared_by_information():
+    rows = [run({"n_clusters": k}, acc=0.5, information=k) for k in (2, 3)]
+    summary = sweep_report.summarise(rows, ["n_clusters"], METRICS)
+    part_of = sweep_report.axes_in("lmvsc", summary, grid.parse("n_clusters=2,3"))
+    lines = sweep_report.best_lines(summary, ["n_clusters"], part_of=part_of)
+    assert lines[1] == (
+        "first by information (no labels): none, since what it measures changes with n_clusters"
+    )
 
 
 def test_settings_in_the_loss_are_settings_of_the_family():
@@ -237,6 +250,7 @@ def test_best_lines_do_without_labels_and_without_measures():
     lines = sweep_report.best_lines(summary_of([NAN, NAN], losses=[2.0, 1.0]), ["x"])
     assert lines == [
         "best by mean ACC (needs labels): no setting has one",
+        "first by information (no labels): not measured in any setting",
         "first by silhouette (no labels): not measured in any setting",
         "first by loss (no labels): x=b: loss 1",
     ]
