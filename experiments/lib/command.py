@@ -32,6 +32,9 @@ class JobSettings:
       until_stable: A seed ends when the clusters of three rounds running agree with those of the
         round before: an adjusted Rand index of at least this, such as 0.95. Each round then pays
         for the exchanges that give clusters, too. none: all rounds are made.
+      keep_from: A seed keeps the clusters of that round of which a view tells most (information),
+        without labels, of the rounds from this one on. Each round then pays for the exchanges that
+        give clusters, too. none: those of the last round.
       seed: First seed.
       seeds: Number of seeds: of the partition and of the run.
       participation: Share of the clients that take part; or two: of those with all views, and of
@@ -52,6 +55,7 @@ class JobSettings:
 
     rounds: int | None = None
     until_stable: float | None = None
+    keep_from: int | None = None
     seed: int = 0
     seeds: int = 1
     participation: tuple[float, ...] = (1.0,)
@@ -72,6 +76,8 @@ class JobSettings:
             raise ValueError(
                 f"until_stable: got {self.until_stable}; allowed is a Rand index above 0, up to 1"
             )
+        if self.keep_from is not None and self.keep_from < 1:
+            raise ValueError(f"keep_from: got {self.keep_from}; allowed is a round, 1 or more")
         if self.seed < 0 or self.seeds < 1 or self.seed + self.seeds > 2**31:
             raise ValueError(
                 f"seed, seeds: got {self.seed} and {self.seeds}; allowed are a first seed of 0 or"

@@ -107,6 +107,8 @@ def _group(
         raise ValueError("dataset: none is given; allowed is a named set or a path")
     if command.job.until_stable is not None:
         raise ValueError("until_stable: is for single jobs; runs of a sweep make all their rounds")
+    if command.job.keep_from is not None:
+        raise ValueError("keep_from: is for single jobs; runs of a sweep end with their last round")
     vertical = command.method.topology == "vertical"
     group = (_of_agents if vertical else _of_clients)(command)
     group = group._replace(columns=columns, hyperparams=hyperparams, every_round=every_round)

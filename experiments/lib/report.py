@@ -92,7 +92,9 @@ class Report:
         folder.append_rows(self.path / "rounds.csv", [row])
 
     def _own_columns(self, row: Row) -> list[str]:
-        return [name for name in (*self.command.hooks.shown, "agreement") if name in row]
+        return [
+            name for name in (*self.command.hooks.shown, "agreement", "information") if name in row
+        ]
 
     # --- A seed -----------------------------------------------------------------------------------
 
@@ -130,7 +132,8 @@ class Report:
     def finish(self, last: SeedResult, traffic: Mapping[str, Traffic], facts: Row) -> Iterator[str]:
         """Writes summary and pictures; yields the lines for the terminal."""
         n = len(self.references)
-        after = f"(after the last round, mean over {counted(n, 'seed')})"
+        kept = "last" if self.command.job.keep_from is None else "kept"
+        after = f"(after the {kept} round, mean over {counted(n, 'seed')})"
         for title, scores in self._tables().items():
             yield f"\n{title} {after}"
             yield scores.to_string()

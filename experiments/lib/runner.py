@@ -19,7 +19,7 @@ from experiments.lib.criterion import Found
 from experiments.lib.data import Problem, count_classes, load_agents, load_clients
 from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
-from experiments.lib.references import ALONE, internal_scores, references
+from experiments.lib.references import ALONE, internal_scores, references, told
 from experiments.lib.report import Report, flattened, losses_of
 from experiments.lib.text import counted
 from jaxfedmvc import engine, keys
@@ -96,9 +96,15 @@ def prepare(command: Command) -> Job:
         start = partial(engine.start, algorithm, problem.federation, participation=shares)
         jax.eval_shape(start, jax.random.key(0))
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
-    if command.job.until_stable is not None and (algorithm.done or not algorithm.round):
-        why = "finds its end itself" if algorithm.round else "makes no rounds"
-        raise ValueError(f"until_stable: {command.name} {why}; allowed is none")
+    for name in _ENDS_ROUNDS:
+        if getattr(command.job, name) is not None and (algorithm.done or not algorithm.round):
+            why = "finds its end itself" if algorithm.round else "makes no rounds"
+            raise ValueError(f"{name}: {command.name} {why}; allowed is none")
+    if (command.job.keep_from or 0) > command.rounds:
+        raise ValueError(
+            f"keep_from: got {command.job.keep_from} with {counted(command.rounds, 'round')};"
+            " allowed is one of the rounds"
+        )
     _check_counts(job)
     if command.hooks.check is not None:
         command.hooks.check([command], [config])
@@ -144,20 +150,30 @@ def check_participation(command: Command) -> None:
 
 
 def _check_counts(job: Job) -> None:
-    """Checks that the counts that --until_stable asks clients for are theirs to give.
+    """Checks that what --until_stable and --keep_from ask clients for is theirs to give.
 
     Raises:
       ValueError: The method is private, or keeps small counts back.
     """
-    if job.command.job.until_stable is None:
-        return
-    why = ""
-    if job.command.method.private:
-        why = f"epsilon of {job.command.name} covers no counts of rows by old and new cluster"
-    elif getattr(job.config, "min_cluster_size", None) is not None:
-        why = "min_cluster_size keeps small clusters back, and counts of rows would tell them"
-    if why:
-        raise ValueError(f"until_stable: {why}; allowed is none")
+    asked = {"until_stable": "counts of rows by old and new cluster", "keep_from": "cluster sizes"}
+    for name, counts in asked.items():
+        if getattr(job.command.job, name) is None:
+            continue
+        why = ""
+        if job.command.method.private:
+            why = f"epsilon of {job.command.name} covers no {counts}"
+        elif getattr(job.config, "min_cluster_size", None) is not None:
+            why = f"min_cluster_size keeps small clusters back, and {counts} would tell them"
+        elif name == "keep_from" and not _shares(job):
+            why = f"clients of {job.command.name} share no clusters"
+        if why:
+            raise ValueError(f"{name}: {why}; allowed is none")
+
+
+def _shares(job: Job) -> bool:
+    """Whether anything is exchanged: else each client has clusters of its own."""
+    traffic = engine.traffic(job.make(job.hyperparams), job.federation)
+    return any(map(any, traffic.values()))
 
 
 def maker(
@@ -332,6 +348,8 @@ def run(command: Command, path: Path | None = None, choice: Found | None = None)
 _CHECKPOINT = "checkpoint.npz"
 # Rounds that must agree with those before them for a seed to end (--until_stable).
 _STABLE = 3
+# Flags for which every round ends with clusters.
+_ENDS_ROUNDS = ("until_stable", "keep_from")
 
 
 class _Runner:
@@ -349,6 +367,7 @@ class _Runner:
             self.report.figures.extend(choice.figures())
         self.steps = steps_of(job, devices, progress.done)
         self.last: SeedResult  # of the last seed, which is drawn
+        self.kept: tuple[int, RunState] | None = None  # of this seed, with --keep_from
         algorithm = self.steps.algorithm
         self.compacts = command.job.compact and algorithm.compact is not None
         self.store = path / _CHECKPOINT
@@ -422,6 +441,7 @@ class _Runner:
             made += 1
             found = None if self.compacts else self._evaluate(federation, key, state, made - 1)
             self._add_round(seed, made, problem, info, found, state, earlier)
+            self._keep(seed, made, state)
             if self.compacts:
                 state = steps.compacted(state)
             count_seconds()
@@ -432,9 +452,17 @@ class _Runner:
                 f"seed {seed}: clusters still change after all {counted(made, 'round')}"
                 f" (--until_stable={least}); --rounds allows more"
             )
-        if found is None:  # compacting, or the last round was made before a kill
+        if self.kept is not None:
+            n_made = made
+            made, state = self.kept
+            self.progress.write(
+                f"seed {seed}: keeps round {made} of {n_made}, of whose clusters a view tells most"
+            )
+            found = found if made == n_made else None
+        if found is None:  # compacting, an earlier round, or the last was made before a kill
             found = self._evaluate(federation, key, state, max(made - 1, 0))
         self._end_seed(seed, problem, found, state)
+        self.kept = None
         count_seconds()
 
     def _evaluate(
@@ -452,6 +480,21 @@ class _Runner:
         check_masked_sums(self.job.command.job, found.info)
         return found._replace(labels=labels)
 
+    def _keep(self, seed: int, made: int, state: RunState) -> None:
+        """Keeps the state of the last round if a view tells most of its clusters."""
+        if self._kept_round(seed) == made:
+            # A copy, as the programs give their memory away.
+            self.kept = made, jax.tree.map(jnp.array, state)
+
+    def _kept_round(self, seed: int) -> int | None:
+        """Returns the first of a seed's rounds of whose clusters a view tells most, if it may."""
+        least = self.job.command.job.keep_from
+        if least is None:
+            return None
+        rows = [r for r in self.report.rows if r["seed"] == seed and r["round"] >= least]
+        rows = [r for r in rows if not math.isnan(r["information"])]
+        return max(rows, key=lambda row: row["information"])["round"] if rows else None
+
     def _is_stable(self, seed: int) -> bool:
         """Whether a seed's last rounds left the clusters as they were."""
         least = self.job.command.job.until_stable
@@ -461,11 +504,15 @@ class _Runner:
     def _traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of the stages; where every round ends with clusters, as its own."""
         found = dict(self.steps.traffic())
-        if self.job.command.job.until_stable is not None and self.job.command.rounds:
-            # Each client's numbers of rows by old and new cluster.
-            tables = 4 * (self.job.n_clusters or 1) ** 2 * self.job.federation.n_clients
+        job, k = self.job.command.job, self.job.n_clusters or 1
+        if self.job.command.rounds and any(getattr(job, name) is not None for name in _ENDS_ROUNDS):
             up, down = (a + b for a, b in zip(found["round"], found["finish"], strict=True))
-            found |= {"round": Traffic(up + tables, down), "finish": Traffic(0, 0)}
+            each = 4 * self.job.federation.n_clients
+            if job.until_stable is not None:  # numbers of rows by old and new cluster
+                up += each * k**2
+            if job.keep_from is not None:  # sizes, everybody's shares, and the sum of log q
+                up, down = up + each * (k + 1), down + each * k
+            found |= {"round": Traffic(up, down), "finish": Traffic(0, 0)}
         return found
 
     def _add_round(
@@ -489,6 +536,9 @@ class _Runner:
         if self.job.command.job.until_stable is not None:
             both = [x.labels for x in (earlier, found) if x is not None]
             row["agreement"] = self._agreement(*both) if len(both) == 2 else None
+        if self.job.command.job.keep_from is not None:
+            assert found is not None
+            row["information"] = told(federation, found.labels, self.job.n_clusters)
         if self.job.command.hooks.columns is not None and made:
             row |= self.job.command.hooks.columns(info, problem)
         self._show(row)
@@ -537,7 +587,8 @@ class _Runner:
     ) -> dict[str, Any]:
         """Returns scores, if there are labels, and what clusters say of themselves."""
         internal = {"internal": internal_scores(federation, labels, self.job.n_clusters)}
-        if name == ALONE:  # clients have clusters of their own, of which none tells another
+        is_shared = name != self.job.command.name or any(map(any, self.steps.traffic().values()))
+        if name == ALONE or not is_shared:  # each client has clusters of its own
             internal["internal"]["information"] = math.nan
         if federation.labels is None:
             return internal
@@ -561,7 +612,11 @@ class _Runner:
             "seconds": report.seconds,
             "labels": self._size_of_labels(),
         }
-        checkpoint.save(self.store, state, meta)
+        if self.job.command.job.keep_from is None:
+            checkpoint.save(self.store, state, meta)
+            return
+        meta["kept"], kept = self.kept or (0, state)
+        checkpoint.save(self.store, (state, kept), meta)
 
     def _size_of_labels(self) -> int:
         """Returns the bytes of labels.csv, which between seeds has the rows of those before."""
@@ -579,11 +634,18 @@ class _Runner:
             (self.path / "labels.csv").unlink(missing_ok=True)
             return (*self._beginning(), [])
         like = self.steps.state_shapes()
-        state, meta = checkpoint.restore(self.store, like, any_shape=self.compacts)
+        keeps = self.job.command.job.keep_from is not None
+        both = (like, like) if keeps else like
+        saved, meta = checkpoint.restore(self.store, both, any_shape=self.compacts)
         # Copies, as the programs give their memory away.
-        state = jax.tree.map(jnp.array, state)._replace(
-            participants=jax.tree.map(np.asarray, state.participants)
-        )
+        state, *kept = [
+            jax.tree.map(jnp.array, state)._replace(
+                participants=jax.tree.map(np.asarray, state.participants)
+            )
+            for state in (saved if keeps else [saved])
+        ]
+        if meta.get("kept"):
+            self.kept = meta["kept"], kept[0]
         folder.keep_rows(self.path / "labels.csv", lambda table: table["seed"] < meta["seed"])
         size = meta.get("labels", 0)  # checkpoints of earlier versions do not say
         if size and self._size_of_labels() != size:
@@ -626,6 +688,8 @@ class _Runner:
     def _facts(self) -> dict[str, Any]:
         job, hooks = self.job, self.job.command.hooks
         facts: dict[str, Any] = {"n_clusters": job.n_clusters}
+        if job.command.job.keep_from is not None:
+            facts["rounds_kept"] = [self._kept_round(seed) for seed in job.command.job.all_seeds]
         if self.choice is not None:
             facts |= self.choice.facts()
         if job.command.job.secure_aggregation:

@@ -247,7 +247,7 @@ def stored(folder):
     """A job without programs, whose checkpoint lies in a folder."""
     job = object.__new__(runner._Runner)
     state = RunState(jnp.arange(3.0), (jnp.ones((2, 1)),), (np.array([0, 1]),))
-    settings = SimpleNamespace(job=SimpleNamespace(seed=4))
+    settings = SimpleNamespace(job=SimpleNamespace(seed=4, keep_from=None))
     job.job = SimpleNamespace(command=settings)
     job.path, job.store, job.compacts = folder, folder / "checkpoint.npz", False
     job.steps = SimpleNamespace(state_shapes=lambda: state)
@@ -369,9 +369,42 @@ def test_a_seed_ends_when_its_clusters_stay_as_they_are(digits, tmp_path, monkey
     assert code == 0
     assert "seed 0: clusters still change after all 3 rounds (--until_stable=0.9)" in out
     for name, why in (("mgcd", "finds its end itself"), ("label_consensus", "makes no rounds")):
-        told = (f"--algorithm={name}", "--dataset=digits", "--until_stable=0.9", whole)
-        code, _, error = binaries.launch(run.main, *told)
-        assert code and f"until_stable: {name} {why}" in error
+        for flag, value in (("until_stable", "0.9"), ("keep_from", "1")):
+            told = (f"--algorithm={name}", "--dataset=digits", f"--{flag}={value}", whole)
+            code, _, error = binaries.launch(run.main, *told)
+            assert code and f"{flag}: {name} {why}" in error
+
+
+@pytest.mark.ci
+def test_a_seed_keeps_the_round_whose_clusters_a_view_tells_most(digits, tmp_path, monkeypatch):
+    """It ends as a run of that many rounds does, also where it was broken off."""
+    arguments = ("--algorithm=fmcsc", *HORIZONTAL, *NETWORKS, f"--dataset={digits}")
+    arguments += ("--n_clusters=3", "--noprogress", "--centroids=federated")
+    keeps = (*arguments, "--rounds=6", "--keep_from=2", "--learning_rate=0.02")
+    whole, again = (f"--output_dir={tmp_path / folder}" for folder in ("whole", "again"))
+    code, out, err = binaries.launch(run.main, *keeps, whole)
+    assert code == 0, err
+    rounds = pd.read_csv(tmp_path / "whole" / "rounds.csv")
+    kept = int(rounds["round"][rounds["information"][1:].idxmax()])
+    assert kept < 6  # as this seed has it, so that there is something to keep
+    assert f"seed 0: keeps round {kept} of 6" in out
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["rounds_kept"] == [kept] and summary["rounds_made"] == [6]
+    n = 4 * summary["n_clients"]
+    short = f"--output_dir={tmp_path / 'short'}"
+    arguments += (f"--rounds={kept}", "--learning_rate=0.02", short)
+    assert binaries.launch(run.main, *arguments)[0] == 0
+    labels = [(tmp_path / name / "labels.csv").read_bytes() for name in ("whole", "short")]
+    assert labels[0] == labels[1]
+    found = json.loads((tmp_path / "short" / "summary.json").read_text())
+    for way, more in (("up", n * 4), ("down", n * 3)):  # sizes and a sum; shares
+        both = found["bytes_per_round"][way] + found["bytes_finish"][way]
+        assert summary["bytes_per_round"][way] == both + more
+    break_after(monkeypatch, kept + 1)
+    with pytest.raises(Broken):
+        binaries.launch(run.main, *keeps, again)
+    assert binaries.launch(run.main, *keeps, again, "--resume")[0] == 0
+    assert contents(tmp_path / "again") == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow

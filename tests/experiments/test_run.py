@@ -313,6 +313,19 @@ BAD = {
         ],
         "until_stable: min_cluster_size keeps small clusters back",
     ),
+    "a round before the first": (["--keep_from=0"], "keep_from: got 0"),
+    "a round after the last": (
+        ["--algorithm=fmcsc", "--rounds=3", "--keep_from=4"],
+        "keep_from: got 4 with 3 rounds",
+    ),
+    "sizes beside a privacy that does not cover them": (
+        ["--algorithm=private_e_fkmvc", "--ratio=1:0", "--keep_from=2"],
+        "keep_from: epsilon of private_e_fkmvc covers no cluster sizes",
+    ),
+    "clients that share nothing": (
+        ["--algorithm=local_fmcsc", "--rounds=3", "--keep_from=2"],
+        "keep_from: clients of local_fmcsc share no clusters",
+    ),
     "checkpoints": (["--checkpoint_every=-3"], "checkpoint_every: got -3"),
     "bits without masks": (["--fraction_bits=8"], "fraction_bits: got 8; .*--secure_aggregation"),
     "clear phases without masks": (["--in_clear=finish"], "in_clear: got .*secure_aggregation"),

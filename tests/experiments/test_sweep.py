@@ -279,6 +279,7 @@ WRONG = {
     ("--mesh=rows:2",): "mesh: got 'rows:2'; allowed are sweep:m, clients:n",
     ("--coordinator=127.0.0.1:1",): "coordinator: --coordinator, --num_processes, --",
     ("--algorithm=mgcd", "--until_stable=0.9"): "until_stable: is for single jobs",
+    ("--algorithm=fmcsc", "--keep_from=2"): "keep_from: is for single jobs",
     ("--grid=tau=1,3",): "tau: has no effect with --personal=none; leave it out, or give",
     ("--personal=mix", "--grid=mix=0.2,0.5", "--tau=3"): "tau: has no effect with --personal=mix",
     ("--secure_aggregation",): "setup[2]: its server reads single messages",
