@@ -150,9 +150,8 @@ def _check_samples(federation: Federation, n_clusters: int) -> None:
         return
     ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
     found, counts = np.unique(np.concatenate(ids), return_counts=True)
+    needs_samples("n_clusters", n_clusters)(federation)
     n = int(counts.sum())
-    if n < n_clusters:
-        raise ValueError(f"n_clusters: got {n_clusters} for {n} samples in all; allowed is no more")
     if n < 2:
         raise ValueError(f"federation: has {n} sample in all; allowed are 2 or more")
     if (counts > 1).any():
@@ -213,6 +212,24 @@ def _embed(server: PooledState, labels: Array, client: Cohort) -> Array:
 
 
 # --- What several methods can work on -------------------------------------------------------------
+
+
+def needs_samples(setting: str, least: int) -> Callable[[Federation], None]:
+    """Returns a check that there are as many samples in all as a setting says; not while tracing.
+
+    Args:
+      setting: Its name.
+      least: Its value.
+    """
+
+    def check(federation: Federation) -> None:
+        if federation.is_traced:
+            return
+        n = sum(int(np.asarray(cohort.mask).sum()) for cohort in federation.cohorts)
+        if n < least:
+            raise ValueError(f"{setting}: got {least} for {n} samples in all; allowed is no more")
+
+    return check
 
 
 def needs_complete_rows(method: str) -> Callable[[Federation], None]:

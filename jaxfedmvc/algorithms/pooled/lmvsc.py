@@ -25,7 +25,12 @@ from jax import Array, lax
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, pooled
+from jaxfedmvc.algorithms.pooled.adapter import (
+    Fitted,
+    needs_complete_rows,
+    needs_samples,
+    pooled,
+)
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.algorithms.shared.matrices import left_singular_vectors, simplex
 from jaxfedmvc.clustering import kmeans
@@ -38,7 +43,7 @@ class LMVSCConfig:
 
     Attributes:
       n_clusters: Number of clusters c.
-      n_anchors: Number of anchors m in each view, c or more; none: c.
+      n_anchors: Number of anchors m in each view, c or more, and no more than samples; none: c.
       max_steps: Most gradient steps for the weights of the anchors.
       n_init: Starts of each k-means, of which the best is kept.
     """
@@ -76,11 +81,13 @@ def lmvsc(config: LMVSCConfig, hyperparams: LMVSCHyperparams | None = None) -> F
 
     Raises:
       ValueError: A hyper-parameter is out of range. From `init`: a client does not hold all views,
-        or there are fewer samples than clusters.
+        or there are fewer samples than clusters or anchors.
     """
     hyper = hyperparams or LMVSCHyperparams()
     checks.numbers(hyper, {"alpha": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
-    return pooled(fit, config, hyper, needs_complete_rows("lmvsc"))
+    # Among more anchors than rows some are one and the same, whose row then weighs more.
+    enough = needs_samples("n_anchors", config.n_anchors or 1)
+    return pooled(fit, config, hyper, needs_complete_rows("lmvsc"), enough)
 
 
 @in_32_bits

@@ -178,6 +178,32 @@ def test_phantoms_are_taken_off_the_cells(sketched):
     assert found.min() >= 0
 
 
+def test_estimate_of_a_hand_worked_case():
+    found = jit_size(np.float32([[0.5, 0.25]]))
+    np.testing.assert_allclose(found, [0.7213 / (1 + 1.079 / 2) * 2 / 0.75], rtol=1e-6)
+
+
+def test_counts_are_their_formulas_cell_by_cell(sketched):
+    """In float64, of sketches that no agent would send; those of pairs up to one shift for all."""
+    sketches = np.random.default_rng(2).integers(1, 12, sketched[2].shape).astype(np.uint8)
+    total, n_phantoms = np.float32(900), np.float32(60)
+
+    def size_without(*clusters):
+        """D of the union of all clusters but one of each agent, who are given as (agent, one)."""
+        union = np.max([np.delete(sketches[a], c, axis=0).max(axis=0) for a, c in clusters], axis=0)
+        return 0.7213 / (1 + 1.079 / M) / (0.5**union).mean()
+
+    cells = jit_complement(sketches, total, n_phantoms)
+    for cell in np.ndindex(3, 3, 3):
+        expected = total - (size_without(*enumerate(cell)) - n_phantoms * 3 * 2)
+        assert cells[cell] == pytest.approx(expected, rel=1e-4) and expected > 0
+    two_way = jit_marginals(sketches, total, n_phantoms)[1]
+    for found, (a, b) in zip(two_way, itertools.combinations(range(3), 2), strict=True):
+        sizes = [-size_without((a, i), (b, j)) for i, j in np.ndindex(3, 3)]
+        expected = jit_norm_sub(np.float32(sizes), total).reshape(3, 3)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("n_phantoms", [0.0, 50.0])
 def test_marginals_are_those_of_the_labels(sketched, n_phantoms):
     labels, counts, sketches = sketched
@@ -267,6 +293,32 @@ def test_fit_comes_near_the_pairs_where_a_product_does_not(n_agents):
         product = np.multiply.outer(product, row / 600)
     assert distance(found) < 0.2 * distance(product)
     assert np.abs(found - counts).sum() < 0.7 * np.abs(product - counts).sum()
+
+
+@pytest.mark.parametrize("n_agents", [3, 4, 5])
+def test_fit_makes_the_steps_that_it_says(n_agents):
+    """Pair after pair by hand, from marginals that contradict each other."""
+    rng, key, k = np.random.default_rng(n_agents), jax.random.key(2), 3
+    pairs = list(itertools.combinations(range(n_agents), 2))
+    one_way = 600 * rng.dirichlet(np.ones(k), n_agents)
+    two_way = 600 * rng.dirichlet(np.ones(k * k), len(pairs)).reshape(-1, k, k)
+    n_steps = {3: 120, 4: 240, 5: 300}[n_agents]
+
+    @jax.jit
+    def drawn(steps):
+        draw = lambda t: jax.random.randint(jax.random.fold_in(key, t), (), 0, len(pairs))  # noqa: E731
+        return jax.vmap(draw)(steps)
+
+    grid = np.float64(600)
+    for row in one_way:
+        grid = np.multiply.outer(grid, row / 600)
+    for t, place in enumerate(np.asarray(drawn(np.arange(n_steps)))):
+        part = {3: 0.5 * 0.96**t, 4: 0.5 * 0.95 ** (t // 10) / 9, 5: 0.5 * 0.95 ** (t // 50) / 27}
+        away = tuple(set(range(n_agents)) - set(pairs[place]))
+        lacks = np.expand_dims(two_way[place] - grid.sum(axis=away), away)
+        grid = np.maximum(grid + part[n_agents] * lacks, 1e-5)
+    found = jit_fit(key, np.float32(one_way), np.float32(two_way), np.float32(600))
+    np.testing.assert_allclose(found, grid, atol=1e-2)
 
 
 def test_fit_leaves_independent_agents_as_they_are():

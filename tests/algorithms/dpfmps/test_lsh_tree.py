@@ -102,14 +102,6 @@ def leaves_of_groups(*groups):
     return many_leaves(KEYS, x, K, np.ones(80, bool), TreeNoise(jnp.inf, 1.0, 0.0))
 
 
-def test_a_node_branches_from_three_times_the_least_count_on():
-    """One of 24 rows does not, though a tenth of a radian and more lies between its halves."""
-    groups = (56, [1, 0, 0]), (12, [-0.9, 0.09, 0]), (12, [-0.9, -0.09, 0])
-    counts = np.asarray(leaves_of_groups(*groups).counts)
-    # But for the few directions that part them before they are a node of their own.
-    assert np.mean(np.any(counts == 24, axis=1)) > 0.8
-
-
 def test_rows_of_a_dropped_node_are_out_for_good():
     """Eight rows are too few. Others, which part later, may take the place of their node."""
     leaves = leaves_of_groups((40, [0.5, 0, 0]), (32, [0.4, 0.4, 0]), (8, [-0.5, -0.2, 0]))
@@ -140,6 +132,50 @@ def test_empty_nodes_are_counted_with_noise_like_others():
     assert 0 < (n_leaves > 0).mean() < 1
     assert n_leaves.max() > 1  # a node branched
     assert np.isin(np.asarray(counts), np.round(counts)).all()
+
+
+def leaves_by_recursion(x, directions, least):
+    """Sizes and means of the leaves, in the order of their rows."""
+    leaves = []
+
+    def grow(rows, level):
+        if level == len(directions) or len(rows) < 3 * least:
+            leaves.append([len(rows), *x[rows].mean(axis=0)])
+            return
+        side = x[rows] @ directions[level] > 0
+        for child in (rows[~side], rows[side]):
+            if len(child) >= least:
+                grow(child, level + 1)
+
+    grow(np.arange(len(x)), 0)
+    return np.array(leaves).reshape(-1, 1 + x.shape[1])
+
+
+def test_leaves_are_those_of_a_tree_grown_by_recursion():
+    x = np.random.default_rng(4).uniform(-1, 1, (80, 3)).astype(np.float32)
+    found = jax.device_get(many_leaves(KEYS, x, K, np.ones(80, bool), TreeNoise(jnp.inf, 0.2, 0.0)))
+    least = int(10 * np.sqrt(2 * 3) * 0.2)
+    assert least == 4 < 80 // (2 * K)
+
+    @jax.jit
+    def drawn(keys):
+        draw = jax.vmap(lambda key: jax.random.normal(jax.random.split(key, 3)[0], (DEPTH, 3)))
+        return draw(keys)
+
+    whole, dropped = 0, 0
+    for means, counts, directions in zip(*found, np.asarray(drawn(KEYS)), strict=True):
+        there = counts > 0
+        got = np.column_stack([counts[there], means[there]])
+        expected = leaves_by_recursion(x.astype(float), directions, least)
+        assert len(got) == len(expected) > 3
+        # Leaves have no order: the nearest of the expected ones, of which each is met once.
+        nearest = np.abs(got[:, None] - expected[None]).max(axis=2).argmin(axis=1)
+        assert sorted(nearest) == list(range(len(expected)))
+        np.testing.assert_allclose(got, expected[nearest], atol=1e-5)
+        # Some are just too small to branch, and some rows were alone.
+        whole += (expected[:, 0] == 3 * least - 1).any()
+        dropped += expected[:, 0].sum() < 80
+    assert whole > 10 and dropped > 10
 
 
 def test_noise_of_a_mean_has_its_scale():
