@@ -33,7 +33,13 @@ from jax import Array
 
 from jaxfedmvc import checks, nn
 from jaxfedmvc.algorithm import FederatedAlgorithm
-from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, needs_views, pooled
+from jaxfedmvc.algorithms.pooled.adapter import (
+    Fitted,
+    needs_complete_rows,
+    needs_varied_views,
+    needs_views,
+    pooled,
+)
 from jaxfedmvc.algorithms.pooled.networks import (
     Networks,
     apply,
@@ -116,16 +122,16 @@ def mflvc(config: MFLVCConfig, hyperparams: MFLVCHyperparams | None = None) -> F
     """Returns MFLVC on the rows of all clients. This is no privacy: see `pooled.adapter`.
 
     Raises:
-      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, a client
-        lacks a view, or there are fewer samples than clusters.
+      ValueError: A hyper-parameter is out of range. From `init`: there is one view only, or one is
+        constant, a client lacks a view, or there are fewer samples than clusters.
     """
     hyper = hyperparams or MFLVCHyperparams()
     checks.numbers(
         hyper, dict.fromkeys(("learning_rate", "tau_feature", "tau_label"), checks.POSITIVE)
     )
-    return pooled(
-        fit, config, hyper, needs_views("mflvc", 2, "contrasts views"), needs_complete_rows("mflvc")
-    )
+    two = needs_views("mflvc", 2, "contrasts views")
+    varied = needs_varied_views("mflvc", "may draw all clusters into one")
+    return pooled(fit, config, hyper, two, needs_complete_rows("mflvc"), varied)
 
 
 @in_32_bits

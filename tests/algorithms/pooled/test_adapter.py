@@ -81,7 +81,7 @@ def test_who_takes_no_part_gets_no_labels_and_no_other_clients_representation():
     np.testing.assert_array_equal(found[~absent, :, 0], VIEWS[0][rows[~absent], 0])
 
 
-@pytest.mark.parametrize("name", ["dsimvc", "imvc_cbg", "lsimvc"])
+@pytest.mark.parametrize("name", ["dsimvc", "imvc_cbg", "lsimvc", "mflvc"])
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_constant_view_is_refused_where_it_would_decide(name, value):
     """A view with one feature that varies is none."""
