@@ -141,6 +141,7 @@ class Report:
             yield f"\nno labels, no scores; what the data say of the clusters {after}"
             yield self._internal().to_string()
             yield from self._sizes(last)
+        yield from self._told_most()
         summary = self._summary(traffic) | facts
         if failed := summary["failed"]:
             yield f"\nfailed, and in no mean: {', '.join(f'seed {seed}' for seed in failed)}"
@@ -217,6 +218,21 @@ class Report:
                 for metric in ("information", "silhouette", "clusters")
             }
         )
+
+    def _told_most(self) -> Iterator[str]:
+        """Yields the seed of whose clusters a view tells most; nothing of one, or of none."""
+        told = [r[self.command.name]["internal"].get("information") for r in self.references]
+        known = {
+            seed: value
+            for seed, value in zip(self.command.job.all_seeds, told, strict=False)
+            if value is not None and not math.isnan(value)
+        }
+        if len(known) > 1:
+            seed = max(known, key=lambda seed: known[seed])
+            yield (
+                f"\na view tells most of the clusters of seed {seed}: information"
+                f" {known[seed]:.3f} (no labels)"
+            )
 
     def _sizes(self, last: SeedResult) -> Iterator[str]:
         """Yields the sizes of a seed's clusters, of all clients' rows; of agents, each one's."""
