@@ -108,14 +108,14 @@ def information(federation: Federation, labels: Sequence[ArrayLike], n_clusters:
             raise checks.wrong(f"labels[{c}]", mine.shape, f"the shape {cohort.mask.shape}")
         where = cohort.mask & (mine >= 0) & (mine < n_clusters)
         sizes += jnp.sum(jax.nn.one_hot(mine, n_clusters) * where[..., None], axis=(0, 1))
-        rows = jax.vmap(_compared)(where)
+        rows = jax.vmap(_compared)(cohort.mask)  # whatever the clusters are
         mine = jnp.take_along_axis(jnp.where(where, mine, -1), rows, axis=1)
         for x in cohort.views:
             views.append(jnp.take_along_axis(x, rows[..., None], axis=1))
             found.append(mine)
             weights.append(jnp.sum(where, axis=1))
 
-    # One program for all clients and views: nothing is as far from a row as its own zeros.
+    # One program for all clients and views: zeros beside all rows change no distance.
     n, d = (max(x.shape[axis] for x in views) for axis in (1, 2))
     padded = [jnp.pad(x, ((0, 0), (0, n - x.shape[1]), (0, d - x.shape[2]))) for x in views]
     found = [jnp.pad(y, ((0, 0), (0, n - y.shape[1])), constant_values=-1) for y in found]
