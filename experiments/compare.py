@@ -28,6 +28,8 @@ from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import METRICS
 
+# Scores, the last of which needs no labels.
+_SHOWN = (*METRICS, "information")
 # Views of a run in a line for the terminal; comparison.csv has all.
 _VIEWS_SHOWN = 3
 # Flags that say how many clients there are, which is compared by itself.
@@ -78,8 +80,8 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     # "view NAME: 5 features", and no other note on a view.
     views = (note for note in summary["data"] if re.match(r"view .*: \d", note))
     line["views"] = "; ".join(views)
-    for metric in METRICS:
-        values = summary["metrics"].get(metric, {}).get("per_seed", [])
+    for metric in _SHOWN:
+        values = _per_seed(summary, metric)
         line[metric] = float(np.mean(values)) if values else np.nan
         line[f"{metric}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
     # Clients that exchange nothing number their clusters as they like: only this is fair to them.
@@ -107,6 +109,14 @@ def line_of(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _per_seed(summary: Mapping[str, Any], metric: str) -> list[float]:
+    """Returns a score of each seed; none where there is none, as in older runs."""
+    scores = summary["metrics"]
+    if metric not in METRICS:  # needs no labels
+        scores = summary["groups"].get(summary["algorithm"], {}).get("internal", {})
+    return list(scores.get(metric, {}).get("per_seed", []))
+
+
 def dealt(lines: Sequence[str]) -> str:
     """Returns the flags of a flags.txt that say which client holds what, and which take part."""
     values, found = folder.by_name(lines), []
@@ -124,8 +134,8 @@ def runs_of(summary: Mapping[str, Any]) -> pd.DataFrame:
     rows = pd.DataFrame(
         {name: line[name] for name in ("method", "data")} | {"seed": summary["seeds"]}
     )
-    for metric in METRICS:
-        rows[metric] = summary["metrics"].get(metric, {}).get("per_seed", np.nan)
+    for metric in _SHOWN:
+        rows[metric] = _per_seed(summary, metric) or np.nan
     for way in ("up", "down"):
         # What is sent beside the rounds is the same for all seeds.
         rounds = np.asarray(summary["bytes_rounds"][way])
@@ -139,8 +149,8 @@ def runs_of(summary: Mapping[str, Any]) -> pd.DataFrame:
 def table(lines: pd.DataFrame) -> pd.DataFrame:
     """Returns the table for the terminal and the page."""
     shown = lines[["method", "data", "clients", "seeds"]].copy()
-    for metric in METRICS:
-        shown[metric.upper()] = [
+    for metric in _SHOWN:
+        shown[metric.upper() if metric in METRICS else metric] = [
             spread(mean, std)
             for mean, std in zip(lines[metric], lines[f"{metric}_std"], strict=True)
         ]

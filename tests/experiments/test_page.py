@@ -199,6 +199,10 @@ def test_runs_side_by_side(folders, capsys):
         summary = json.loads((folders / name / "summary.json").read_text())
         assert list(mine["seed"]) == summary["seeds"]
         np.testing.assert_allclose(mine["acc"], summary["metrics"]["acc"]["per_seed"])
+        internal = summary["groups"][summary["algorithm"]]["internal"]
+        shared = summary["algorithm"] != "local_kmeans"  # whose agents share no clusters
+        told = internal["information"]["per_seed"] if shared else np.nan
+        np.testing.assert_allclose(mine["information"], told)
         for way in ("up", "down"):
             beside = summary["bytes_setup"][way] + summary["bytes_finish"][way]
             sent = np.array(summary["bytes_rounds"][way]) + beside
