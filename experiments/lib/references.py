@@ -118,7 +118,7 @@ def internal_scores(
       n_clusters: K, or more where there are more.
 
     Returns:
-      "information" ({py:mod}`jaxfedmvc.metrics.information`); "silhouette", the mean over clients
+      "information" (`jaxfedmvc.metrics.information`); "silhouette", the mean over clients
       of that of their rows on their own views (those with one cluster do not count), and
       "clusters", the mean number of clusters that a client has. Rows in no cluster, -1, count for
       none of them; all are NaN where no row is in any, as of a failed run.

@@ -141,7 +141,7 @@ class Report:
             yield f"\nno labels, no scores; what the data say of the clusters {after}"
             yield self._internal().to_string()
             yield from self._sizes(last)
-        yield from self._told_most()
+        yield from self._told()
         summary = self._summary(traffic) | facts
         if failed := summary["failed"]:
             yield f"\nfailed, and in no mean: {', '.join(f'seed {seed}' for seed in failed)}"
@@ -219,8 +219,11 @@ class Report:
             }
         )
 
-    def _told_most(self) -> Iterator[str]:
-        """Yields the seed of whose clusters a view tells most; nothing of one, or of none."""
+    def _told(self) -> Iterator[str]:
+        """Yields what a view tells of the clusters, and of which seed's most, if of several."""
+        cells = self._internal()["information"]
+        if shown := [f"{name} {cell}" for name, cell in cells.items() if cell != "-"]:
+            yield f"\ninformation (no labels): {', '.join(shown)}"
         told = [r[self.command.name]["internal"].get("information") for r in self.references]
         known = {
             seed: value
@@ -229,10 +232,7 @@ class Report:
         }
         if len(known) > 1:
             seed = max(known, key=lambda seed: known[seed])
-            yield (
-                f"\na view tells most of the clusters of seed {seed}: information"
-                f" {known[seed]:.3f} (no labels)"
-            )
+            yield (f"a view tells most of the clusters of seed {seed}: {known[seed]:.3f}")
 
     def _sizes(self, last: SeedResult) -> Iterator[str]:
         """Yields the sizes of a seed's clusters, of all clients' rows; of agents, each one's."""

@@ -122,7 +122,8 @@ def test_rounds_and_bytes_are_each_seeds_own(tmp_path, monkeypatch):
     lines = "\n".join(report.finish(last, traffic, {"n_clusters": 2}))
     assert "ended by itself after 3 of at most 5 rounds" not in lines
     assert "ended by itself after 2 to 3 of at most 5 rounds" in lines
-    assert "a view tells most of the clusters of seed 1: information 0.750 (no labels)" in lines
+    assert "information (no labels): e_fkmvc 0.500 +- 0.354\n" in lines
+    assert "a view tells most of the clusters of seed 1: 0.750\n" in lines
     assert (
         "the longest run of 3 rounds, all clients: 116.000 MB up, 232.000 MB down"
         " (30.000 before and 300.000 after the rounds, both ways)"
