@@ -274,7 +274,7 @@ def _nmi(table: Array) -> Array:
     excess = (table * neither - only_class * only_cluster) / jnp.maximum(classes * clusters, 1.0)
     # Empty cells have p_ij = 0 and an excess of -1, hence 0 * -inf without the guard.
     information = jnp.sum(table * jnp.log1p(jnp.where(table > 0, excess, 0.0))) / n
-    normaliser = (_entropy(classes) + _entropy(clusters)) / 2
+    normaliser = (entropy(classes) + entropy(clusters)) / 2
     trivial = normaliser == 0  # one class and one cluster
     score = jnp.clip(information / jnp.where(trivial, 1.0, normaliser), 0.0, 1.0)
     return jnp.where(n > 0, jnp.where(trivial, 1.0, score), jnp.nan)
@@ -320,8 +320,8 @@ def _margins(table: Array) -> tuple[Array, Array, Array, Array, Array]:
     return classes, clusters, only_class, only_cluster, table.sum() - classes - only_cluster
 
 
-def _entropy(sizes: Array) -> Array:
-    """Entropy in nats of a partition with these group sizes."""
+def entropy(sizes: Array) -> Array:
+    """Computes the entropy, in nats, of a partition with these group sizes."""
     n = sizes.sum()
     # -log(s / n) as log1p((n - s) / s), which stays accurate when one group holds nearly all rows.
     return jnp.sum(sizes * jnp.log1p((n - sizes) / jnp.maximum(sizes, 1.0))) / jnp.maximum(n, 1.0)

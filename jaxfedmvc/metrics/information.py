@@ -34,6 +34,7 @@ from jax.typing import ArrayLike
 
 from jaxfedmvc import checks
 from jaxfedmvc.federation import Federation
+from jaxfedmvc.metrics.contingency import entropy
 from jaxfedmvc.precision import in_32_bits, matmul
 
 RIDGE = 0.3
@@ -75,11 +76,6 @@ def mean_log_q(x: Array, labels: Array, where: Array, shares: Array) -> Array:
     q = jnp.maximum(told, 1.0 / n_clusters)
     share = jnp.where(where, jnp.sum(q * own, axis=1) / jnp.sum(q, axis=1), 1.0)
     return jnp.sum(jnp.log(share)) / n
-
-
-def entropy(shares: Array) -> Array:
-    """Computes H of shares [K], in nats."""
-    return -jnp.sum(jnp.where(shares > 0, shares * jnp.log(jnp.where(shares > 0, shares, 1.0)), 0))
 
 
 @in_32_bits
@@ -127,7 +123,7 @@ def information(federation: Federation, labels: Sequence[ArrayLike], n_clusters:
     shares = sizes / jnp.maximum(jnp.sum(sizes), 1.0)
     each = jax.lax.map(told, (jnp.concatenate(padded), jnp.concatenate(found)), batch_size=_AT_ONCE)
     weight = jnp.concatenate(weights)
-    return entropy(shares) + jnp.sum(each * weight) / jnp.sum(weight)
+    return entropy(sizes) + jnp.sum(each * weight) / jnp.sum(weight)
 
 
 def compared(where: Array) -> Array:

@@ -23,7 +23,8 @@ from jaxfedmvc.clustering.kmeans import means_of
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages.clusters import min_cluster_size
 from jaxfedmvc.messages.transforms import transformed
-from jaxfedmvc.metrics.information import compared, entropy, mean_log_q
+from jaxfedmvc.metrics.contingency import entropy
+from jaxfedmvc.metrics.information import compared, mean_log_q
 
 # Number of clusters in use; None: all.
 Limit = jax.Array | int | None
@@ -245,6 +246,6 @@ def _choose(
     """Takes the start of whose clusters a view tells most."""
     told, sizes = (sum(parts) for parts in zip(*messages, strict=True))
     n = jnp.maximum(jnp.sum(sizes, axis=1), 1.0)
-    information = jax.vmap(entropy)(sizes / n[:, None]) + told / n
+    information = jax.vmap(entropy)(sizes) + told / n
     best = jnp.argmax(information)
     return server._replace(centroids=server.starts[best]), {"information": information}
