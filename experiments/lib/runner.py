@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,15 +164,16 @@ def _check_counts(job: Job) -> None:
             why = f"epsilon of {job.command.name} covers no {counts}"
         elif getattr(job.config, "min_cluster_size", None) is not None:
             why = f"min_cluster_size keeps small clusters back, and {counts} would tell them"
-        elif name == "keep_from" and not _shares(job):
+        elif name == "keep_from" and not _are_shared(
+            engine.traffic(job.make(job.hyperparams), job.federation)
+        ):
             why = f"clients of {job.command.name} share no clusters"
         if why:
             raise ValueError(f"{name}: {why}; allowed is none")
 
 
-def _shares(job: Job) -> bool:
-    """Whether anything is exchanged: else each client has clusters of its own."""
-    traffic = engine.traffic(job.make(job.hyperparams), job.federation)
+def _are_shared(traffic: Mapping[str, Traffic]) -> bool:
+    """Tells whether clients share clusters: without an exchange each has its own."""
     return any(map(any, traffic.values()))
 
 
@@ -546,7 +547,7 @@ class _Runner:
 
     def _agreement(self, old: Sequence[np.ndarray], new: Sequence[np.ndarray]) -> float:
         """Returns the Rand index of two clusterings; of clients that share none, their mean."""
-        if not any(map(any, self.steps.traffic().values())):
+        if not _are_shared(self.steps.traffic()):
             cohorts = zip(old, new, strict=True)
             each = [stability(both) for a, b in cohorts for both in zip(a, b, strict=True)]
             return float(np.mean(each))
@@ -587,8 +588,8 @@ class _Runner:
     ) -> dict[str, Any]:
         """Returns scores, if there are labels, and what clusters say of themselves."""
         internal = {"internal": internal_scores(federation, labels, self.job.n_clusters)}
-        is_shared = name != self.job.command.name or any(map(any, self.steps.traffic().values()))
-        if name == ALONE or not is_shared:  # each client has clusters of its own
+        is_own = name == self.job.command.name and not _are_shared(self.steps.traffic())
+        if name == ALONE or is_own:  # each client's clusters are its own
             internal["internal"]["information"] = math.nan
         if federation.labels is None:
             return internal
