@@ -47,6 +47,7 @@ def curves(
     losses: Mapping[str, np.ndarray],
     references: Mapping[str, float],
     title: str,
+    kept: Sequence[int] = (),
 ) -> None:
     """Draws scores and losses by round: mean over seeds, with a band of one standard deviation.
 
@@ -56,6 +57,7 @@ def curves(
       losses: For each curve [seeds, rounds]; may be empty where scores are not.
       references: Levels drawn as dashed lines beside the scores.
       title: Of the whole picture.
+      kept: Rounds whose clusters seeds end with, where it is not the last.
     """
     plt = require_matplotlib()
     figure = plt.figure(figsize=(11.5 if scores and losses else 6.4, 4.8), layout="constrained")
@@ -92,8 +94,13 @@ def curves(
         axis.ticklabel_format(useOffset=False)
     if right:
         right[-1].set_xlabel("round (losses: mean over clients)")
+    for axis in figure.axes:
+        for made in set(kept):
+            axis.axvline(made, color="0.2", linewidth=1)
     bands = any(len(runs) > 1 for runs in (*scores.values(), *losses.values()))
-    figure.suptitle(title + ("\nmean; bands: one standard deviation" if bands else ""))
+    said = ["mean", "bands: one standard deviation"] if bands else []
+    said += ["upright lines: rounds that are kept"] if kept else []
+    figure.suptitle("\n".join([title, "; ".join(said)] if said else [title]))
     save(figure, path)
 
 

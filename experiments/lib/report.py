@@ -306,7 +306,7 @@ class Report:
         return [seed for seed, n in zip(seeds, found, strict=True) if math.isnan(n)]
 
     def _draw(self, last: SeedResult, facts: Row) -> None:
-        self._draw_curves()
+        self._draw_curves([made for made in facts.get("rounds_kept", ()) if made])
         flat = None
         if has_one_width(last.embedding):
             title = f"t-SNE of the representation, {self.title}, seed {last.seed}"
@@ -353,8 +353,8 @@ class Report:
         others = without(self.command.arguments, {"algorithm", "output_dir", "resume"})
         return [f"--algorithm={self.command.name}", *others]
 
-    def _draw_curves(self) -> None:
-        """Draws scores and losses by round, and references as levels."""
+    def _draw_curves(self, kept: Sequence[int]) -> None:
+        """Draws scores and what needs no labels by round, references as levels, and kept rounds."""
         seeds = self.command.job.all_seeds
         by_seed = [[row for row in self.rows if row["seed"] == seed] for seed in seeds]
         if not all(by_seed) or max(map(len, by_seed)) < 2:
@@ -375,6 +375,8 @@ class Report:
         names = [name for name in self.rows[0] if name.startswith("loss")]
         for name in names[1:] if len(names) > 2 else names[:1]:
             losses[name.replace("_", " ")] = by_round(name)
+        if "information" in self.rows[0]:
+            losses["information (nats)"] = by_round("information")
         levels = {}
         # Clients that exchange nothing name their clusters each for itself.
         apart = "per_client" if self.way == "pooled" else self.way
@@ -385,7 +387,7 @@ class Report:
                 levels[title] = float(np.mean([s[way]["acc"] for s in known]))
         if scores or losses:
             title = f"{self.title}, {counted(len(seeds), 'seed')}"
-            plots.curves(self.path / "curves.png", scores, losses, levels, title)
+            plots.curves(self.path / "curves.png", scores, losses, levels, title, kept)
 
 
 def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:

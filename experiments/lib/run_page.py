@@ -81,7 +81,11 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
     names = names if len(names) > 2 else names[:1]
     losses = {name.replace("_", " "): column(name) for name in names}
     losses = {name: values for name, values in losses.items() if np.isfinite(values).all()}
-    return [*found, page.lines("Loss by round", losses, x, "loss")] if losses else found
+    found += [page.lines("Loss by round", losses, x, "loss")] if losses else []
+    if "information" in filled[0][0] and np.isfinite(told := column("information")).all():
+        title = "What a view tells of clusters, by round"
+        found.append(page.lines(title, {"information": told}, x, "nats"))
+    return found
 
 
 def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:

@@ -6,6 +6,7 @@ metrics as numbers, NaN or left out where they were not measured.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.lib import page, plots_sweep
+from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.grid import Axis
 from jaxfedmvc.metrics.host import METRICS as SCORES  # these need labels; all at most 1
 
@@ -41,7 +43,12 @@ IN_LOSS = {
 }
 # More clusters tell more.
 _IN_INFORMATION = ("n_clusters",)
-_OF_DATA = ("dataset", "scale")
+# Another set, or another deal of it, is another measure.
+_OF_DATA = frozenset(
+    field.name
+    for settings in (DataSettings, HorizontalSettings, VerticalSettings)
+    for field in dataclasses.fields(settings)
+) - {"n_clusters"}
 _FEWEST = 3  # settings that a correlation is computed of
 
 
@@ -183,7 +190,7 @@ def axes_in(family: str, summary: pd.DataFrame, axes: Sequence[Axis]) -> dict[st
     """
     parts = {"loss": IN_LOSS.get(family, ()), "information": _IN_INFORMATION}
     varied = [axis.name for axis in axes if summary[axis.name].nunique() > 1]
-    return {m: [a for a in varied if a in (*names, *_OF_DATA)] for m, names in parts.items()}
+    return {m: [a for a in varied if a in names or a in _OF_DATA] for m, names in parts.items()}
 
 
 def idle_lines(summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:

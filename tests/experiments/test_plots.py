@@ -49,6 +49,17 @@ def test_what_bands_of_curves_are_is_said_where_there_are_any(monkeypatch, tmp_p
     assert figure.get_suptitle() == title
 
 
+def test_kept_rounds_are_marked_in_every_panel_and_said(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    runs = {"ACC": np.ones((1, 3))}
+    plots.curves(tmp_path / "curves.png", runs, runs, {}, "a", kept=[2])
+    (figure,) = figures
+    pyplot.close(figure)
+    assert figure.get_suptitle() == "a\nupright lines: rounds that are kept"
+    assert [list(axis.lines[-1].get_xdata()) for axis in figure.axes] == [[2, 2], [2, 2]]
+
+
 def test_lines_of_one_series_over_several_logarithmic_panels(tmp_path):
     points = [(10.0**i, 0.5, 0.1) for i in range(-3, 4)]
     odd = [*points[:2], (np.inf, 0.4, 0.0), (0.0, 0.4, 0.0)]

@@ -157,17 +157,19 @@ def test_levels_of_curves_match_clients_that_exchange_nothing_each_for_itself(
     for seed, accs in enumerate(((0.3, 0.4, 0.5), (0.6, 0.7))):
         for r, acc in enumerate(accs, start=1):
             scores = {"all/pooled/acc": acc, "all/pooled/nmi": acc / 2, "loss": 1 - acc}
-            report.rows.append({"seed": seed, "round": r, **scores})
+            report.rows.append({"seed": seed, "round": r, **scores, "information": acc})
     for shift in (0, 0.1):
         apart = {"pooled": {"acc": 0.1 + shift}, "per_client": {"acc": 0.8 + shift}}
         whole = {"pooled": {"acc": 0.6 + shift}, "per_client": {"acc": 0.9 + shift}}
         report.references.append(
             {references.ALONE: {"all": apart}, references.POOLED: {"all": whole}}
         )
-    report._draw_curves()
-    ((_, scores, losses, levels, _),) = drawn
+    report._draw_curves([2, 1])
+    ((_, scores, losses, levels, _, kept),) = drawn
     np.testing.assert_allclose(scores["ACC, all clients"], [[0.3, 0.4, 0.5], [0.6, 0.7, 0.7]])
     np.testing.assert_allclose(losses["loss"], [[0.7, 0.6, 0.5], [0.4, 0.3, 0.3]])
+    np.testing.assert_allclose(losses["information (nats)"], scores["ACC, all clients"])
+    assert kept == [2, 1]
     assert levels == pytest.approx(
         {"ACC, no collaboration, each matched": 0.85, "ACC, pooled k-means": 0.65}
     )

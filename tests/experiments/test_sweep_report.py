@@ -153,6 +153,17 @@ def test_numbers_of_clusters_are_not_compared_by_information():
     )
 
 
+@pytest.mark.parametrize(
+    "axis", ["dataset=a,b", "n_clients=6,12", "ratio=2:1,1:2", "hybrid=1:1,1:2"]
+)
+def test_settings_of_other_data_are_compared_by_no_measure_of_them(axis):
+    (varied,) = axes = grid.parse(axis)
+    rows = [run({varied.name: v}, acc=0.5, information=0.5, loss=0.1) for v in varied.values]
+    summary = sweep_report.summarise(rows, [varied.name], METRICS)
+    named = [varied.name]
+    assert sweep_report.axes_in("fmcsc", summary, axes) == {"loss": named, "information": named}
+
+
 def test_settings_in_the_loss_are_settings_of_the_family():
     flags = {}
     for method in METHODS.values():
