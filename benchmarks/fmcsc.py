@@ -157,14 +157,14 @@ def python_loop(config: FMCSCConfig, federation: Federation) -> dict[str, Callab
         return params
 
     def reconstruction(model: Any, views: Any, mask: jax.Array) -> jax.Array:
-        out = features(config, model, views).reconstruction
+        out = features(model, views).reconstruction
         return reconstruction_loss(out, views, mask)
 
     pretrain_step = stepper(reconstruction)
     multi_step = stepper(lambda p, *rows: multi_view_loss(config, 0.5, p, *rows))
     copy_step = stepper(lambda p, *rows: distillation_loss(config, p, *rows))
     partial_step = stepper(lambda p, *rows: partial_view_loss(config, 0.5, p, *rows))
-    embed = jax.jit(lambda p, views: features(config, p, views).h)
+    embed = jax.jit(lambda p, views: features(p, views).h)
     mean = jax.jit(lambda *models: jax.tree.map(lambda *x: sum(x) / len(x), *models))
     kinds = [cohort.view_ids for cohort in federation.cohorts]
     server = {

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,27 +18,8 @@ from jaxfedmvc import checks, keys
 PyTree = Any
 
 
-class MLP(nn.Module):
-    """Fully connected layers with ReLU between them and none after the last.
-
-    Attributes:
-      features: Output width of each layer.
-    """
-
-    features: Sequence[int]
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [rows, d] to [rows, features[-1]]."""
-        for i, width in enumerate(self.features):
-            x = nn.Dense(width)(x)
-            if i + 1 < len(self.features):
-                x = nn.relu(x)
-        return x
-
-
 def init_mlps(key: jax.Array, shapes: Mapping[Any, tuple[int, Sequence[int]]]) -> dict[Any, PyTree]:
-    """Returns fresh parameters of several `MLP(features)`, for inputs [rows, n_inputs].
+    """Returns fresh parameters of several networks of fully connected layers; see `apply`.
 
     Weights are U(-1/sqrt(fan_in), 1/sqrt(fan_in)): what deep multi-view clustering papers start
     from without saying so, since it is the default of PyTorch, in which they are written. Biases
@@ -48,9 +28,11 @@ def init_mlps(key: jax.Array, shapes: Mapping[Any, tuple[int, Sequence[int]]]) -
 
     Args:
       key: PRNG key.
-      shapes: By name `(n_inputs, features)`.
+      shapes: By name `(n_inputs, widths)`: of the input rows, and of each layer's output.
+
+    Returns:
+      By name the parameters in the form that flax.linen gives to a module of Dense layers.
     """
-    # In the form that flax gives to an `MLP`.
     layers = {name: list(itertools.pairwise((n, *widths))) for name, (n, widths) in shapes.items()}
     sizes = [a * b for pairs in layers.values() for a, b in pairs]
     draws = jax.random.uniform(key, (sum(sizes),), minval=-1.0)
@@ -69,22 +51,23 @@ def init_mlps(key: jax.Array, shapes: Mapping[Any, tuple[int, Sequence[int]]]) -
     }
 
 
-def init_mlp(key: jax.Array, n_inputs: int, features: Sequence[int]) -> PyTree:
-    """Returns fresh parameters of one `MLP(features)`; see `init_mlps`."""
-    return init_mlps(key, {0: (n_inputs, features)})[0]
-
-
-def apply_mlp(params: PyTree, features: Sequence[int], x: jax.Array) -> jax.Array:
-    """Applies `MLP(features)`, [rows, d] -> [rows, features[-1]]."""
-    out: Any = MLP(features).apply(params, x)
-    return out
+def init_mlp(key: jax.Array, n_inputs: int, widths: Sequence[int]) -> PyTree:
+    """Returns fresh parameters of one network; see `init_mlps`."""
+    return init_mlps(key, {0: (n_inputs, widths)})[0]
 
 
 def apply(params: PyTree, x: jax.Array) -> jax.Array:
-    """Applies one `MLP`, [..., rows, d] -> [..., rows, width]; its widths are those it has."""
+    """Applies fully connected layers, ReLU between them, [..., rows, d] -> [..., rows, width].
+
+    Written out, since a module of flax traces each parameter's initialiser to compare shapes, which
+    takes half of the time in which such a network is traced.
+    """
     layers = params["params"]
-    widths = [layers[f"Dense_{i}"]["bias"].shape[0] for i in range(len(layers))]
-    return apply_mlp(params, widths, x)
+    for i in range(len(layers)):
+        layer = layers[f"Dense_{i}"]
+        x = x if i == 0 else jax.nn.relu(x)
+        x = x @ layer["kernel"] + jnp.expand_dims(layer["bias"], range(x.ndim - 1))
+    return x
 
 
 # --- Networks of equal shapes ---------------------------------------------------------------------

@@ -276,7 +276,7 @@ def test_learning_rate_may_be_swept(data):
 
 
 init_mlp = jax.jit(nn.init_mlp, static_argnums=(1, 2))
-apply_mlp = jax.jit(nn.apply_mlp, static_argnums=1)
+apply = jax.jit(nn.apply)
 
 
 def test_mlp_is_dense_layers_with_relu_between():
@@ -289,7 +289,7 @@ def test_mlp_is_dense_layers_with_relu_between():
         h = h @ layers[f"Dense_{i}"]["kernel"] + layers[f"Dense_{i}"]["bias"]
         h = np.maximum(h, 0) if i < 2 else h
     assert (h < 0).any()  # no ReLU after the last layer
-    np.testing.assert_allclose(apply_mlp(params, (6, 5, 2), x), h, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(apply(params, x), h, rtol=1e-5, atol=1e-6)
 
 
 def test_initial_weights_are_uniform_within_the_root_of_the_fan_in():
@@ -312,13 +312,10 @@ def test_networks_of_equal_shapes_are_stacked_and_compute_as_they_do_apart():
     assert stacked.names == (("a", "c"), ("b",))
     assert nn.alike(networks, stack=False).names == (("a",), ("b",), ("c",))
     jax.tree.map(np.testing.assert_array_equal, nn.apart(stacked), networks)
-    expected = {name: apply_mlp(networks[name], (5, 2), x[name]) for name in shapes}
-
-    def apply(params, x):
-        return nn.apply_mlp(params, (5, 2), x)
+    expected = {name: apply(networks[name], x[name]) for name in shapes}
 
     for form in (stacked, networks):
-        found = jax.jit(lambda form, x: nn.each(apply, form, x))(form, x)
+        found = jax.jit(lambda form, x: nn.each(nn.apply, form, x))(form, x)
         assert set(found) == set(shapes)
         for name in shapes:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)

@@ -50,9 +50,7 @@ class ModelAttacks:
         recording = self.algorithm._replace(round=tuple(map(overheard, self.algorithm.round)))
         rounds = settings.leak_rounds
         self.run = jax.jit(lambda federation, key: engine.run(recording, federation, key, rounds))
-        self.reconstruct = jax.jit(
-            lambda model, views: features(self.config, model, views).reconstruction
-        )
+        self.reconstruct = jax.jit(lambda model, views: features(model, views).reconstruction)
         self.prototypes = jax.jit(lambda key, server: prototypes(key, self.config, server))
 
     def deal(self, scenario: Scenario, seed: int) -> tuple[Scenario, Federation]:
@@ -159,11 +157,10 @@ def prototypes(key: jax.Array, config: FMCSCConfig, server: ServerState) -> dict
     """
     (model,) = (m for m in server.models.values() if m.view_heads)
     target = l2_normalize(server.centroids)
-    head = (config.head_hidden, config.latent_dim)
     kind = sorted(model.autoencoders)
 
     def misfit(z: jax.Array, target: jax.Array, mask: jax.Array) -> jax.Array:
-        h = l2_normalize(nn.apply_mlp(model.joint_head, head, z))
+        h = l2_normalize(nn.apply(model.joint_head, z))
         return jnp.mean(jnp.sum((h - target) ** 2, axis=1))
 
     z, _ = nn.fit(
@@ -178,7 +175,5 @@ def prototypes(key: jax.Array, config: FMCSCConfig, server: ServerState) -> dict
     )
     decoded = {}
     for v, z_v in zip(kind, jnp.split(z, len(kind), axis=1), strict=True):
-        decoder = model.autoencoders[v].decoder
-        width = decoder["params"][f"Dense_{len(config.hidden)}"]["bias"].shape[0]
-        decoded[v] = nn.apply_mlp(decoder, (*config.hidden[::-1], width), z_v)
+        decoded[v] = nn.apply(model.autoencoders[v].decoder, z_v)
     return decoded

@@ -26,7 +26,7 @@ from jax.typing import ArrayLike
 from jaxfedmvc import checks
 from jaxfedmvc.algorithms.mgcd.client import centred
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, n_samples
-from jaxfedmvc.nn import apply_mlp, fit_on, init_mlp
+from jaxfedmvc.nn import apply, fit_on, init_mlp
 from jaxfedmvc.precision import matmul
 
 PyTree = Any
@@ -324,12 +324,11 @@ def _network(
     config: InverterConfig,
 ) -> Array:
     """What each snapshot says of everyone, [snapshots, n + m, D]."""
-    widths = (*config.hidden, y.shape[1])
-    params = init_mlp(init_key, x.shape[1], widths)
+    params = init_mlp(init_key, x.shape[1], (*config.hidden, y.shape[1]))
     state = optax.adam(config.learning_rate).init(params)
 
     def loss(params: PyTree, rows: tuple[Array, Array], mask: Array) -> Array:
-        errors = jnp.mean((apply_mlp(params, widths, rows[0]) - rows[1]) ** 2, axis=-1)
+        errors = jnp.mean((apply(params, rows[0]) - rows[1]) ** 2, axis=-1)
         return jnp.sum(jnp.where(mask, errors, 0.0)) / jnp.maximum(jnp.sum(mask), 1)
 
     def snapshot(carry: PyTree, i: Array) -> tuple[PyTree, Array]:
@@ -344,7 +343,7 @@ def _network(
             batch_size=config.batch_size,
             learning_rate=config.learning_rate,
         )
-        return (params, state), apply_mlp(params, widths, everyone)
+        return (params, state), apply(params, everyone)
 
     return lax.scan(snapshot, (params, state), jnp.arange(config.snapshots))[1]
 

@@ -94,7 +94,7 @@ def _seed_centroids(
     client: Cohort,
 ) -> tuple[ClientState, jax.Array, Info]:
     """Sends the centroids [K, d] of the leader's own rows."""
-    h = features(config, sent, client.by_view()).h
+    h = features(sent, client.by_view()).h
     found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init, limit=limit)
     return state, found.centroids, {"inertia": found.inertia}
 
@@ -126,7 +126,7 @@ def _own_centroids(
     client: Cohort,
 ) -> tuple[ClientState, tuple[jax.Array, jax.Array, jax.Array], Info]:
     """Sends the client's own centroids [K, d], their numbers of rows [K] and its id; keeps H."""
-    h = features(config, sent, client.by_view()).h
+    h = features(sent, client.by_view()).h
     found = kmeans(key, h, config.n_clusters, where=client.mask, n_init=config.n_init, limit=limit)
     means, sizes = means_of(h, found.labels, config.n_clusters)
     # The guard counts the rows that are behind a mean.

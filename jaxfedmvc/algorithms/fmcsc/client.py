@@ -112,7 +112,7 @@ def lead(
         if kind != full
     }
     if copies:
-        target = features(config, own, client.by_view()).h
+        target = features(own, client.by_view()).h
         copies, _ = fit_copies(config, hyper, key_copies, copies, target, client, epochs)
     return state, {full: own, **copies}, {"loss": last(history)}
 
@@ -155,12 +155,12 @@ def train_multi_view(
     trained: dict[Kind, Model] = {}
     bits: dict[Kind, jax.Array] = {}
     info: Info = {}
-    out = features(config, sent[full], views)
+    out = features(sent[full], views)
     if "own" in parts:
         trained[full], history = fit_multi_view(
             config, hyper, key_own, sent[full], client, config.local_epochs
         )
-        out = features(config, trained[full], views)
+        out = features(trained[full], views)
         bits[full] = multi_view_weight(config, out, mask)
         contrasts = view_contrasts(config, hyper.tau_m, out, mask)
         info |= {
@@ -178,9 +178,9 @@ def train_multi_view(
         )
         info["distillation"] = last(history)
         for kind, copy in copies.items():
-            h_global = features(config, received[kind], views).h
+            h_global = features(received[kind], views).h
             trained[kind] = copy
-            bits[kind] = partial_view_weight(config, features(config, copy, views), h_global, mask)
+            bits[kind] = partial_view_weight(config, features(copy, views), h_global, mask)
     return weighted(config, hyper, trained, bits), info
 
 
@@ -198,13 +198,13 @@ def train_partial_view(
     """
     views, mask, kind = client.by_view(), client.mask, client.view_ids
     has_contrast, epochs = "C" in config.components, config.local_epochs
-    h_global = features(config, sent[kind], views).h
+    h_global = features(sent[kind], views).h
     if has_contrast:
         start = jax.tree.map(partial(jnp.where, state.started), state.model, sent[kind])
         own, history = fit_partial_view(config, hyper, key, start, h_global, client, epochs)
     else:
         own, history = fit_autoencoders(config, hyper, key, sent[kind], client, epochs)
-    out = features(config, own, views)
+    out = features(own, views)
     bits = partial_view_weight(config, out, h_global, mask)
     info = {
         "loss": last(history),

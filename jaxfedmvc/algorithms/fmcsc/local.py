@@ -59,7 +59,7 @@ def local_fmcsc(
         round=(Phase(send_nothing, partial(_train, config, hyper), keep, reduce="sum"),),
         finish=(),
         assign=partial(_assign, config, hyper.limit),
-        embed=partial(_embed, config),
+        embed=_embed,
     )
 
 
@@ -107,10 +107,10 @@ def _train(
     return state._replace(model=model), (), {"loss": last(history)}
 
 
-def _embed(config: FMCSCConfig, server: Nothing, state: LocalState, client: Cohort) -> jax.Array:
+def _embed(server: Nothing, state: LocalState, client: Cohort) -> jax.Array:
     """Computes H [rows, d] on clients with all views, and Z^v side by side on others."""
     check_views(client, view_dims(state.model), complete=True)
-    out = features(config, state.model, client.by_view())
+    out = features(state.model, client.by_view())
     return out.h if state.model.view_heads else jnp.concatenate(list(out.z.values()), axis=-1)
 
 
@@ -121,5 +121,5 @@ def _assign(
     state: LocalState,
     client: Cohort,
 ) -> jax.Array:
-    x, k = _embed(config, server, state, client), config.n_clusters
+    x, k = _embed(server, state, client), config.n_clusters
     return kmeans(state.key, x, k, where=client.mask, n_init=config.n_init, limit=limit).labels

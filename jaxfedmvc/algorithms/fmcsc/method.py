@@ -57,7 +57,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         round=_round(config, hyper),
         finish=(*centroids.phases(config, hyper), *teaching.phases(config, hyper)),
         assign=partial(_assign, config, hyper),
-        embed=partial(_embed, config),
+        embed=_embed,
     )
 
 
@@ -160,7 +160,7 @@ def _round(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
     return (exchange(send_trained, "own", "copies"),)
 
 
-def _embed(config: FMCSCConfig, server: ServerState, state: PyTree, client: Cohort) -> jax.Array:
+def _embed(server: ServerState, state: PyTree, client: Cohort) -> jax.Array:
     """Computes H [rows, d] of a client's rows by the global model of its views."""
     if client.view_ids not in server.models:
         raise ValueError(
@@ -169,7 +169,7 @@ def _embed(config: FMCSCConfig, server: ServerState, state: PyTree, client: Coho
         )
     model = server.models[client.view_ids]
     check_views(client, view_dims(model))
-    return features(config, model, client.by_view()).h
+    return features(model, client.by_view()).h
 
 
 def _assign(
@@ -179,7 +179,7 @@ def _assign(
     state: PyTree,
     client: Cohort,
 ) -> jax.Array:
-    h = _embed(config, server, state, client)
+    h = _embed(server, state, client)
     nearest = centroids.assign_rows(config, hyper.limit, h, server.centroids, client.mask)
     taught = teaching.taught_to(config, server, client.view_ids)
     if not taught:

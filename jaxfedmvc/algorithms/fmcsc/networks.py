@@ -133,19 +133,17 @@ def init_model(
     return init_models(key, config, view_dims, (kind,))[kind]
 
 
-def features(config: FMCSCConfig, model: Model, views: Views) -> Features:
+def features(model: Model, views: Views) -> Features:
     """Computes Z^v, reconstructions, H^v and H = H([Z^1, ..., Z^V]), eq. (3), with unit rows of H.
 
     Args:
-      config: Widths.
       model: Parameters, or what `stacked` makes of them.
       views: [rows, D_v] for every view of the model.
     """
-    head = (config.head_hidden, config.latent_dim)
 
     def autoencoded(params: Autoencoder, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        z = nn.apply_mlp(params.encoder, (*config.hidden, config.latent_dim), x)
-        return z, nn.apply_mlp(params.decoder, (*config.hidden[::-1], x.shape[-1]), z)
+        z = nn.apply(params.encoder, x)
+        return z, nn.apply(params.decoder, z)
 
     found = nn.each(autoencoded, model.autoencoders, views)
     z = {v: z for v, (z, _) in found.items()}
@@ -153,8 +151,8 @@ def features(config: FMCSCConfig, model: Model, views: Views) -> Features:
     return Features(
         reconstruction={v: x for v, (_, x) in found.items()},
         z=z,
-        h_views=nn.each(lambda params, z: nn.apply_mlp(params, head, z), model.view_heads, z),
-        h=losses.l2_normalize(nn.apply_mlp(model.joint_head, head, joint)),
+        h_views=nn.each(nn.apply, model.view_heads, z),
+        h=losses.l2_normalize(nn.apply(model.joint_head, joint)),
     )
 
 

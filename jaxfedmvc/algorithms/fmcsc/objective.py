@@ -68,14 +68,14 @@ def multi_view_loss(
     """Computes eq. (8) on a client with all views: eq. (1) plus eq. (5).
 
     Args:
-      config: Widths, and the form of the contrast.
+      config: The form of the contrast, and of the error of reconstruction.
       tau_m: Temperature.
       model: Parameters of a model for all views.
       views: [rows, D_v] for every view; what is to be reconstructed.
       mask: bool [rows].
       seen: The model's input, where it is not the views themselves.
     """
-    out = features(config, model, views if seen is None else seen)
+    out = features(model, views if seen is None else seen)
     reconstruction = reconstruction_loss(out.reconstruction, views, mask, config.squared_error)
     return sum(view_contrasts(config, tau_m, out, mask), start=reconstruction)
 
@@ -89,7 +89,7 @@ def partial_view_loss(
     mask: jax.Array,
 ) -> jax.Array:
     """Computes eq. (8) on a partial client: eq. (2) plus eq. (7)."""
-    out = features(config, model, views)
+    out = features(model, views)
     contrast = partial_contrast(tau_p, out, h_global, mask)
     return reconstruction_loss(out.reconstruction, views, mask, config.squared_error) + contrast
 
@@ -125,7 +125,7 @@ def distillation_of(
     form = config.squared_error
 
     def of_model(model: Model, views: Views, seen: Views) -> jax.Array:
-        out = features(config, model, seen)
+        out = features(model, seen)
         loss = squared_error(out.h, h_joint, mask, form)
         if form == "sum":  # eq. (6) is printed as a sum over rows, too
             loss *= jnp.sum(mask)

@@ -304,7 +304,7 @@ def _said(
 ) -> jax.Array:
     """Computes what a classifier says of rows, W^T phi + share, [rows, K]."""
     held = {v: views[v] for v in kind} or views
-    z = None if config.teach_patches else _z(config, models[kind], held)
+    z = None if config.teach_patches else _z(models[kind], held)
     phi = row_features(config, one.seed, one.blocks, held, z)
     return matmul(phi, one.weights) + one.shares[None]
 
@@ -337,7 +337,7 @@ def _describe(
         return state, (), {}
     models, centroids = sent
     views, mask, full = client.by_view(), client.mask, client.view_ids
-    h = features(config, models[full], views).h
+    h = features(models[full], views).h
     labels = assign_rows(config, hyper.limit, h, centroids, mask)
     if config.min_cluster_size is not None:
         sizes = jnp.sum(jax.nn.one_hot(labels, config.n_clusters), axis=0)
@@ -347,7 +347,7 @@ def _describe(
     for kind in state.known.z:
         held = {v: views[v] for v in kind}
         model = branch(models[full], kind[0]) if config.takes_branches else models[kind]
-        rows = side_by_side(held), _z(config, model, held)
+        rows = side_by_side(held), _z(model, held)
         rows = jax.tree.map(lambda x: jnp.where(is_taught[:, None], x, 0.0), rows)
         z[kind] = rows[1]
         # Divided by the width: masked sums have a largest number.
@@ -555,7 +555,7 @@ def _taught_back(
     y = jax.nn.one_hot(jnp.argmax(scores, axis=1), config.n_clusters)
     second = jnp.max(jnp.where(y > 0, -jnp.inf, scores), axis=1)
     is_sure = client.mask & (jnp.max(scores, axis=1) > second + _SURE) & (jnp.sum(one.shares) > 0)
-    z = None if config.teach_patches else _z(config, model, views)
+    z = None if config.teach_patches else _z(model, views)
     phi = _examples(config, kind, one.seed, one.blocks, client, z)
     return {kind: _sums(jnp.where(is_sure[:, None], phi, 0.0), y)}
 
@@ -713,9 +713,9 @@ def patch_features(n_filters: int, side: int, seed: jax.Array, x: jax.Array) -> 
     return jax.lax.map(some, x, batch_size=_AT_ONCE)
 
 
-def _z(config: FMCSCConfig, model: Model, views: Views) -> jax.Array:
+def _z(model: Model, views: Views) -> jax.Array:
     """Computes Z of these views, side by side."""
-    return side_by_side(features(config, model, views).z)
+    return side_by_side(features(model, views).z)
 
 
 def side_by_side(views: Views) -> jax.Array:

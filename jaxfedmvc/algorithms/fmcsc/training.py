@@ -48,7 +48,7 @@ def fit_autoencoders(
     start = stacked(config, model)
 
     def loss(autoencoders: PyTree, views: Views, mask: jax.Array) -> jax.Array:
-        out = features(config, start._replace(autoencoders=autoencoders), views)
+        out = features(start._replace(autoencoders=autoencoders), views)
         return reconstruction_loss(out.reconstruction, views, mask, config.squared_error)
 
     trained, history = _fit(

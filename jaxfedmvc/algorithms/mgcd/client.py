@@ -54,7 +54,7 @@ def pretrain(
 
     def loss(params: PyTree, x: Array, mask: Array) -> Array:
         z, _ = encode(params, config, x)
-        return reconstruction_loss(x, decode(params, config, z, x.shape[1]), mask)
+        return reconstruction_loss(x, decode(params, z), mask)
 
     params, losses = fit(
         key,
@@ -98,7 +98,7 @@ def local_training(
             z, z_d = encode(params, config, x)
             value = jnp.float32(0)
             if "r" in config.losses:
-                x_decoded = decode(params, config, z, x.shape[1])
+                x_decoded = decode(params, z)
                 value += reconstruction_loss(x, x_decoded, batch_mask)
             if "s" in config.losses:
                 of_others = index[:, None] != samples[None]

@@ -11,7 +11,7 @@ from jax import Array
 from jaxfedmvc.algorithms.mgcd.graph import Graph
 from jaxfedmvc.algorithms.mgcd.settings import ResolvedConfig
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
-from jaxfedmvc.nn import apply_mlp, init_mlps
+from jaxfedmvc.nn import apply, init_mlps
 
 PyTree = Any
 
@@ -96,16 +96,16 @@ def init_autoencoder(key: Array, config: ResolvedConfig, n_features: int) -> PyT
 
 def encode(params: PyTree, config: ResolvedConfig, x: Array) -> tuple[Array, Array]:
     """Returns Z = Z_c + Z_d and Z_d, both [n, d]; with one encoder both are its output."""
-    z_c = apply_mlp(params["consensus"], encoder_widths(config), x)
+    z_c = apply(params["consensus"], x)
     if not config.dual:
         return z_c, z_c
-    z_d = apply_mlp(params["specific"], encoder_widths(config), x)
+    z_d = apply(params["specific"], x)
     return z_c + z_d, z_d
 
 
-def decode(params: PyTree, config: ResolvedConfig, z: Array, n_features: int) -> Array:
+def decode(params: PyTree, z: Array) -> Array:
     """Returns D(Z), [n, D_v]."""
-    return apply_mlp(params["decoder"], (*reversed(config.hidden), n_features), z)
+    return apply(params["decoder"], z)
 
 
 def uniform_by_row(key: Array, n: int, width: int, bound: Array | float) -> Array:

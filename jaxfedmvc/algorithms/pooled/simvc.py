@@ -39,7 +39,7 @@ from jaxfedmvc.algorithms.pooled.networks import batch_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.algorithms.shared.matrices import squared_distances
 from jaxfedmvc.losses import l2_normalize, masked_mean
-from jaxfedmvc.nn import apply_mlp, fit_on, init_mlps
+from jaxfedmvc.nn import apply, fit_on, init_mlps
 from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
@@ -325,14 +325,11 @@ def start(key: Array, widths: list[int], config: SiMVCConfig) -> PyTree:
 
 def forward(params: PyTree, x: tuple[Array, ...], mask: Array, config: SiMVCConfig) -> Found:
     """Applies the network to B rows of all views, with the batch statistics of the real ones."""
-    encoder = (*config.hidden, config.latent_dim)
-    codes = jnp.stack(
-        [jax.nn.relu(apply_mlp(params[f"view_{v}"], encoder, x_v)) for v, x_v in enumerate(x)]
-    )
+    codes = jnp.stack([jax.nn.relu(apply(params[f"view_{v}"], x_v)) for v, x_v in enumerate(x)])
     fused = jnp.einsum("v,vbd->bd", jax.nn.softmax(params["fusion"]), codes)
-    hidden = jax.nn.relu(apply_mlp(params["hidden"], (config.head_hidden,), fused))
+    hidden = jax.nn.relu(apply(params["hidden"], fused))
     hidden = batch_norm(hidden, params["norm"], mask)
-    logits = apply_mlp(params["clusters"], (config.n_clusters,), hidden)
+    logits = apply(params["clusters"], hidden)
     return Found(codes, hidden, jax.nn.softmax(logits))
 
 

@@ -97,7 +97,7 @@ def test_copies_of_partial_models_are_drawn_to_the_own_representation(
 
     def step(received, own, client):
         views = client.by_view()
-        target = features(CONFIG, own, views).h
+        target = features(own, views).h
 
         def loss(models):
             return distillation_loss(CONFIG, models, views, target, client.mask)
@@ -134,7 +134,7 @@ def test_the_target_of_the_copies_may_be_the_new_global_model(federation, pretra
     close(parts_of(alone)[FULL], parts_of(exchanged[3][1])[FULL], rtol=1e-5)
 
     def step(received, full):
-        target = features(CONFIG, full, client.by_view()).h
+        target = features(full, client.by_view()).h
 
         def loss(models):
             return distillation_loss(CONFIG, models, client.by_view(), target, client.mask)
@@ -178,7 +178,7 @@ def test_what_is_minimised_sees_what_is_left_and_the_settings_reach_the_loop(sam
     @jit
     def expected(full, pair, target, views):
         seen = hide_features(KEY, views, 0.5)
-        out = features(CONFIG, full, views)
+        out = features(full, views)
         return (
             reconstruction_loss(out.reconstruction, views, mask),
             multi_view_loss(CONFIG, TAU_M, full, views, mask, seen),
@@ -211,7 +211,7 @@ def test_a_partial_client_trains_its_own_model_against_the_global_one(
 ):
     def step(model, received, client):
         views = client.by_view()
-        h_global = features(CONFIG, received, views).h
+        h_global = features(received, views).h
 
         def loss(model):
             return partial_view_loss(CONFIG, TAU_P, model, views, h_global, client.mask)

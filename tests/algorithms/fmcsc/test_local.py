@@ -96,7 +96,7 @@ def test_clusters_are_kmeans_of_h_or_of_z(result):
     for c, cohort in enumerate(data.cohorts):
         model, key = jax.tree.map(lambda x: x[0], result.state.clients[c])
         client = jax.tree.map(lambda x: x[0], cohort)
-        out = features(CONFIG, model, client.by_view())
+        out = features(model, client.by_view())
         x = out.h if c == 0 else out.z[1]
         expected = kmeans(key, x, 2, where=client.mask, n_init=2).labels
         np.testing.assert_array_equal(result.labels[c][0], expected)

@@ -29,7 +29,7 @@ from tests.algorithms.fmcsc.by_numpy import (
 )
 from tests.algorithms.fmcsc.tiny import CONFIG, FULL, KEY, PAIR, TAU_M, jit
 
-features_of = jit(functools.partial(features, CONFIG))
+features_of = jit(features)
 reconstruction = jit(reconstruction_loss, static_argnums=3)
 multi_weight, partial_weight = (
     jit(f, static_argnums=0) for f in (multi_view_weight, partial_view_weight)

@@ -233,7 +233,7 @@ def test_the_leader_may_train_all_models_before_the_rounds(federation, pretraine
             for kind, model in sent.items()
             if kind != FULL
         }
-        target = features(CONFIG, own, views).h
+        target = features(own, views).h
 
         def distillation(models):
             return distillation_loss(CONFIG, models, views, target, client.mask)

@@ -139,7 +139,7 @@ def parts_of(update):
 
 def pretraining_step(model, client):
     def loss(autoencoders):
-        out = features(CONFIG, model._replace(autoencoders=autoencoders), client.by_view())
+        out = features(model._replace(autoencoders=autoencoders), client.by_view())
         return reconstruction_loss(out.reconstruction, client.by_view(), client.mask)
 
     return adam_step(model.autoencoders, jax.grad(loss)(model.autoencoders))

@@ -439,7 +439,7 @@ def local_program(batch_size):
 def coded(params, x):
     """Z, Z_d and what is decoded of Z."""
     z, z_d = encode(params, LITERAL, x)
-    return z, z_d, decode(params, LITERAL, z, x.shape[1])
+    return z, z_d, decode(params, z)
 
 
 def local_loss_on_paper(params, old, x, mask):
@@ -522,7 +522,7 @@ def test_the_published_rate_barely_moves_an_autoencoder(literal_client):
     small, barely = pretrain(1e-6)
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), small, params)
     assert max(jax.tree.leaves(moved)) < 3 * steps * 1e-6
-    decoded = decode(params, config, encode(params, config, x)[0], 5)
+    decoded = decode(params, encode(params, config, x)[0])
     start = client.reconstruction_loss(x, decoded, mask)
     assert barely > 0.99 * start
     assert pretrain(1e-2)[1] < 0.5 * start
