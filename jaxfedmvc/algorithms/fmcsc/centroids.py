@@ -23,8 +23,6 @@ from jaxfedmvc.clustering.kmeans import means_of
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages.clusters import min_cluster_size
 from jaxfedmvc.messages.transforms import transformed
-from jaxfedmvc.metrics.contingency import entropy
-from jaxfedmvc.metrics.information import compared, mean_log_q
 
 # Number of clusters in use; None: all.
 Limit = jax.Array | int | None
@@ -50,11 +48,9 @@ def phases(config: FMCSCConfig, hyper: FMCSCHyperparams) -> tuple[Phase, ...]:
         own, lloyd = (
             transformed(p, min_cluster_size(config.min_cluster_size)) for p in (own, lloyd)
         )
-    told = Phase(_send_starts, partial(_tell, config, limit), _choose, reduce="sum")
     return (
         own,
         *(lloyd,) * config.centroid_rounds,
-        *((told,) if config.choose_start == "information" else ()),
         Phase(_send_centroids, answer_nothing, keep, reduce="sum"),
     )
 
@@ -211,41 +207,3 @@ def _move_centroids(
     # The distances are those before the step; a step lowers each start's sum.
     best = jnp.argmin(squares[0])
     return server._replace(starts=new, centroids=new[best]), {"inertia": squares[0]}
-
-
-def _tell(
-    config: FMCSCConfig,
-    limit: Limit,
-    key: jax.Array,
-    centroids: jax.Array,
-    state: ClientState,
-    client: Cohort,
-) -> tuple[ClientState, tuple[jax.Array, jax.Array], Info]:
-    """Sends how well views tell each start's clusters, sum log q [starts], and their sizes.
-
-    Of `jaxfedmvc.metrics.information`, a row's log q being the mean of its views'; with the
-    client's own shares, as everybody's would take another exchange.
-    """
-    rows = compared(client.mask)
-    mask = client.mask[rows]
-
-    def one_start(centroids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        labels = predict(state.h, centroids, limit=limit)
-        nearest = jax.nn.one_hot(labels, config.n_clusters) * client.mask[:, None]
-        sizes = jnp.sum(nearest, axis=0)
-        n = jnp.maximum(jnp.sum(sizes), 1.0)
-        told = [mean_log_q(x[rows], labels[rows], mask, sizes / n) for x in client.views]
-        return jnp.mean(jnp.stack(told)) * n, sizes
-
-    return state, jax.vmap(one_start)(centroids), {}
-
-
-def _choose(
-    key: jax.Array, server: ServerState, messages: tuple, counts: tuple
-) -> tuple[ServerState, dict]:
-    """Takes the start of whose clusters a view tells most."""
-    told, sizes = (sum(parts) for parts in zip(*messages, strict=True))
-    n = jnp.maximum(jnp.sum(sizes, axis=1), 1.0)
-    information = jax.vmap(entropy)(sizes) + told / n
-    best = jnp.argmax(information)
-    return server._replace(centroids=server.starts[best]), {"information": information}

@@ -66,10 +66,6 @@ class FMCSCConfig:
         from the clients' centroids, and they multiply the bytes of Lloyd's steps. Clients also send
         the sum of squared distances to each start's centroids; the start of the least total counts.
         1: the best k-means of the clients' centroids, by these alone.
-      choose_start: By what the start is chosen. "inertia": the sum of squared distances.
-        "information": how much a view tells of its clusters (`jaxfedmvc.metrics.information`), for
-        which clients send a number for each start, and the sizes of its clusters once more. Not in
-        the paper.
       min_cluster_size: Least number of a client's rows in a cluster for which federated k-means is
         sent their sum or centroid; of smaller clusters nothing is sent, and their rows are not
         taught. None: off. A leader's centroids travel without numbers of rows and cannot have it.
@@ -113,7 +109,6 @@ class FMCSCConfig:
     centroids: Literal["leader", "federated"] = "leader"
     centroid_rounds: int = 10
     centroid_starts: int = 1
-    choose_start: Literal["inertia", "information"] = "inertia"
     min_cluster_size: int | None = None
     teach_features: int = 0
     teach_patches: int = 0
@@ -174,11 +169,6 @@ class FMCSCConfig:
             )
         if self.centroid_starts > 1 and self.centroids == "leader":
             raise checks.wrong("centroid_starts", self.centroid_starts, "1 with centroids='leader'")
-        if self.choose_start == "information" and self.centroid_starts == 1:
-            raise checks.wrong("choose_start", self.choose_start, "'inertia' with one start")
-        if self.choose_start == "information" and self.min_cluster_size is not None:
-            allowed = "'inertia' with min_cluster_size, below which clusters may fall"
-            raise checks.wrong("choose_start", self.choose_start, allowed)
         if self.min_cluster_size is not None and self.centroids == "leader":
             raise checks.wrong(
                 "min_cluster_size",

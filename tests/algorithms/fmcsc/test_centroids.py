@@ -16,8 +16,7 @@ from jaxfedmvc.algorithms.fmcsc import centroids as centroids_module
 from jaxfedmvc.algorithms.fmcsc.centroids import phases as centroids_of
 from jaxfedmvc.algorithms.fmcsc.server import ServerState
 from jaxfedmvc.clustering import kmeans
-from jaxfedmvc.federation import Cohort, Federation
-from jaxfedmvc.metrics.information import mean_log_q
+from jaxfedmvc.federation import Cohort
 from tests.algorithms.fmcsc.by_numpy import np_features
 from tests.algorithms.fmcsc.tiny import (
     CONFIG,
@@ -293,39 +292,3 @@ def test_of_several_starts_the_one_of_least_inertia_counts(limit):
     best = np.argmin(np.asarray(info["inertia"]))
     np.testing.assert_array_equal(server.centroids, np.asarray(server.starts)[best])
     assert last.broadcast(server, FULL).shape == (size, CONFIG.latent_dim)
-
-
-def test_of_several_starts_the_one_of_which_views_tell_most_counts():
-    """Two groups of rows in two views; H has another pair, along which inertia is least."""
-    rng = np.random.default_rng(0)
-    config = dataclasses.replace(
-        CONFIG, n_clusters=2, centroids="federated", centroid_starts=2, choose_start="information"
-    )
-    told = centroids_of(config, FMCSCHyperparams())[-2]
-    group, other = np.arange(24) % 2, np.arange(24) // 2 % 2
-    views = [4.0 * group[:, None] + rng.normal(size=(24, d)) for d in (2, 3)]
-    h = np.stack([group, 3.0 * other], axis=1)
-    h = np.pad(h, ((0, 0), (0, CONFIG.latent_dim - 2))).astype(np.float32)
-    starts = np.zeros((2, 2, CONFIG.latent_dim), np.float32)
-    starts[0, 1, 1], starts[1, 1, 0] = 3.0, 1.0  # by the other pair; by the groups
-    starts[1, :, 1] = 1.5
-    server = ServerState({}, np.zeros((2, CONFIG.latent_dim)), starts)
-    total = []
-    for rows in (slice(0, 10), slice(10, 24)):
-        held = {v: x[rows] for v, x in enumerate(views)}
-        client = at(Federation.from_clients([held]).cohorts[0], 0)
-        state = NOTHING._replace(h=h[rows])
-        reply = client_program(told.client)(KEY, told.broadcast(server, FULL), state, client)[1]
-        for start, labels in enumerate((other[rows], group[rows])):
-            sizes = np.bincount(labels, minlength=2)
-            of_views = [
-                float(mean_log_q(x, labels, np.ones(len(labels), bool), sizes / len(labels)))
-                for x in held.values()
-            ]
-            np.testing.assert_allclose(reply[0][start], np.mean(of_views) * len(labels), rtol=1e-4)
-            np.testing.assert_array_equal(reply[1][start], sizes)
-        total.append(reply)
-    both = jax.tree.map(lambda *x: np.sum(x, axis=0), *jax.device_get(total))
-    server, info = jit(told.server)(KEY, server, (both,), (2,))
-    assert info["information"][1] > info["information"][0] + 0.1
-    np.testing.assert_array_equal(server.centroids, starts[1])

@@ -33,13 +33,6 @@ from tests.algorithms.fmcsc.tiny import CONFIG
         {"min_cluster_size": 2},
         {"centroid_starts": 2},
         {"centroid_starts": 0, "centroids": "federated"},
-        {"choose_start": "information", "centroids": "federated"},
-        {
-            "choose_start": "information",
-            "centroids": "federated",
-            "centroid_starts": 2,
-            "min_cluster_size": 2,
-        },
         {"partial_models": "none"},
         {"partial_rounds": True, "partial_models": "branch"},
         {"partial_models": "branch", "partial_rounds": False, "components": "AD"},
