@@ -146,6 +146,7 @@ def sketch_noise(epsilon: ArrayLike, n_sketches: int, delta: ArrayLike) -> Sketc
       delta: In (0, 1).
     """
     share = jnp.asarray(epsilon, jnp.float32) / (4 * jnp.sqrt(-n_sketches * jnp.log(delta)))
+    share *= 1 - 2e-6  # more than float32 may be off by: never a phantom less
     return SketchNoise(
         n_phantoms=jnp.ceil(1 / jnp.expm1(share)),
         least=jnp.ceil(-jnp.log2(-jnp.expm1(-share))).astype(jnp.int32),

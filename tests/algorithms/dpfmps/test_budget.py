@@ -73,6 +73,17 @@ def test_sketch_noise_of_a_hand_worked_case():
     np.testing.assert_array_equal(noise, (4, 3))
 
 
+@pytest.mark.parametrize("m", [10, 50, 100, 1000, 4096])
+def test_rounding_takes_no_phantom_and_no_least_value_away(m):
+    epsilons, delta = np.geomspace(0.01, 20, 2000).astype(np.float32), np.float32(1e-4)
+    noise = jax.jit(jax.vmap(lambda e: budget.sketch_noise(e, m, delta)))(epsilons)
+    share = epsilons / (4 * np.sqrt(-m * np.log(np.float64(delta))))
+    exact = 1 / np.expm1(share), -np.log2(-np.expm1(-share))
+    for found, value in zip(noise, exact, strict=True):
+        assert (found >= np.ceil(value)).all()
+        assert (found <= np.ceil(value * (1 + 1e-5))).all()
+
+
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1.5])
 def test_one_more_person_changes_no_sketch_value_by_more_than_its_share(share):
     """The exact distribution of a published value, for sets of n and of n + 1 elements."""
