@@ -176,22 +176,32 @@ def scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.n
 
     Args:
       view: [n, D]. Computed in float64, so that wide ranges lose nothing before the cast.
-      scale: As in `load`, or "bytes": divided by 255 where there are numbers above 1.
-      held: bool [n], the rows that count; others are zeros. None: all.
+      scale: "none", "minmax" or "standard" as in `load`, or "bytes": divided by 255 where there are
+        numbers above 1.
+      held: bool [n], the rows that count, one at least; others are zeros. None: all.
 
     Returns:
       float32 [n, D].
 
     Raises:
-      ValueError: An unknown scale.
+      ValueError: An unknown scale, no row that counts, or a number in one that is not finite.
     """
     if scale not in _SCALED:
         raise checks.wrong("scale", scale, " or ".join(map(repr, _SCALED)))
+    view = np.asarray(view)
     if held is not None:
+        held = np.asarray(held, bool)
+        if held.shape != view.shape[:1]:
+            raise checks.wrong("held", held.shape, f"the shape {view.shape[:1]}, one per row")
         found = np.zeros(view.shape, np.float32)
         found[held] = scaled(view[held], scale)
         return found
+    if view.size == 0:
+        raise ValueError("view: has no number in the rows that count; allowed is one row or more")
     x = view.astype(np.float64)
+    # A feature with a NaN has no range, and would count as constant.
+    if not np.isfinite(x).all():
+        raise ValueError("view: has numbers that are NaN or infinite; allowed are finite numbers")
     if scale == "bytes" and x.max() > 1:  # some copies come already divided
         x /= 255.0
     elif scale in ("minmax", "standard"):
