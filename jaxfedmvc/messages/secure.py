@@ -288,6 +288,7 @@ def pairwise_mask(key: Array, own: Array, participants: Array, like: PyTree) -> 
     Returns:
       uint32 leaves in the shapes of `like`.
     """
+    participants = jnp.asarray(participants)  # taken by traced places
     shapes = [jnp.shape(x) for x in jax.tree.leaves(like)]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
 

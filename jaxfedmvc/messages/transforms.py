@@ -176,7 +176,7 @@ def clipped(max_norm: ArrayLike, leaves: PyTree = True) -> Transform:
 
     def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
         selected = jax.tree.leaves(jax.tree.broadcast(leaves, message))
-        values, tree = jax.tree.flatten(message)
+        values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, message))
         check_floating(message, "be scaled", selected)
         # Squares of narrow floats overflow: in float16 from 256 on.
         squares = [
@@ -269,7 +269,7 @@ def _noise(size: Callable[[Array], Array], scale: PyTree) -> Transform:
 
     def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
         scales = jax.tree.leaves(jax.tree.broadcast(scale, message))
-        values, tree = jax.tree.flatten(message)
+        values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, message))
         check_floating(message, "take noise")
 
         def add(i: int, x: Array, s: ArrayLike) -> Array:

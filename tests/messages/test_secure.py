@@ -345,6 +345,13 @@ def test_masks_of_any_participants_sum_to_zero():
             assert np.any(leaf) == (len(ids) > 1)
 
 
+def test_participants_may_be_numpys_outside_of_jit():
+    ids, like = np.array([2, 1]), np.zeros(3)
+    np.testing.assert_array_equal(
+        pairwise_mask(SECRETS, np.int32(2), ids, like), jit_mask(SECRETS, np.int32(2), ids, like)
+    )
+
+
 def test_no_two_pairs_share_a_mask():
     """Not even pairs whose ids have one sum, product or difference."""
     pairs = [(0, 3), (1, 2), (3, 4), (2, 6), (0, 1)]
