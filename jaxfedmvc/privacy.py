@@ -69,11 +69,10 @@ def _gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) ->
         mu = math.sqrt(n_releases) / noise_multiplier
         return mu * (0.5 * mu - float(ndtri(delta)))
     # A grid relative to the spread mu of the loss is as fine at any multiplier.
-    return (
-        _accountant()
-        .from_gaussian_mechanism(of_all, value_discretization_interval=1e-3 / of_all)
-        .get_epsilon_for_delta(delta)
+    loss = _accountant().from_gaussian_mechanism(
+        of_all, value_discretization_interval=1e-3 / of_all
     )
+    return float(loss.get_epsilon_for_delta(delta))
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float:

@@ -160,8 +160,8 @@ def clipped(max_norm: ArrayLike, leaves: PyTree = True) -> Transform:
     """Scales a message down to an L2 norm of at most `max_norm`, up to rounding.
 
     The norm is that of all selected leaves together, and one factor scales them all. A message
-    within the bound does not change; one whose norm is not finite becomes zeros, so that the bound
-    holds whatever a client computes.
+    within the bound does not change; one whose norm is not finite becomes zeros, so that a finite
+    bound holds whatever a client computes.
 
     Args:
       max_norm: The bound, a scalar not below zero; may be traced.
