@@ -71,7 +71,7 @@ def load(
         with a ``.npz`` file or a table for each client; or the name of a ``.npz`` or ``.mat`` file
         in the data folder, in any case and without its suffix. Files of the sets in `names` must
         have the published shapes, however they are asked for.
-      data_dir: the data folder. By default ``$JAXFEDMVC_DATA`` is searched, then ``./data``.
+      data_dir: the data folder to search first; then ``$JAXFEDMVC_DATA`` is, then ``./data``.
       scale: ``"minmax"`` maps each feature to [0, 1] and ``"standard"`` to zero mean and unit
         variance, both sending constant features to 0; ``"none"`` keeps the values. ``"auto"`` is
         the usual choice for a named set (bytes of Multi-Fashion / 255; as they are MNIST-USPS, the
@@ -85,6 +85,7 @@ def load(
     Raises:
       FileNotFoundError: the file of a named set, or the given path, does not exist.
       ValueError: the name or the scaling is unknown, or the file's content is unusable.
+      ImportError: what reads files of this kind (pandas, pyarrow, h5py) is not installed.
     """
     if not isinstance(name, str | os.PathLike):
         raise checks.wrong("name", name, "a name of a data set, or a path")
