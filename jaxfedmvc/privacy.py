@@ -38,12 +38,16 @@ def gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) -> 
 
     T releases of multiplier z are together as private as one of z / sqrt(T) (Dong, Roth and Su,
     "Gaussian differential privacy", 2022, corollary 3.3), whose privacy loss distribution N(mu^2 /
-    2, mu^2) with mu = sqrt(T) / z is evaluated on a grid, rounded up.
+    2, mu^2) with mu = sqrt(T) / z is evaluated on a grid, rounded up. Its tails are cut off: below
+    a delta of 1e-22 or so, which they may exceed, the answer is infinite unless z is far below 1.
 
     Args:
       noise_multiplier: z = sigma / Delta, positive; infinite for pure noise.
       n_releases: T.
       delta: In (0, 1).
+
+    Returns:
+      Epsilon, 0 or more; 0 for an infinite multiplier.
 
     Raises:
       ValueError: An argument is out of range.
@@ -65,17 +69,17 @@ def _gaussian_epsilon(noise_multiplier: float, n_releases: int, delta: float) ->
         mu = math.sqrt(n_releases) / noise_multiplier
         return mu * (0.5 * mu - float(ndtri(delta)))
     # A grid relative to the spread mu of the loss is as fine at any multiplier.
-    return (
-        _accountant()
-        .from_gaussian_mechanism(of_all, value_discretization_interval=1e-3 / of_all)
-        .get_epsilon_for_delta(delta)
+    loss = _accountant().from_gaussian_mechanism(
+        of_all, value_discretization_interval=1e-3 / of_all
     )
+    return float(loss.get_epsilon_for_delta(delta))
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> float:
     """Finds the least multiplier z = sigma / Delta with which T releases are (epsilon, delta)-DP.
 
-    By bisection of `gaussian_epsilon`, to a part in 10^4 and from above.
+    By bisection of `gaussian_epsilon`, to a part in 10^4 and from above; where that is infinite,
+    below a delta of 1e-22 or so, `zcdp_noise_multiplier` is the answer.
 
     Args:
       epsilon: Of all releases, positive; infinite for no noise.
@@ -115,10 +119,19 @@ def zcdp_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> floa
     sqrt(T / (2 rho)) (Bun and Steinke, "Concentrated differential privacy", 2016, propositions 1.3
     and 1.6).
 
+    Args:
+      epsilon: Of all releases, positive; infinite for no noise.
+      delta: In (0, 1).
+      n_releases: T.
+
+    Returns:
+      The multiplier of each release; 0 for infinite epsilon.
+
     Raises:
       ValueError: An argument is out of range.
     """
     _check(n_releases=n_releases, epsilon=epsilon, delta=delta)
+    epsilon = float(epsilon)  # of a scalar of 32 bits what follows would have as many
     if math.isinf(epsilon):
         return 0.0
     log = -math.log(delta)

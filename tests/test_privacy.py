@@ -91,6 +91,8 @@ def test_numbers_may_be_scalars_of_numpy_and_jax():
         same = privacy.gaussian_noise_multiplier(number(2.0), 1e-5, np.int64(3))
         assert same == privacy.gaussian_noise_multiplier(2.0, 1e-5, 3)
         assert privacy.laplace_scale(3, number(2.0), 1e-5) == privacy.laplace_scale(3, 2.0, 1e-5)
+        closed = privacy.zcdp_noise_multiplier(number(2.0), 1e-5, np.int64(3))
+        assert type(closed) is float and closed == privacy.zcdp_noise_multiplier(2.0, 1e-5, 3)
 
 
 def test_what_is_no_number_is_named():

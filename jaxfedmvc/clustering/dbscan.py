@@ -85,9 +85,10 @@ def dbscan(
         Labels, int32 [n]; -1 for noise and for rows outside `where`.
 
     Raises:
-        ValueError: If `x` or `where` has the wrong shape, `eps` is no scalar or
-            `min_samples` no integer scalar, or if `eps` <= 0, `min_samples` is out of its range
-            (values that are traced pass) or `block` < 1.
+        ValueError: If `x` or `where` has the wrong shape, `x` is not of real numbers or not finite
+            in a selected row, `eps` is no scalar or `min_samples` no integer scalar, or if
+            `eps` <= 0, `min_samples` is out of its range (values that are traced pass) or
+            `block` < 1.
     """
     x, where = check_data(x, where)
     eps = _check_number("eps", eps, np.float32, np.inf, "a number above 0")

@@ -81,8 +81,8 @@ def random_fourier_features(key: Array, x: ArrayLike, gamma: ArrayLike, n_featur
         Features, float32 [n, D].
 
     Raises:
-        ValueError: If `x` has the wrong shape, `gamma` is no positive scalar or `n_features` is
-            below 1.
+        ValueError: If `x` has the wrong shape, is not of real numbers, or concrete and not finite,
+            `gamma` is no positive scalar or `n_features` is below 1.
     """
     x, _ = check_data(x, None)
     checks.whole("n_features", n_features, 1)

@@ -66,8 +66,9 @@ def kmeans(
     """Minimises sum_i w_i min_j |x_i - c_j|^2 over k centroids c, keeping the best of some starts.
 
     Degenerate data gives finite results: with fewer distinct selected rows than clusters some
-    centroids coincide and all but the first of them stay empty; with no selected row the centroids
-    and the inertia are zero. Centroids beyond `limit` are finite and mean nothing.
+    centroids coincide and all but the first of them stay empty; with no selected row the inertia is
+    zero, and the centroids are, or as they were given. Centroids beyond `limit` are finite and mean
+    nothing.
 
     Args:
         key: PRNG key of the starts; unused, and may be None, if `centroids` is given.
@@ -250,7 +251,8 @@ def kmeans_plusplus(
 
     Raises:
         ValueError: If `n_clusters` is below 1, `x`, `where`, `weights` or `limit` has the wrong
-            shape, or `weights` is concrete and not finite or negative.
+            shape, `x` or `weights` is not of real numbers, or concrete and not finite, or `weights`
+            is negative.
     """
     x, where = check_data(x, where)
     _check_at_least_one(n_clusters=n_clusters)
@@ -304,8 +306,8 @@ def predict(x: ArrayLike, centroids: ArrayLike, *, limit: ArrayLike | None = Non
         Labels, int32 [n].
 
     Raises:
-        ValueError: If `x`, `centroids` or `limit` has the wrong shape, or `x` or `centroids` is
-            concrete and not finite.
+        ValueError: If `x`, `centroids` or `limit` has the wrong shape, or `x` or `centroids` is not
+            of real numbers, or concrete and not finite.
     """
     x, _ = check_data(x, None)
     centroids = _check_centroids(centroids, (None, x.shape[1]))

@@ -89,7 +89,7 @@ def sc_srgf_method(
     graphs = _slots(n_graphs, max_graphs)
 
     def method(key: Array, x: Array, where: Array) -> Array:
-        limit = jnp.minimum(n_clusters, jnp.sum(where))
+        limit = jnp.clip(jnp.sum(where), 1, n_clusters)  # one where there are no rows, too
         return sc_srgf(
             key,
             x,

@@ -67,8 +67,8 @@ def sc_srgf(
         Labels, int32 [n]; -1 outside `where`.
 
     Raises:
-        ValueError: If `x` or `where` has the wrong shape, or a number that is not traced is out of
-            its range.
+        ValueError: If `x` or `where` has the wrong shape, `x` is not of real numbers, or concrete
+            and not finite in a selected row, or a number that is not traced is out of its range.
     """
     x, where = check_data(x, where)
     checks.whole("n_graphs", n_graphs, 2)
@@ -143,8 +143,9 @@ def fused_graph(
         Symmetric edge weights, float32 [n, n]; zero for rows and columns outside `where`.
 
     Raises:
-        ValueError: If `x`, `features` or `where` has the wrong shape, or a number that is not
-            traced is out of its range.
+        ValueError: If `x`, `features` or `where` has the wrong shape, `x` is not of real numbers,
+            or concrete and not finite in a selected row, or a number that is not traced is out of
+            its range.
     """
     x, where = check_data(x, where)
     features = jnp.asarray(features, bool)

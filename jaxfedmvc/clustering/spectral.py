@@ -15,6 +15,9 @@ from jaxfedmvc import checks
 from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.precision import in_32_bits
 
+# Share of the largest edge by which the two directions of an edge may differ.
+_ROUNDING = 1e-3
+
 
 @in_32_bits
 def spectral(
@@ -44,8 +47,8 @@ def spectral(
 
     Raises:
         ValueError: If `n_clusters` or `n_init` is below 1, a `limit` that is not traced is below 1,
-            `affinity`, `where` or `limit` has the wrong shape, or an edge that is not traced is
-            negative or not finite.
+            `affinity`, `where` or `limit` has the wrong shape, or `affinity` is concrete and not
+            symmetric, or has an edge that is negative or not finite.
     """
     affinity, where = _check_graph(affinity, where)
     checks.whole("n_clusters", n_clusters, 1)
@@ -83,8 +86,9 @@ def spectral_embedding(
         is positive.
 
     Raises:
-        ValueError: If `affinity` or `where` has the wrong shape, an edge that is not traced is
-            negative or not finite, or `n_components` is no whole number in [1, n].
+        ValueError: If `affinity` or `where` has the wrong shape, `affinity` is concrete and not
+            symmetric, or has an edge that is negative or not finite, or `n_components` is no whole
+            number in [1, n].
     """
     affinity, where = _check_graph(affinity, where)
     n = len(where)
@@ -95,6 +99,13 @@ def spectral_embedding(
         raise ValueError("affinity must be finite between the vertices of where")
     if not isinstance(affinity, jax.core.Tracer) and (affinity < 0).any():
         raise ValueError(f"affinity must be 0 or more between vertices, got {affinity.min()}")
+    # A graph of nearest neighbours is not, unless somebody has made it so. Rounding is no matter.
+    if not isinstance(affinity, jax.core.Tracer) and np.any(
+        np.abs(affinity - affinity.T) > _ROUNDING * np.max(affinity)
+    ):
+        raise ValueError(
+            "affinity must be symmetric between vertices, such as A + A.T of a graph A"
+        )
     degrees = affinity.sum(axis=1)
     roots = jnp.sqrt(jnp.where(degrees > 0, degrees, 1.0))
     # The eigenvalues of a graph are in [0, 2]: those of the padding are put behind them.

@@ -71,7 +71,7 @@ def load(
         with a ``.npz`` file or a table for each client; or the name of a ``.npz`` or ``.mat`` file
         in the data folder, in any case and without its suffix. Files of the sets in `names` must
         have the published shapes, however they are asked for.
-      data_dir: the data folder. By default ``$JAXFEDMVC_DATA`` is searched, then ``./data``.
+      data_dir: the data folder to search first; then ``$JAXFEDMVC_DATA`` is, then ``./data``.
       scale: ``"minmax"`` maps each feature to [0, 1] and ``"standard"`` to zero mean and unit
         variance, both sending constant features to 0; ``"none"`` keeps the values. ``"auto"`` is
         the usual choice for a named set (bytes of Multi-Fashion / 255; as they are MNIST-USPS, the
@@ -85,6 +85,7 @@ def load(
     Raises:
       FileNotFoundError: the file of a named set, or the given path, does not exist.
       ValueError: the name or the scaling is unknown, or the file's content is unusable.
+      ImportError: what reads files of this kind (pandas, pyarrow, h5py) is not installed.
     """
     if not isinstance(name, str | os.PathLike):
         raise checks.wrong("name", name, "a name of a data set, or a path")
@@ -176,22 +177,32 @@ def scaled(view: np.ndarray, scale: str, held: np.ndarray | None = None) -> np.n
 
     Args:
       view: [n, D]. Computed in float64, so that wide ranges lose nothing before the cast.
-      scale: As in `load`, or "bytes": divided by 255 where there are numbers above 1.
-      held: bool [n], the rows that count; others are zeros. None: all.
+      scale: "none", "minmax" or "standard" as in `load`, or "bytes": divided by 255 where there are
+        numbers above 1.
+      held: bool [n], the rows that count, one at least; others are zeros. None: all.
 
     Returns:
       float32 [n, D].
 
     Raises:
-      ValueError: An unknown scale.
+      ValueError: An unknown scale, no row that counts, or a number in one that is not finite.
     """
     if scale not in _SCALED:
         raise checks.wrong("scale", scale, " or ".join(map(repr, _SCALED)))
+    view = np.asarray(view)
     if held is not None:
+        held = np.asarray(held, bool)
+        if held.shape != view.shape[:1]:
+            raise checks.wrong("held", held.shape, f"the shape {view.shape[:1]}, one per row")
         found = np.zeros(view.shape, np.float32)
         found[held] = scaled(view[held], scale)
         return found
+    if view.size == 0:
+        raise ValueError("view: has no number in the rows that count; allowed is one row or more")
     x = view.astype(np.float64)
+    # A feature with a NaN has no range, and would count as constant.
+    if not np.isfinite(x).all():
+        raise ValueError("view: has numbers that are NaN or infinite; allowed are finite numbers")
     if scale == "bytes" and x.max() > 1:  # some copies come already divided
         x /= 255.0
     elif scale in ("minmax", "standard"):

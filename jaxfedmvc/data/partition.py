@@ -126,15 +126,15 @@ def partition_as_held(
       A part for each kind of samples, those with the most views first.
 
     Raises:
-      ValueError: a sample without a view; fewer clients than kinds, or more than samples; arrays of
-        other shapes, or both `n_clients` and `clients`.
+      ValueError: no samples, or one without a view; fewer clients than kinds, or more than samples;
+        arrays of other shapes, a client that is NaN, or both `n_clients` and `clients`.
     """
     checks.whole("seed", seed, 0)
     # Numbers other than 0 and 1 would make rows that hold the same views differ, and one kind of
     # them would take the place of the other.
     held = np.asarray(held, bool)
-    if held.ndim != 2:
-        raise checks.wrong("held", held.shape, "a shape [n_samples, n_views]")
+    if held.ndim != 2 or 0 in held.shape:
+        raise checks.wrong("held", held.shape, "a shape [n_samples, n_views], none of them 0")
     kinds: dict[tuple[int, ...], np.ndarray] = {}
     for row in np.unique(held, axis=0):
         if not row.any():
@@ -146,6 +146,8 @@ def partition_as_held(
         owner = np.asarray(clients)
         if owner.shape != held.shape[:1]:
             raise checks.wrong("clients", owner.shape, f"shape {held.shape[:1]}, one per sample")
+        if (owner != owner).any():
+            raise ValueError("clients: got NaN; allowed is the client of each sample")
         if n_clients is not None:
             raise checks.wrong("n_clients", n_clients, "None where clients are given")
         groups = [

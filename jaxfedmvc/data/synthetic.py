@@ -94,7 +94,7 @@ def simplex(seed: int, sigma: float, n_samples: int = 1000) -> Dataset:
     """
     checks.whole("seed", seed, 0)
     checks.whole("n_samples", n_samples, len(_TETRAHEDRON))
-    _check_deviation("sigma", sigma)
+    checks.number("sigma", sigma, checks.NOT_NEGATIVE)
     from scipy.spatial.transform import Rotation  # deferred: slow to import
 
     rng = np.random.default_rng(seed)
@@ -136,7 +136,7 @@ def blobs(
     checks.whole("n_features", n_features, 1)
     checks.whole("n_centers", n_centers, 1)
     checks.whole("n_agents", n_agents, 1, n_features)
-    _check_deviation("cluster_std", cluster_std)
+    checks.number("cluster_std", cluster_std, checks.NOT_NEGATIVE)
     from sklearn.datasets import make_blobs  # deferred: slow to import
 
     x, labels = make_blobs(
@@ -186,11 +186,6 @@ def unequal(seed: int) -> Dataset:
             rest = 0.5 * rng.normal(size=(n, dim - rank))
             views.append(np.concatenate([signal, rest], axis=1) @ turned)
     return _dataset(f"unequal_{seed}", views, labels)
-
-
-def _check_deviation(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number, 0 or more; got {value!r}")
 
 
 def _dataset(name: str, views: list[np.ndarray], labels: np.ndarray) -> Dataset:

@@ -2,10 +2,10 @@
 
     Server(job, transport, "results/first").run()
 
-It is `engine.run_streaming` with the clients elsewhere: the same programs, one client a chunk, sums
-taken in the order of the cohorts whoever answers first. After each exchange its state is saved, so
-that the same job with the same folder goes on where it was; an exchange that was asked for already
-is asked for again, and nodes answer as before.
+It is `engine.streaming.run_streaming` with the clients elsewhere: the same programs, one client a
+chunk, sums taken in the order of the cohorts whoever answers first. After each exchange its state
+is saved, so that the same job with the same folder goes on where it was; an exchange that was asked
+for already is asked for again, and nodes answer as before.
 
 Among peers the server only passes messages on, of which it can read the labels and rankings of
 sample ids; every peer computes what follows from them by itself, and all are compared.

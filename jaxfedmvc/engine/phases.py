@@ -346,7 +346,12 @@ def over_clients(
     state: RunState,
     client_chunk: int | None,
 ) -> tuple[jax.Array, ...]:
-    """Computes `function(server_state, client_state, client)` for all clients of all cohorts."""
+    """Computes `function(server_state, client_state, client)` for all clients of all cohorts.
+
+    Raises:
+      ValueError: `client_chunk` is no whole number of 1 or more.
+    """
+    checks.whole("client_chunk", client_chunk, 1, optional=True)
     results = []
     for cohort, states in zip(federation.cohorts, state.clients, strict=True):
         n = cohort.n_clients

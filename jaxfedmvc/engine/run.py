@@ -280,6 +280,9 @@ def assign(
 
     Returns:
       For each cohort int32 [clients, rows]; -1 for padding.
+
+    Raises:
+      ValueError: A bad `client_chunk`.
     """
     return over_clients(algorithm.assign, federation, state, client_chunk)
 
@@ -304,7 +307,7 @@ def embed(
       For each cohort float32 [clients, rows, d].
 
     Raises:
-      ValueError: The method has no representation.
+      ValueError: The method has no representation, or a bad `client_chunk`.
     """
     if algorithm.embed is None:
         raise ValueError("embed: this algorithm has no representation of samples")

@@ -16,10 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxfedmvc.checks import whole
+from jaxfedmvc.checks import whole, wrong
 from jaxfedmvc.messages.transforms import Transform
 
 PyTree = Any
+
+# What a message must have at least.
+_SUMS_AND_SIZES = 2
 
 
 def large_only(sums: PyTree, sizes: Array, least: int) -> tuple[PyTree, Array]:
@@ -49,12 +52,22 @@ def min_cluster_size(least: int) -> Transform:
     not of clusters, and stays.
 
     Raises:
-      ValueError: `least` is below 1, or no whole number.
+      ValueError: `least` is below 1, or no whole number; at trace time, the message is no tuple of
+        sums and sizes, or the sums of a leaf do not begin with the axes of the sizes.
     """
     whole("least", least, 1)
 
     def transform(key: Array, message: tuple, sent: PyTree) -> Any:
+        if not isinstance(message, tuple | list) or len(message) < _SUMS_AND_SIZES:
+            raise wrong(
+                "message", type(message).__name__, "a tuple that begins with sums and sizes"
+            )
         sums, sizes, *rest = message
+        axes = jnp.shape(sizes)
+        for x in jax.tree.leaves(sums):
+            if jnp.shape(x)[: len(axes)] != axes:
+                allowed = f"sums that begin with the axes of the sizes, {axes}"
+                raise wrong("message", f"sums of shape {jnp.shape(x)}", allowed)
         return *large_only(sums, sizes, least), *rest
 
     return transform

@@ -288,6 +288,7 @@ def pairwise_mask(key: Array, own: Array, participants: Array, like: PyTree) -> 
     Returns:
       uint32 leaves in the shapes of `like`.
     """
+    participants = jnp.asarray(participants)  # taken by traced places
     shapes = [jnp.shape(x) for x in jax.tree.leaves(like)]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
 
@@ -413,9 +414,10 @@ def _bits_of(fraction_bits: int | Mapping[str, PyTree], name: str) -> PyTree:
         raise ValueError(f"fraction_bits: got nothing for the masked phase {name}")
     bits = fraction_bits[name] if isinstance(fraction_bits, Mapping) else fraction_bits
     for b in jax.tree.leaves(bits):
-        if not isinstance(b, int) or abs(b) > _MOST_BITS:
+        is_whole = isinstance(b, int | np.integer) and not isinstance(b, bool)
+        if not is_whole or abs(b) > _MOST_BITS:
             raise ValueError(
                 f"fraction_bits: got {b!r} for {name}; allowed is an integer from {-_MOST_BITS} to"
                 f" {_MOST_BITS}"
             )
-    return bits
+    return jax.tree.map(int, bits)

@@ -160,8 +160,8 @@ def clipped(max_norm: ArrayLike, leaves: PyTree = True) -> Transform:
     """Scales a message down to an L2 norm of at most `max_norm`, up to rounding.
 
     The norm is that of all selected leaves together, and one factor scales them all. A message
-    within the bound does not change; one whose norm is not finite becomes zeros, so that the bound
-    holds whatever a client computes.
+    within the bound does not change; one whose norm is not finite becomes zeros, so that a finite
+    bound holds whatever a client computes.
 
     Args:
       max_norm: The bound, a scalar not below zero; may be traced.
@@ -176,7 +176,7 @@ def clipped(max_norm: ArrayLike, leaves: PyTree = True) -> Transform:
 
     def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
         selected = jax.tree.leaves(jax.tree.broadcast(leaves, message))
-        values, tree = jax.tree.flatten(message)
+        values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, message))
         check_floating(message, "be scaled", selected)
         # Squares of narrow floats overflow: in float16 from 256 on.
         squares = [
@@ -269,7 +269,7 @@ def _noise(size: Callable[[Array], Array], scale: PyTree) -> Transform:
 
     def transform(key: Array, message: PyTree, sent: PyTree) -> PyTree:
         scales = jax.tree.leaves(jax.tree.broadcast(scale, message))
-        values, tree = jax.tree.flatten(message)
+        values, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, message))
         check_floating(message, "take noise")
 
         def add(i: int, x: Array, s: ArrayLike) -> Array:

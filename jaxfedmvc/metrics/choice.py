@@ -41,13 +41,15 @@ def stability(labelings: Sequence[np.ndarray]) -> float:
       labelings: Two or more, of integers [n] each; -1 for rows that were left out.
 
     Returns:
-      At most 1; 0 is what chance gives.
+      At most 1; 0 is what chance gives. NaN where two clusterings have no row in common.
 
     Raises:
-      ValueError: Fewer than two clusterings.
+      ValueError: Fewer than two clusterings, or of different numbers of rows.
     """
     if len(labelings) < 2:
         raise ValueError(f"labelings: got {len(labelings)}; allowed are 2 or more")
+    if len(sizes := {np.size(labels) for labels in labelings}) > 1:
+        raise ValueError(f"labelings: got {sorted(sizes)} rows; allowed is one number of rows")
     scores = []
     for one, other in combinations(map(np.asarray, labelings), 2):
         both = (one >= 0) & (other >= 0)

@@ -349,8 +349,8 @@ def simplified_silhouette(
         than two clusters that have rows.
 
     Raises:
-        ValueError: If `n_clusters` is below 1, the shapes do not fit, `x` is not of real numbers or
-            `labels` not of integers.
+        ValueError: If `n_clusters` is below 1, the shapes do not fit, `x` is not of real numbers,
+            or not traced and not finite in a row that counts, or `labels` not of integers.
     """
     x, labels = checks.floats("x", x), _numbers("labels", labels)
     checks.whole("n_clusters", n_clusters, 1)
@@ -358,6 +358,9 @@ def simplified_silhouette(
         raise ValueError(f"x and labels must be [n, d] and [n], got {x.shape} and {labels.shape}")
     where = checks.mask(where, labels.shape) & (labels >= 0) & (labels < n_clusters)
     x = jnp.where(where[:, None], x, 0.0)
+    # A NaN is larger than no distance, and its row would count as one of two distances of zero.
+    if not isinstance(x, jax.core.Tracer) and not np.isfinite(x).all():
+        raise ValueError("x must be finite in the rows that count, got NaN or an infinite number")
     own = (labels[:, None] == jnp.arange(n_clusters)[None, :]) & where[:, None]
     members = own.astype(x.dtype)
     sizes = jnp.sum(members, axis=0)

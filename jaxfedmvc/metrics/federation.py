@@ -25,7 +25,8 @@ def tables(federation: Federation, predicted: Sequence[jax.Array], n_clusters: i
       float32 [clients, n_classes, n_clusters], exact up to 2^24 rows of a client.
 
     Raises:
-      ValueError: The federation has no labels.
+      ValueError: The federation has no labels, `n_clusters` is below 1, or `predicted` has other
+        shapes than they, or no integers.
     """
     if federation.labels is None or federation.n_classes is None:
         raise ValueError("labels: the federation has no labels to score against")

@@ -93,15 +93,21 @@ def information(federation: Federation, labels: Sequence[ArrayLike], n_clusters:
       a client's rows 500 are compared at most. NaN where no row is in a cluster.
 
     Raises:
-      ValueError: `n_clusters` is below 1, or shapes do not fit.
+      ValueError: `n_clusters` is below 1, shapes do not fit, or labels are no integers.
     """
     checks.whole("n_clusters", n_clusters, 1)
+    if len(labels) != (n_cohorts := len(federation.cohorts)):
+        raise checks.wrong(
+            "labels", f"{len(labels)} arrays", f"one for each of {n_cohorts} cohorts"
+        )
     views, found, weights = [], [], []
     sizes = jnp.zeros(n_clusters)
     for c, (cohort, mine) in enumerate(zip(federation.cohorts, labels, strict=True)):
         mine = jnp.asarray(mine)
         if mine.shape != cohort.mask.shape:
             raise checks.wrong(f"labels[{c}]", mine.shape, f"the shape {cohort.mask.shape}")
+        if not jnp.issubdtype(mine.dtype, jnp.integer):
+            raise checks.wrong(f"labels[{c}]", f"an array of {mine.dtype}", "an array of integers")
         where = cohort.mask & (mine >= 0) & (mine < n_clusters)
         sizes += jnp.sum(jax.nn.one_hot(mine, n_clusters) * where[..., None], axis=(0, 1))
         rows = jax.vmap(compared)(cohort.mask)  # whatever the clusters are

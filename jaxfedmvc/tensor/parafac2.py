@@ -192,11 +192,17 @@ def from_slice(x: ArrayLike, rank: int, *, where: ArrayLike | None = None) -> Pa
         rank: R, static.
         where: Real rows, bool [n_max], at least R; all rows if None.
 
+    Returns:
+        The form, in the module's conventions; float32 [1, n_max, R], [R, R], [J, R] and [1, R].
+
     Raises:
-        ValueError: As `parafac2`.
+        ValueError: `x` or `where` has the wrong shape, `rank` is not from 1 to min(n_max, J), or
+            `where` is concrete and has fewer than `rank` rows.
     """
-    x, mask = checks.floats("x", x), None if where is None else jnp.asarray(where, bool)[None]
-    slices, mask = _check(x[None], mask, rank)
+    x = checks.floats("x", x)
+    if x.ndim != 2 or 0 in x.shape:
+        raise checks.wrong("x", x.shape, "a shape [n, J], neither of them 0")
+    slices, mask = _check(x[None], checks.mask(where, x.shape[:1])[None], rank)
     _, scales, right = jnp.linalg.svd(slices[0], full_matrices=False)
     h, q, scales = jnp.eye(rank), right[:rank].T, scales[:rank]
     # Not the left singular vectors: where sigma vanishes, theirs may have entries in the padding.

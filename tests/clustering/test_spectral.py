@@ -198,6 +198,16 @@ def test_a_negative_edge_is_named_where_it_is_read():
     assert np.isfinite(spectral_embedding(affinity, 1, where=np.arange(3) > 0)).all()
 
 
+def test_a_graph_that_is_not_symmetric_is_named_and_one_that_is_but_for_rounding_is_not():
+    affinity = np.ones((3, 3), np.float32)
+    affinity[0, 1] += 1e-5
+    assert np.isfinite(spectral_embedding(affinity, 2)).all()
+    affinity[0, 1] = 0
+    with pytest.raises(ValueError, match=r"^affinity must be symmetric between"):
+        spectral_embedding(affinity, 2)
+    assert np.isfinite(spectral_embedding(affinity, 1, where=np.arange(3) > 0)).all()
+
+
 @pytest.mark.parametrize("n_components", [0, 5, 2.5, "two"])
 def test_number_of_components_is_checked(n_components):
     with pytest.raises(ValueError, match=r"^n_components: got .*1 to 4$"):

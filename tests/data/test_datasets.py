@@ -354,6 +354,26 @@ def test_unknown_scale_names_the_allowed():
         scaled(np.ones((2, 1)), "auto")
 
 
+@pytest.mark.parametrize("scale", ["none", "minmax", "standard"])
+def test_a_feature_with_a_nan_is_no_constant_one(scale):
+    view = np.array([[0.0, 1.0], [1.0, np.nan], [2.0, 4.0]])
+    with pytest.raises(ValueError, match="view: has numbers that are NaN or infinite; allowed"):
+        scaled(view, scale)
+    # Rows that do not count may hold anything; a mask of 0 and 1 is one of bools.
+    found = scaled(view, scale, np.array([1, 0, 1]))
+    np.testing.assert_array_equal(found[[0, 2]], scaled(view[[0, 2]], scale))
+    assert not found[1].any()
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [([False] * 3, "view: has no number in the rows"), ([True], r"held: got \(1,\); allowed is")],
+)
+def test_scaling_without_rows_is_refused(held, message):
+    with pytest.raises(ValueError, match=message):
+        scaled(np.ones((3, 2)), "minmax", np.array(held))
+
+
 @pytest.mark.parametrize("name", [3, None, b"digits"])
 def test_a_name_that_is_none_is_refused(name):
     with pytest.raises(ValueError, match=r"name: got .* a name of a data set, or a path"):

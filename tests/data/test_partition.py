@@ -236,6 +236,10 @@ def test_clients_of_samples_are_given_for_all_of_them_and_without_a_number():
         partition_as_held("a", np.ones((4, 2)), 2)
     with pytest.raises(ValueError, match=r"held: got \(4,\); allowed is a shape"):
         partition_as_held(0, held[:, 0], 2)
+    with pytest.raises(ValueError, match=r"held: got \(0, 2\); allowed is a shape .* none of them"):
+        partition_as_held(0, held[:0], 1)
+    with pytest.raises(ValueError, match="clients: got NaN"):
+        partition_as_held(0, held, clients=[0, 1, np.nan, 0])
 
 
 def test_any_client_may_be_the_one_that_takes_what_is_left():

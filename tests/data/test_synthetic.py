@@ -139,14 +139,15 @@ def test_blobs_are_those_of_sklearn_cut_in_columns():
         (multimodal, (0, "table2"), "variant must be one of text, table1; got 'table2'"),
         (multimodal, (-1,), "seed: got"),
         (unequal, (-1,), "seed: got"),
-        (simplex, (0, -0.1), "sigma must be a finite number, 0 or more; got -0.1"),
-        (simplex, (0, float("nan")), "sigma must be a finite number"),
+        (simplex, (0, -0.1), "sigma: got -0.1; allowed is a finite number, 0 or more"),
+        (simplex, (0, float("nan")), "sigma: got nan; allowed is a finite number"),
+        (simplex, (0, None), "sigma: got None; allowed is a finite number"),
         (simplex, (0, 0.1, 3), "n_samples: got 3; allowed is 4 or more"),
         (blobs, (2**32, 10), "seed: got"),
         (blobs, (0, 0), "n_samples: got"),
         (blobs, (0, 10, 4, 2, 5), "n_agents: got 5; allowed is 1 to 4"),
         (blobs, (0, 10, 4, 0), "n_centers: got"),
-        (blobs, (0, 10, 4, 2, 2, float("inf")), "cluster_std must be a finite number"),
+        (blobs, (0, 10, 4, 2, 2, float("inf")), "cluster_std: got inf; allowed is a finite number"),
     ],
 )
 def test_bad_arguments_are_named(make, args, message):

@@ -295,6 +295,10 @@ def test_chunks_are_evened_out():
 def test_chunks_that_are_no_number_of_clients_raise(chunk):
     with pytest.raises(ValueError, match=rf"client_chunk: got {chunk}; .*1 or more, or None"):
         engine.run(TOY, FEDERATION, KEY, 1, client_chunk=chunk)
+    state = engine.start(TOY, FEDERATION, KEY)
+    for function in (engine.assign, engine.embed):
+        with pytest.raises(ValueError, match=rf"client_chunk: got {chunk}; .*1 or more, or None"):
+            function(TOY, FEDERATION, state, client_chunk=chunk)
 
 
 def test_the_same_key_gives_the_same_bits_and_another_does_not():

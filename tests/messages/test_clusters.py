@@ -50,3 +50,16 @@ def test_a_least_size_that_is_no_number_is_refused():
     for least in (float("nan"), 2.5, "two", None):
         with pytest.raises(ValueError, match=f"least: got {least!r}; allowed is a whole number"):
             min_cluster_size(least)
+
+
+@pytest.mark.parametrize(
+    ("message", "got"),
+    [
+        ({"sums": np.ones((2, 3)), "sizes": np.ones(2)}, "'dict'"),
+        ((np.ones((2, 3)),), "'tuple'"),
+        ((np.ones((3, 2)), np.ones(2)), r"'sums of shape \(3, 2\)'; .* axes of the sizes, \(2,\)"),
+    ],
+)
+def test_a_message_without_sums_and_sizes_is_refused(message, got):
+    with pytest.raises(ValueError, match=f"^message: got {got}"):
+        min_cluster_size(2)(KEY, message, ())

@@ -345,6 +345,13 @@ def test_masks_of_any_participants_sum_to_zero():
             assert np.any(leaf) == (len(ids) > 1)
 
 
+def test_participants_may_be_numpys_outside_of_jit():
+    ids, like = np.array([2, 1]), np.zeros(3)
+    np.testing.assert_array_equal(
+        pairwise_mask(SECRETS, np.int32(2), ids, like), jit_mask(SECRETS, np.int32(2), ids, like)
+    )
+
+
 def test_no_two_pairs_share_a_mask():
     """Not even pairs whose ids have one sum, product or difference."""
     pairs = [(0, 3), (1, 2), (3, 4), (2, 6), (0, 1)]
@@ -576,6 +583,7 @@ def test_an_integer_leaf_is_refused():
         ({"fraction_bits": 65}, r"^fraction_bits: got 65 for setup\[0\]"),
         ({"fraction_bits": -65}, r"^fraction_bits: got -65 for setup\[0\]"),
         ({"fraction_bits": 1.5}, r"^fraction_bits: got 1.5"),
+        ({"fraction_bits": True}, r"^fraction_bits: got True"),
         ({"fraction_bits": {"round[1]": 3}}, r"^fraction_bits: got nothing for .* setup\[0\]"),
         ({"fraction_bits": {"rund[1]": 3}}, r"^fraction_bits: got 'rund\[1\]'; allowed are setup"),
         ({"in_clear": ["round[7]"]}, r"^in_clear: got 'round\[7\]'; allowed are setup\[0\], round"),
@@ -584,6 +592,10 @@ def test_an_integer_leaf_is_refused():
 def test_bad_options_are_named(options, line):
     with pytest.raises(ValueError, match=line):
         masked(**options)
+
+
+def test_fraction_bits_may_be_of_numpy():
+    masked(fraction_bits=np.int64(16))
 
 
 # --- With noise -----------------------------------------------------------------------------------

@@ -96,6 +96,15 @@ def test_only_selected_leaves_count_and_are_scaled():
         sent_by(transformed(sending(message), clipped(1.0)))
 
 
+def test_a_number_of_python_is_changed_as_the_scalar_that_it_travels_as():
+    message = {"a": 3.0, "b": 4.0}
+    found = sent_by(transformed(sending(message), clipped(1.0)))
+    np.testing.assert_allclose([found["a"], found["b"]], [0.6, 0.8], rtol=1e-6)
+    noisy = gaussian_noise(0.1)(KEY, message, ())
+    scalars = jax.tree.map(jnp.float32, message)
+    jax.tree.map(np.testing.assert_array_equal, noisy, gaussian_noise(0.1)(KEY, scalars, ()))
+
+
 # --- Noise ----------------------------------------------------------------------------------------
 
 

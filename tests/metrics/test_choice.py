@@ -127,5 +127,7 @@ def test_blobs_are_counted(k):
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="labelings: got 1"):
         choice.stability([np.zeros(3, int)])
+    with pytest.raises(ValueError, match=r"labelings: got \[2, 3\] rows; allowed is one number"):
+        choice.stability([np.zeros(3, int), np.zeros(2, int)])
     with pytest.raises(ValueError, match="silhouettes: no number"):
         choice.chosen([2], np.array([1.0]), np.array([np.nan]))

@@ -266,3 +266,10 @@ def test_a_mask_of_the_silhouette_has_an_entry_for_each_row():
         metrics.simplified_silhouette(np.zeros((3, 1)), [0, 1, 1], 2, [True])
     with pytest.raises(ValueError, match="labels must be integers, got float32"):
         metrics.simplified_silhouette(np.zeros((3, 1)), [0.5, 1.0, 1.0], 2)
+
+
+def test_a_silhouette_of_numbers_that_are_not_finite_is_refused_and_none_of_padding():
+    x, labels = np.array([[0.0], [1.0], [np.nan]]), [0, 1, 1]
+    with pytest.raises(ValueError, match="x must be finite in the rows that count, got NaN"):
+        metrics.simplified_silhouette(x, labels, 2)
+    assert np.isfinite(metrics.simplified_silhouette(x, labels, 2, [True, True, False]))

@@ -120,3 +120,11 @@ def test_wrong_arguments(shape, k, message):
     federation = Federation.from_clients([{0: jnp.ones((10, 2))}])
     with pytest.raises(ValueError, match=message):
         information(federation, [jnp.zeros(shape, jnp.int32)], k)
+
+
+def test_labels_that_are_no_integers_or_of_fewer_cohorts_are_refused():
+    federation = Federation.from_clients([{0: jnp.ones((10, 2))}])
+    with pytest.raises(ValueError, match=r"labels\[0\]: got 'an array of float32'; .* integers"):
+        information(federation, [jnp.zeros((1, 10))], 2)
+    with pytest.raises(ValueError, match="labels: got '0 arrays'; allowed is one for each of 1"):
+        information(federation, [], 2)

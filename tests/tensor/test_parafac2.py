@@ -333,6 +333,8 @@ def test_zeros_stay_finite():
         (lambda x: parafac2(None, x, 2, n_inner=0), "n_inner"),
         (lambda x: parafac2(None, x, 2, n_init=2), "key"),
         (lambda x: from_slice(x[0], 7), "rank"),
+        (lambda x: from_slice(x, 2), "x"),
+        (lambda x: from_slice(x[0], 2, where=MASK), "where"),
     ],
 )
 def test_bad_input(call, name):

@@ -71,7 +71,7 @@ def absmean_coefficients(x: Array, mean: Array) -> Array:
     return jnp.abs(x - mean[None]) / x.shape[1]
 
 
-def exponents(x: Array, centres: Array, delta: Array) -> Array:
+def exponents(x: Array, centres: Array, delta: ArrayLike) -> Array:
     """Computes phi of (4) for one view: phi_ik = sum_j delta_ij (x_ij - a_kj)^2, float32 [n, c].
 
     Expanded into matrix products; `x` should lie around the origin, where that is accurate.
@@ -81,6 +81,7 @@ def exponents(x: Array, centres: Array, delta: Array) -> Array:
       centres: [c, d].
       delta: Scalar or [n, d], not negative.
     """
+    delta = jnp.asarray(delta)
     if x.shape[1] == 1:  # nothing to multiply, and expanded it would be less accurate
         return delta * jnp.square(x - centres.T)
     if delta.ndim == 0:
@@ -134,7 +135,7 @@ def powered(memberships: Array, fuzzifier: ArrayLike, where: Array) -> Array:
 
 
 def centre_sums(
-    x: Array, phi: Array, delta: Array, powers: Array, printed: bool = False
+    x: Array, phi: Array, delta: ArrayLike, powers: Array, printed: bool = False
 ) -> tuple[Array, Array]:
     """Computes numerators and denominators of the centres, a_kj = N_kj / W_kj.
 
@@ -157,6 +158,7 @@ def centre_sums(
     # exp(-phi) from the same exponential as KED: half of the work. It is zero beyond phi = 17,
     # where a sample moves nothing.
     weights = powers * (1 + jnp.expm1(-phi))
+    delta = jnp.asarray(delta)
     if printed or delta.ndim == 0:
         return matmul(weights.T, x), jnp.sum(weights, axis=0)
     return matmul(weights.T, delta * x), matmul(weights.T, delta)

@@ -50,8 +50,11 @@ def predict(rankings: ArrayLike, rule: Literal["strict", "ranked"] = "strict") -
       ValueError: Unknown rule, wrong shape.
     """
     rankings = jnp.asarray(rankings, jnp.int32)
-    if rankings.ndim != 3:
-        raise ValueError(f"rankings: got shape {rankings.shape}; allowed is [agents, r, m]")
+    if rankings.ndim != 3 or not (len(rankings) and rankings.shape[2]):
+        raise ValueError(
+            f"rankings: got shape {rankings.shape}; allowed is [agents, r, m], with an agent and a"
+            " medoid at least"
+        )
     if rule == "strict":
         nearest = rankings[:, :, 0]
         return jnp.where(jnp.all(nearest == nearest[:1], axis=0), nearest[0], -1)

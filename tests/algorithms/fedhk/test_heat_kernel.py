@@ -156,6 +156,11 @@ def test_exponents_of_one_feature_lose_nothing_to_rounding(per_sample):
     np.testing.assert_allclose(exponents(x, a, delta), exact, rtol=1e-6)
 
 
+def test_a_coefficient_may_be_a_number_of_python():
+    x = np.float32([[0.0, 1.0], [2.0, 0.0]])
+    np.testing.assert_array_equal(hk.exponents(x, x, 0.5), [[0, 2.5], [2.5, 0]])
+
+
 def test_bandwidth_makes_the_exponent_of_a_random_pair_beta():
     x = np.random.default_rng(0).normal(size=(30, 5)).astype(np.float32) * 7
     delta = bandwidth(x.var(axis=0).sum(), 0.3)

@@ -74,3 +74,12 @@ def test_subspaces_of_sc_srgf_have_a_share_of_their_own(monkeypatch):
     config = VertCoHiRFConfig(3, base=("sc_srgf",), n_graphs=4)
     make_step("sc_srgf", config, VertCoHiRFHyperparams(0.3, sampling_ratio=0.7))
     assert told == [(3, 4, 0.7, None)]
+
+
+def test_an_agent_without_rows_asks_for_one_cluster_and_never_for_more_than_it_has_rows(
+    monkeypatch,
+):
+    monkeypatch.setattr(local, "sc_srgf", lambda *arguments, limit, **others: limit)
+    method = local.sc_srgf_method(3, 2)
+    for rows, limit in ((0, 1), (2, 2), (4, 3)):
+        assert method(jax.random.key(0), np.zeros((4, 1)), np.arange(4) < rows) == limit

@@ -484,6 +484,7 @@ def test_hyperparameters_are_traced():
             "similarity: got 'dot'",
         ),
         (lambda: predict(np.zeros((2, 3)), "strict"), "rankings: got shape"),
+        (lambda: predict(np.zeros((2, 3, 0)), "strict"), "rankings: got shape"),
         (lambda: predict(np.zeros((2, 3, 2)), "vote"), "rule: got 'vote'"),
         (lambda: medoid_rankings(np.zeros((2, 3)), np.zeros((2, 2))), "x: got"),
     ],
