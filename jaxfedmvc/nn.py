@@ -254,7 +254,13 @@ def fit_on(
         draws = jax.random.uniform(jax.random.fold_in(key, epoch + epochs * p), (n_rows,))
         order = jnp.argsort(jnp.where(mask, draws, jnp.inf))
         order = jnp.pad(order, (0, n_batches * batch_size - n_rows))
-        real = jnp.arange(n_batches * batch_size) < jnp.sum(mask)
+        places = jnp.arange(n_batches * batch_size)
+        real = places < jnp.sum(mask)
+        if keyed:
+            # The loss draws for places: rows that are a single batch but for padding keep theirs.
+            is_one = ~jnp.any(mask[batch_size:])
+            order = jnp.where(is_one, jnp.minimum(places, n_rows - 1), order)
+            real = jnp.where(is_one, (places < batch_size) & mask[order], real)
 
         def masked_step(carry: PyTree, batch: PyTree) -> tuple[PyTree, jax.Array]:
             index, batch_mask, place = batch

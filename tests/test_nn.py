@@ -191,6 +191,29 @@ def test_padding_changes_nothing(data, batch_size, extra):
     np.testing.assert_allclose(more_values, values, rtol=1e-5)
 
 
+@pytest.mark.parametrize("least_steps", [1, 2])
+def test_padding_changes_nothing_where_a_loss_draws_for_each_place(data, least_steps):
+    """Rows that are a single batch keep their places; others than the last may be masked, too."""
+    x, y = data
+
+    def loss(w, rows, mask, key):
+        seen = rows["x"] * (jax.random.uniform(key, rows["x"].shape) < 0.7)
+        return regression_loss(w, rows | {"x": seen}, mask)
+
+    @jax.jit
+    def train(x, y, mask):
+        options = {"epochs": 4, "batch_size": N, "learning_rate": RATE}
+        options |= {"keyed": True, "least_steps": least_steps}
+        key, rows = jax.random.key(1), {"x": x, "y": y}
+        return nn.fit(key, jnp.zeros(D), loss, rows, mask.at[2].set(False), **options)
+
+    trained, values = train(x, y, np.ones(N, bool))
+    more, more_values = train(*padded(x, y, 2))
+    assert np.abs(trained).max() > 0.1
+    np.testing.assert_allclose(more, trained, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(more_values, values, rtol=1e-5)
+
+
 @pytest.mark.parametrize("batch_size", [3, 7])
 def test_without_a_real_row_nothing_is_learnt(data, batch_size):
     x, y = data

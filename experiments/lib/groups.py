@@ -23,7 +23,6 @@ from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine import batching, mesh
 from jaxfedmvc.engine.steps import as_number
-from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics import host
 
 # The same set is asked for once for every program.
@@ -116,7 +115,7 @@ def _group(
     for hyper in hyperparams:
         algorithm = group.make(hyper)
     views = [cohort.views for cohort in group.federation.cohorts]
-    jax.eval_shape(functools.partial(_start, algorithm, group.federation), views)
+    jax.eval_shape(functools.partial(_start, algorithm, group), views)
     if command.job.secure_aggregation:
         runner.check_masks(command, group.config, hyperparams)
         engine.traffic(algorithm, group.federation)  # raises where a message would be read
@@ -126,16 +125,15 @@ def _group(
     return group
 
 
-def _start(
-    algorithm: FederatedAlgorithm, federation: Federation, views: Sequence[tuple[Any, ...]]
-) -> Any:
+def _start(algorithm: FederatedAlgorithm, group: Group, views: Sequence[tuple[Any, ...]]) -> Any:
     """Returns the first states, with these features in the place of the outline's, which are none.
 
     Traced features are none to look at, while masks and ids stay what they are.
     """
-    pairs = zip(federation.cohorts, views, strict=True)
+    pairs = zip(group.federation.cohorts, views, strict=True)
     cohorts = tuple(dataclasses.replace(cohort, views=mine) for cohort, mine in pairs)
-    return algorithm.init(jax.random.key(0), dataclasses.replace(federation, cohorts=cohorts))
+    federation = dataclasses.replace(group.federation, cohorts=cohorts)
+    return engine.start(algorithm, federation, jax.random.key(0), participation=group.participation)
 
 
 def _of_clients(command: Command) -> Group:

@@ -291,6 +291,12 @@ WRONG = {
         "--grid=noise_multiplier=0.01,1",
     ): "fraction_bits: got 4; allowed is",
     ("--algorithm=lmvsc", "--participation=0.5"): "participation: got (0.5,) for lmvsc",
+    (
+        "--algorithm=private_e_fkmvc",
+        "--n_clients=4",
+        "--ratio=1:0",
+        "--participation=0.5",
+    ): "allowed is a share of which 4 clients or more take part, here 2",
     ("--algorithm=mgcd", "--participation=0.5"): "for mgcd, which needs every agent's features",
     ("--resume",): "resume: needs --output_dir",
     ("--scale=standard", "--scale_by=client"): "scale_by: got 'client' for a sweep",

@@ -98,11 +98,12 @@ def test_of_many_rows_the_same_part_is_compared(monkeypatch):
     rng = np.random.default_rng(4)
     labels = rng.integers(0, 2, 80)
     x = 3.0 * labels[:, None] + rng.normal(size=(80, 2))
-    part = np.argsort(np.random.default_rng(0).permutation(80))[:25]
+    part = np.argsort(np.random.default_rng(0).random(80))[:25]
     shares = np.bincount(labels) / 80
     expected = by_leaving_out(x[part], labels[part], shares) + entropy(shares)
     found = information(Federation.from_clients([{0: x}]), [labels[None]], 2)
     np.testing.assert_allclose(float(found), expected, atol=2e-5)
+    np.testing.assert_array_equal(info.compared(np.arange(120) < 80), part)  # however padded
 
 
 def test_alike_rows_and_no_rows_are_told():

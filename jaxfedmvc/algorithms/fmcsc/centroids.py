@@ -141,18 +141,16 @@ def _cluster_centroids(
     """Clusters all clients' centroids by k-means, each counted as often as it has rows.
 
     For several starts it draws the seeds of each from them by k-means++. Seeds are drawn by place:
-    by client id, so that the order in which clients came makes no difference.
+    by the lowest client id of a cohort and then by client id, so that the order in which cohorts
+    and clients came makes no difference.
     """
-    orders = [jnp.argsort(ids) for *_, ids in messages]
-    centroids = jnp.concatenate(
-        [c[o].reshape(-1, config.latent_dim) for (c, *_), o in zip(messages, orders, strict=True)]
-    )
-    sizes = jnp.concatenate(
-        [
-            (n * w[:, None])[o].ravel()
-            for (_, n, _), w, o in zip(messages, weights, orders, strict=True)
-        ]
-    )
+    ids = [mine for *_, mine in messages]
+    lowest = jnp.concatenate([jnp.full_like(mine, jnp.min(mine)) for mine in ids])
+    order = jnp.lexsort((jnp.concatenate(ids), lowest))
+    rows = jnp.concatenate([c for c, *_ in messages])[order]
+    counts = [n * w[:, None] for (_, n, _), w in zip(messages, weights, strict=True)]
+    centroids = rows.reshape(-1, config.latent_dim)
+    sizes = jnp.concatenate(counts)[order].ravel()
     k = config.n_clusters
     known: dict[str, Any] = {"weights": sizes, "limit": limit}
     if config.centroid_starts == 1:

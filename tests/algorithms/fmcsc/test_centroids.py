@@ -164,6 +164,11 @@ def test_the_order_of_clients_makes_no_difference_nor_does_one_that_is_absent(st
     centroids[5], sizes[5] = 50, 90
     message = centroids, sizes, place
     found.append(draw(KEY, server, (message,), (np.float32(place < 5),))[0])
+    cohorts = [
+        ([x[part] for x in message], np.float32(place[part] < 5)) for part in (place[:3], place[3:])
+    ]
+    for order in (cohorts, cohorts[::-1]):
+        found.append(draw(KEY, server, *zip(*order, strict=True))[0])
     for other in found[1:]:
         chex.assert_trees_all_equal(
             (found[0].centroids, found[0].starts), (other.centroids, other.starts)
