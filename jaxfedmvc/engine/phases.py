@@ -257,7 +257,9 @@ def map_clients(
 
     padded = jnp.pad(places, (0, n_chunks * size - n), constant_values=cohort.n_clients)
     stacked = padded.reshape(n_chunks, size)
-    # With "sum" the running sum is carried, so that no more than one chunk's messages exist.
+    # With "sum" the running sum is carried, so that no more than one chunk's messages exist. Traced
+    # once for its shapes and for the loop.
+    chunk_at = jax.jit(chunk_at, inline=True)
     summed = phase.reduce == "sum"
     shapes = jax.eval_shape(chunk_at, states, stacked[0])[1:3] if summed else ()
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
