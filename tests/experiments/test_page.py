@@ -67,6 +67,15 @@ def test_the_loss_of_the_only_kind_of_clients_is_drawn_once(more, told):
     assert [trace["name"] for trace in losses.traces] == told
 
 
+@pytest.mark.parametrize(("told", "figures"), [(0.5, 3), (float("nan"), 2)])
+def test_information_is_drawn_by_round_where_it_is_a_number(told, figures):
+    row = {"seed": 0, "bytes_up": 1, "bytes_down": 1, "loss": 1.0, "information": told}
+    row |= {f"all/pooled/{metric}": 0.5 for metric in ("acc", "nmi", "ari")}
+    drawn = run_page._curves([row | {"round": r} for r in (1, 2)], "pooled")
+    assert len(drawn) == figures
+    assert figures == 2 or [trace["name"] for trace in drawn[-1].traces] == ["information"]
+
+
 def test_confusion_is_in_the_order_of_the_classes():
     (trace,) = page.confusion("", np.array([[0, 5, 1], [4, 0, 0]])).traces
     assert trace["z"] == [[5, 0, 1], [0, 4, 0]]
