@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from experiments.lib import folder, plots
 from experiments.lib.command import Command, JobSettings, checked, fail
 from experiments.lib.criterion import Found
 from experiments.lib.data import Problem, count_classes, load_agents, load_clients
+from experiments.lib.ends import are_shared, check_ends, looks_at_rounds, with_ends
 from experiments.lib.hooks import SeedResult
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import ALONE, internal_scores, references, told
@@ -96,16 +97,7 @@ def prepare(command: Command) -> Job:
         start = partial(engine.start, algorithm, problem.federation, participation=shares)
         jax.eval_shape(start, jax.random.key(0))
     job = Job(command, problems, n_clusters, config, hyperparams, make, shares)
-    for name in _ENDS_ROUNDS:
-        if getattr(command.job, name) is not None and (algorithm.done or not algorithm.round):
-            why = "finds its end itself" if algorithm.round else "makes no rounds"
-            raise ValueError(f"{name}: {command.name} {why}; allowed is none")
-    if (command.job.keep_from or 0) > command.rounds:
-        raise ValueError(
-            f"keep_from: got {command.job.keep_from} with {counted(command.rounds, 'round')};"
-            " allowed is one of the rounds"
-        )
-    _check_counts(job)
+    check_ends(command, config, algorithm, federation)
     if command.hooks.check is not None:
         command.hooks.check([command], [config])
     if command.job.secure_aggregation:
@@ -147,34 +139,6 @@ def check_participation(command: Command) -> None:
             f"resample_participants: who was not in the setup of {command.name} adds nothing to its"
             f" rounds; allowed is none, or participation 1, got {asked}"
         )
-
-
-def _check_counts(job: Job) -> None:
-    """Checks that what --until_stable and --keep_from ask clients for is theirs to give.
-
-    Raises:
-      ValueError: The method is private, or keeps small counts back.
-    """
-    asked = {"until_stable": "counts of rows by old and new cluster", "keep_from": "cluster sizes"}
-    for name, counts in asked.items():
-        if getattr(job.command.job, name) is None:
-            continue
-        why = ""
-        if job.command.method.private:
-            why = f"epsilon of {job.command.name} covers no {counts}"
-        elif getattr(job.config, "min_cluster_size", None) is not None:
-            why = f"min_cluster_size keeps small clusters back, and {counts} would tell them"
-        elif name == "keep_from" and not _are_shared(
-            engine.traffic(job.make(job.hyperparams), job.federation)
-        ):
-            why = f"clients of {job.command.name} share no clusters"
-        if why:
-            raise ValueError(f"{name}: {why}; allowed is none")
-
-
-def _are_shared(traffic: Mapping[str, Traffic]) -> bool:
-    """Tells whether clients share clusters: without an exchange each has its own."""
-    return any(map(any, traffic.values()))
 
 
 def maker(
@@ -349,8 +313,6 @@ def run(command: Command, path: Path | None = None, choice: Found | None = None)
 _CHECKPOINT = "checkpoint.npz"
 # Rounds that must agree with those before them for a seed to end (--until_stable).
 _STABLE = 3
-# Flags for which every round ends with clusters.
-_ENDS_ROUNDS = ("until_stable", "keep_from")
 
 
 class _Runner:
@@ -504,17 +466,16 @@ class _Runner:
 
     def _traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of the stages; where every round ends with clusters, as its own."""
-        found = dict(self.steps.traffic())
-        job, k = self.job.command.job, self.job.n_clusters or 1
-        if self.job.command.rounds and any(getattr(job, name) is not None for name in _ENDS_ROUNDS):
-            up, down = (a + b for a, b in zip(found["round"], found["finish"], strict=True))
-            each = 4 * self.job.federation.n_clients
-            if job.until_stable is not None:  # numbers of rows by old and new cluster
-                up += each * k**2
-            if job.keep_from is not None:  # sizes, everybody's shares, and the sum of log q
-                up, down = up + each * (k + 1), down + each * k
-            found |= {"round": Traffic(up, down), "finish": Traffic(0, 0)}
-        return found
+        found, job = self.steps.traffic(), self.job.command.job
+        if not self.job.command.rounds or not looks_at_rounds(job):
+            return found
+        return with_ends(
+            found,
+            self.job.federation.n_clients,
+            self.job.n_clusters or 1,
+            stable=job.until_stable is not None,
+            kept=job.keep_from is not None,
+        )
 
     def _add_round(
         self,
@@ -547,7 +508,7 @@ class _Runner:
 
     def _agreement(self, old: Sequence[np.ndarray], new: Sequence[np.ndarray]) -> float:
         """Returns the Rand index of two clusterings; of clients that share none, their mean."""
-        if not _are_shared(self.steps.traffic()):
+        if not are_shared(self.steps.traffic()):
             cohorts = zip(old, new, strict=True)
             each = [stability(both) for a, b in cohorts for both in zip(a, b, strict=True)]
             return float(np.mean(each))
@@ -588,7 +549,7 @@ class _Runner:
     ) -> dict[str, Any]:
         """Returns scores, if there are labels, and what clusters say of themselves."""
         internal = {"internal": internal_scores(federation, labels, self.job.n_clusters)}
-        is_own = name == self.job.command.name and not _are_shared(self.steps.traffic())
+        is_own = name == self.job.command.name and not are_shared(self.steps.traffic())
         if name == ALONE or is_own:  # each client's clusters are its own
             internal["internal"]["information"] = math.nan
         if federation.labels is None:

@@ -12,6 +12,7 @@ randomness depends on neither chunking, nor participation, nor the order of clie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -46,6 +47,7 @@ class RunResult(NamedTuple):
       participants: With `tables`, for each cohort the places of those that took part, [rounds, n].
       n_rounds: Rounds made, int32; fewer than asked for where the method found its own end, and
         then the further entries of "rounds", `tables` and `participants` are zero.
+      kept: With `keep`, the round that these are the state and the labels of, from 1 on, int32.
     """
 
     state: RunState
@@ -54,6 +56,7 @@ class RunResult(NamedTuple):
     tables: jax.Array | None
     participants: tuple[jax.Array, ...] | None
     n_rounds: jax.Array
+    kept: jax.Array | None = None
 
 
 @in_32_bits
@@ -325,6 +328,8 @@ def run(
     resample_participants: bool = False,
     client_chunk: int | None = None,
     n_clusters: int | None = None,
+    keep: Callable[[tuple[jax.Array, ...]], jax.Array] | None = None,
+    keep_from: int = 1,
 ) -> RunResult:
     """Runs a whole federation, from initialisation to every sample's cluster.
 
@@ -344,12 +349,23 @@ def run(
         Bounds memory; changes results by rounding at most.
       n_clusters: If given, clusters are counted against the labels after every round, as if it were
         the last; static.
+      keep: `labels -> number`. If given, the run ends as if the round for which it is largest had
+        been the last; where it is NaN throughout, with the last. With
+        `lambda labels: metrics.information(federation, labels, n_clusters)` no classes are seen.
+      keep_from: The first round that may be kept, from 1 to `rounds`; static.
 
     Raises:
-      ValueError: A bad `rounds`, `client_chunk` or `participation`, or no labels to count. More
-        rounds than a private method's noise was calibrated for are bad, too.
+      ValueError: A bad `rounds`, `client_chunk`, `participation` or `keep_from`, no labels to
+        count, or `keep` for a method that finds its own end or makes no rounds. More rounds than a
+        private method's noise was calibrated for are bad, too.
     """
     check_rounds(algorithm, rounds)
+    if keep is not None:
+        if algorithm.done is not None or not algorithm.round:
+            raise ValueError("keep: is for methods that make all their rounds; allowed is None")
+        checks.whole("keep_from", keep_from, 1)
+        if keep_from > rounds:
+            raise checks.wrong("keep_from", keep_from, f"one of the {rounds} rounds")
     state = start(algorithm, federation, key, participation=participation)
     if n_clusters is not None and federation.labels is None:
         raise ValueError("n_clusters: asks for tables; the federation has no labels to count")
@@ -357,31 +373,46 @@ def run(
 
     anew = participation if resample_participants else None
 
-    def body(state: RunState, r: jax.Array) -> tuple[RunState, Any]:
+    def body(carry: tuple[RunState, Any], r: jax.Array) -> tuple[tuple[RunState, Any], Any]:
+        state, best = carry
         state, info = one_round(
             algorithm, federation, key, state, r, resample=anew, client_chunk=client_chunk
         )
-        if n_clusters is None:
-            return state, (info, None, None)
+        if n_clusters is None and keep is None:
+            return (state, best), (info, None, None)
         finished, _ = finish(algorithm, federation, key, state, r, client_chunk=client_chunk)
         labels = assign(algorithm, federation, finished, client_chunk=client_chunk)
-        return state, (info, tables(federation, labels, n_clusters), state.participants)
+        if keep is not None:
+            score = jnp.where(r + 1 >= keep_from, keep(labels), -jnp.inf)
+            # NaN is larger than nothing.
+            is_best = score > best[0]
+            best = jax.tree.map(partial(jnp.where, is_best), (score, r, state), best)
+        if n_clusters is None:
+            return (state, best), (info, None, None)
+        counted = tables(federation, labels, n_clusters)
+        return (state, best), (info, counted, state.participants)
 
-    state, out, n_rounds = _rounds(algorithm, body, state, rounds)
+    best = None if keep is None else (-jnp.inf, jnp.int32(0), state)
+    (state, best), out, n_rounds = _rounds(algorithm, body, (state, best), rounds)
     round_info, counted, participants = out
-    last = jnp.maximum(n_rounds - 1, 0)
+    last, kept = jnp.maximum(n_rounds - 1, 0), None
+    if best is not None:
+        score, *found = best
+        is_found = partial(jnp.where, score > -jnp.inf)
+        last, state = jax.tree.map(is_found, tuple(found), (last, state))
+        kept = last + 1
     state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
     labels = assign(algorithm, federation, state, client_chunk=client_chunk)
     info = {"setup": setup_info, "rounds": round_info, "finish": finish_info}
-    return RunResult(state, labels, info, counted, participants, n_rounds)
+    return RunResult(state, labels, info, counted, participants, n_rounds, kept)
 
 
 def _rounds(
     algorithm: FederatedAlgorithm,
-    body: Callable[[RunState, jax.Array], tuple[RunState, Any]],
-    state: RunState,
+    body: Callable[[Any, jax.Array], tuple[Any, Any]],
+    state: tuple[RunState, Any],
     rounds: int,
-) -> tuple[RunState, Any, jax.Array]:
+) -> tuple[Any, Any, jax.Array]:
     """`body` over the rounds, until the method is done; its outputs stacked on a leading axis."""
     if algorithm.done is None or rounds == 0:
         state, out = jax.lax.scan(body, state, jnp.arange(rounds))
@@ -389,11 +420,11 @@ def _rounds(
     shapes = jax.eval_shape(body, state, jnp.int32(0))[1]
     empty = jax.tree.map(lambda s: jnp.zeros((rounds, *s.shape), s.dtype), shapes)
 
-    def unfinished(carry: tuple[jax.Array, RunState, Any]) -> jax.Array:
-        r, state, _ = carry
+    def unfinished(carry: tuple[jax.Array, Any, Any]) -> jax.Array:
+        r, (state, _), _ = carry
         return (r < rounds) & ~algorithm.done(state.server)  # type: ignore[misc]
 
-    def step(carry: tuple[jax.Array, RunState, Any]) -> tuple[jax.Array, RunState, Any]:
+    def step(carry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
         r, state, out = carry
         state, new = body(state, r)
         return r + 1, state, jax.tree.map(lambda rows, row: rows.at[r].set(row), out, new)

@@ -674,6 +674,46 @@ def counter(end):
     )
 
 
+def test_a_run_ends_with_the_round_of_the_largest_number():
+    def number(labels):
+        return sum(
+            jnp.sum(mine * (1 + jnp.arange(mine.size).reshape(mine.shape))) for mine in labels
+        )
+
+    @jax.jit
+    def kept(federation, key, sign):
+        def keep(labels):
+            return sign * number(labels)
+
+        return engine.run(TOY, federation, key, ROUNDS + 1, keep=keep, keep_from=ROUNDS)
+
+    ends = {ROUNDS: result(), ROUNDS + 1: result(rounds=ROUNDS + 1)}
+    before, after = (number(end.labels) for end in ends.values())
+    assert before != after
+    larger = ROUNDS if before > after else ROUNDS + 1
+    smaller = 2 * ROUNDS + 1 - larger
+    # A number that is NaN throughout keeps the last round.
+    for sign, r in ((1.0, larger), (-1.0, smaller), (np.nan, ROUNDS + 1)):
+        found = kept(FEDERATION, KEY, sign)
+        assert (found.kept, found.n_rounds) == (r, ROUNDS + 1)
+        assert_close((found.state, found.labels), (ends[r].state, ends[r].labels))
+        assert_close(found.info["finish"], ends[r].info["finish"])
+
+
+@pytest.mark.parametrize(
+    ("method", "keep_from", "match"),
+    [
+        (TOY, 0, "keep_from: got 0"),
+        (TOY, 3, "keep_from: got 3; allowed is one of the 2 rounds"),
+        (TOY._replace(round=()), 1, "keep: is for methods that make all their rounds"),
+        (TOY._replace(done=jnp.isnan), 1, "keep: is for methods that make all their rounds"),
+    ],
+)
+def test_rounds_that_cannot_be_kept_are_refused(method, keep_from, match):
+    with pytest.raises(ValueError, match=match):
+        engine.run(method, FEDERATION, KEY, 2, keep=lambda labels: 0.0, keep_from=keep_from)
+
+
 def test_rounds_end_where_the_method_is_done_and_the_rest_is_zero():
     run = jitted(lambda end: engine.run(counter(end), FEDERATION, KEY, 4))
     for end, n_rounds in ((0, 0), (1, 1), (3, 3), (9, 4)):
