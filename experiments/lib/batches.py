@@ -28,6 +28,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from experiments.lib.ends import with_ends
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress
 from experiments.lib.report import client_reports, flattened
@@ -86,6 +87,8 @@ class Group(NamedTuple):
       config: The method's static settings.
       spent: For each setting (epsilon, delta) of a run, in columns `SPENT`; delta is NaN where a
         run's server state has it, in its `spent`. None: no such columns.
+      keep_from: If given, runs end with the round, from this one on, of whose clusters a view tells
+        most, and a column says which; needs `n_clusters`.
     """
 
     columns: list[dict[str, str]]
@@ -104,6 +107,7 @@ class Group(NamedTuple):
     data: Mapping[str, str] = {}
     config: Any = None
     spent: list[tuple[float, float]] | None = None
+    keep_from: int | None = None
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -140,15 +144,20 @@ def outline(views: Sequence[np.ndarray], partition: Sequence[Part]) -> Federatio
 def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str, Any]]:
     """Returns `(hyperparams, key, federation) -> outputs` of a whole run.
 
-    Outputs are "rounds" made, the last "loss", whether the model turned "nan" or a secure sum was
-    "unread"; what was "spent", where the server's state tells it; and either "labels", or
-    "silhouette", "information", the last "tables" and who took part, of the last round and, where
-    the group asks for it, of every round.
+    Outputs are "rounds" made, and which was "kept" where the group asks for it; the last "loss",
+    whether the model turned "nan" or a secure sum was "unread"; what was "spent", where the
+    server's state tells it; and either "labels", or "silhouette", "information", the last "tables"
+    and who took part, of the last round and, where the group asks for it, of every round.
     """
 
     def run(hyperparams: PyTree, key: jax.Array, federation: Federation) -> dict[str, Any]:
         algorithm, k = group.make(hyperparams), group.n_clusters
         labelled = federation.labels is not None
+
+        def told(labels: Sequence[jax.Array]) -> jax.Array:
+            assert k is not None
+            return information(federation, labels, k)
+
         result = engine.run(
             algorithm,
             federation,
@@ -158,14 +167,19 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
             resample_participants=group.resample_participants,
             client_chunk=group.client_chunk,
             n_clusters=k if group.every_round and labelled else None,
+            keep=None if group.keep_from is None else told,
+            keep_from=group.keep_from or 1,
         )
-        loss = last_loss(result.info, result.n_rounds)
+        ended = result.n_rounds if result.kept is None else result.kept
+        loss = last_loss(result.info, ended)
         out: dict[str, Any] = {
             "rounds": result.n_rounds if algorithm.round else jnp.int32(0),
             "loss": jnp.float32(jnp.nan) if loss is None else loss,
             "nan": _has_nan((result.state.server, result.state.clients, loss)),
             "unread": any_unread(result.info),
         }
+        if result.kept is not None:
+            out["kept"] = result.kept
         if group.spent is not None and hasattr(result.state.server, "spent"):
             out["spent"] = result.state.server.spent
         if k is None:
@@ -175,7 +189,7 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
             chunk = group.client_chunk
             embedding = engine.embed(algorithm, federation, result.state, client_chunk=chunk)
         out["silhouette"] = mean_silhouette(federation, embedding, result.labels, k)
-        out["information"] = information(federation, result.labels, k)
+        out["information"] = told(result.labels)
         if labelled:
             out["tables"] = federation_scores.tables(federation, result.labels, k)
             out["participants"] = result.state.participants
@@ -260,7 +274,7 @@ class Program:
         self._data: Any = None
         self._compiled: dict[int, Any] = {}
         self._ahead: dict[int, Future] = {}
-        self._stages: dict[str, Traffic] | None = None
+        self._stages: Mapping[str, Traffic] | None = None
         self._counting = threading.Lock()
 
     @property
@@ -309,10 +323,11 @@ class Program:
 
         self._ahead[size] = compilers.submit(compiled)
 
-    def _traffic_of_stages(self) -> dict[str, Traffic]:
+    def _traffic_of_stages(self) -> Mapping[str, Traffic]:
         group = self.group
         algorithm = group.make(group.hyperparams[0])
-        return engine.traffic(algorithm, group.federation, participation=group.participation)
+        stages = engine.traffic(algorithm, group.federation, participation=group.participation)
+        return of_stages(group, stages)
 
     def _of_size(self, size: int) -> Any:
         if size not in self._compiled:
@@ -346,6 +361,14 @@ class Program:
         if self.mesh is None:
             return stack, seeds, places
         return put((stack, seeds, places), sharding(self.mesh, "sweep"))
+
+
+def of_stages(group: Group, stages: Mapping[str, Traffic]) -> Mapping[str, Traffic]:
+    """Returns the bytes of the stages of a group's runs; every round may end with clusters."""
+    if group.keep_from is None:
+        return stages
+    assert group.n_clusters is not None
+    return with_ends(stages, group.federation.n_clients, group.n_clusters, kept=True)
 
 
 def free_bytes() -> int:
@@ -528,6 +551,8 @@ def row_of(
     row: dict[str, Any] = {**group.columns[setting], "seed": group.seeds[place]}
     row |= {"status": f"failed: {reason}" if reason else "ok", "rounds_made": rounds}
     row |= program.traffic(rounds) | dict.fromkeys(METRICS, math.nan)
+    if group.keep_from is not None:
+        row["round_kept"] = 0 if out is None else int(out["kept"])
     if group.spent is not None:  # by runs that failed, too
         epsilon, delta = group.spent[setting]
         of_run = math.nan if out is None or "spent" not in out else float(out["spent"][1])

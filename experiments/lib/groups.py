@@ -18,6 +18,7 @@ from experiments.lib import runner, settings
 from experiments.lib.batches import Group, outline
 from experiments.lib.command import Command, FolderSettings
 from experiments.lib.data import DataSettings, count_classes, fingerprint, partitioned
+from experiments.lib.ends import check_ends
 from experiments.lib.references import internal_scores
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
@@ -106,16 +107,20 @@ def _group(
         raise ValueError("dataset: none is given; allowed is a named set or a path")
     if command.job.until_stable is not None:
         raise ValueError("until_stable: is for single jobs; runs of a sweep make all their rounds")
-    if command.job.keep_from is not None:
-        raise ValueError("keep_from: is for single jobs; runs of a sweep end with their last round")
     vertical = command.method.topology == "vertical"
     group = (_of_agents if vertical else _of_clients)(command)
-    group = group._replace(columns=columns, hyperparams=hyperparams, every_round=every_round)
+    group = group._replace(
+        columns=columns,
+        hyperparams=hyperparams,
+        every_round=every_round,
+        keep_from=command.job.keep_from,
+    )
     # Whatever the algorithm itself refuses is found here, from shapes.
     for hyper in hyperparams:
         algorithm = group.make(hyper)
     views = [cohort.views for cohort in group.federation.cohorts]
     jax.eval_shape(functools.partial(_start, algorithm, group), views)
+    check_ends(command, group.config, algorithm, group.federation)
     if command.job.secure_aggregation:
         runner.check_masks(command, group.config, hyperparams)
         engine.traffic(algorithm, group.federation)  # raises where a message would be read

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.lib.batches import Group, Program, mean_silhouette
+from experiments.lib.batches import Group, Program, mean_silhouette, of_stages
 from experiments.lib.references import told
 from experiments.lib.report import losses_of
 from jaxfedmvc.checks import has_nan
@@ -77,33 +77,48 @@ class OneByOne(Program):
         state, info = steps.setup(hidden, key, steps.start(hidden, key))
         infos, tables, took_part = [info], [], []
         by_round = group.every_round and federation.labels is not None
-        found, made = None, 0
+        found, kept, made = None, None, 0
+        most = -np.inf
         while steps.goes_on(state, made, group.rounds):
             state, info = steps.one_round(hidden, key, state, made)
             infos.append(info)
+            made += 1
+            if not by_round and group.keep_from is None:
+                continue
+            found = steps.evaluate(hidden, key, state, made - 1)
             if by_round:
-                found = steps.evaluate(hidden, key, state, made)
                 tables.append(self._tables(federation, found))
                 took_part.append(state.participants)
-            made += 1
+            if group.keep_from is None or made < group.keep_from:
+                continue
+            if (now := told(hidden, found.labels, group.n_clusters)) > most:
+                # At once, as the programs give the state's memory away.
+                most, kept = now, self._end(federation, found, info) | {"kept": made}
         if found is None:
             found = steps.evaluate(hidden, key, state, max(made - 1, 0))
-        loss = losses_of(info, federation).get("loss") if made else None
-        out = {
-            "rounds": made,
-            "loss": np.float32(np.nan if loss is None else loss),
-            "nan": has_nan((found.state.server, found.state.clients, loss)),
-            "unread": any_unread((infos, found.info)),
-            "silhouette": _silhouette()(hidden, found.embedding, found.labels, group.n_clusters),
-            "information": told(federation, found.labels, group.n_clusters),
-        }
-        if federation.labels is None:
-            return out
-        out |= {"tables": self._tables(federation, found), "participants": state.participants}
+        out = kept or self._end(federation, found, info if made else None)
+        if group.keep_from is not None:
+            out.setdefault("kept", made)
+        out |= {"rounds": made, "unread": any_unread((infos, found.info))}
         if tables:
             each = jax.tree.map(lambda *x: np.stack(x), *took_part)
             out["by_round"] = {"tables": np.stack(tables), "participants": each}
         return out
+
+    def _end(self, federation: Federation, found: Evaluation, info: Any) -> dict[str, Any]:
+        """Returns what there is to say of a run that ends so; `info` is of its last round."""
+        hidden, k = federation.without_labels(), self.group.n_clusters
+        loss = losses_of(info, federation).get("loss") if info is not None else None
+        out = {
+            "loss": np.float32(np.nan if loss is None else loss),
+            "nan": has_nan((found.state.server, found.state.clients, loss)),
+            "silhouette": _silhouette()(hidden, found.embedding, found.labels, k),
+            "information": told(hidden, found.labels, k),
+        }
+        if federation.labels is None:
+            return out
+        participants = found.state.participants
+        return out | {"tables": self._tables(federation, found), "participants": participants}
 
     def _tables(self, federation: Federation, found: Evaluation) -> np.ndarray:
         k, n_classes = self.group.n_clusters, federation.n_classes
@@ -126,7 +141,10 @@ class OneByOne(Program):
                 self._is_compiled = True
         return self._steps
 
-    def _traffic_of_stages(self) -> dict[str, Traffic]:
+    def _traffic_of_stages(self) -> Mapping[str, Traffic]:
+        return of_stages(self.group, self._traffic_of_steps())
+
+    def _traffic_of_steps(self) -> dict[str, Traffic]:
         try:
             return self._compile(1, None).traffic()
         except (jax.errors.JaxRuntimeError, MemoryError):

@@ -71,6 +71,30 @@ def test_rows_are_those_of_a_batch(rows, tmp_path):
 
 
 @pytest.mark.ci
+def test_rows_are_of_the_round_that_is_kept(rows, tmp_path):
+    """Of which views tell most, in a batch and one after another."""
+    found = []
+    for name, program in (("batch", None), ("steps", one_by_one.programs())):
+        (tmp_path / name).mkdir()
+        ledger = Ledger(tmp_path / name)
+        keeping = group()._replace(rounds=4, keep_from=1)
+        batches.execute([keeping], ledger, batch=4 if program is None else 1, program=program)
+        found.append(ledger.rows)
+    for batch, steps in zip(*found, strict=True):
+        assert batch.keys() == steps.keys()
+        kept = int(batch["round_kept"])
+        assert 1 <= kept <= int(batch["rounds_made"]) == 4
+        for name in batch.keys() - {"seconds", "rate", "status"}:
+            both = (np.array([float(x) for x in row[name].split()]) for row in (batch, steps))
+            np.testing.assert_allclose(*both, rtol=1e-4, atol=1e-5, err_msg=name)
+        by_round = [float(x) for x in batch["rounds/all/pooled/acc"].split()]
+        assert float(batch["acc"]) == pytest.approx(by_round[kept - 1])
+    assert any(int(row["round_kept"]) < 4 for row in found[0])
+    # Two rounds without clusters, and four that end with them.
+    assert int(found[0][0]["bytes_up"]) > 2 * int(rows[0][0]["bytes_up"])
+
+
+@pytest.mark.ci
 def test_groups_share_the_programs_that_they_have_in_common(rows):
     found, (first, second) = rows
     assert first > 3 and second == 0
