@@ -140,6 +140,7 @@ class Report:
         if not self.is_scored:
             yield f"\nno labels, no scores; what the data say of the clusters {after}"
             yield self._internal().to_string()
+            yield "silhouette and number of clusters: the mean over clients, each by itself"
             yield from self._sizes(last)
         yield from self._told()
         summary = self._summary(traffic) | facts
