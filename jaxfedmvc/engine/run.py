@@ -350,8 +350,8 @@ def run(
       n_clusters: If given, clusters are counted against the labels after every round, as if it were
         the last; static.
       keep: `labels -> number`. If given, the run ends as if the round for which it is largest had
-        been the last; where it is NaN throughout, with the last. With
-        `lambda labels: metrics.information(federation, labels, n_clusters)` no classes are seen.
+        been the last; where it is NaN throughout, with the last. No classes are seen with
+        `lambda labels: information(federation, labels, n_clusters)` of `metrics.information`.
       keep_from: The first round that may be kept, from 1 to `rounds`; static.
 
     Raises:
