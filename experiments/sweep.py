@@ -307,6 +307,9 @@ def report(
     failed = int((runs["status"] != "ok").sum())
     if failed:
         yield f"{counted(failed, 'run')} failed; runs.csv says why"
+    if "round_kept" in runs and failed < len(runs):
+        kept = runs.loc[runs["status"] == "ok", "round_kept"].astype(int)
+        yield f"rounds that are kept: {kept.min()} to {kept.max()} (round_kept in runs.csv)"
     if spent:
         yield (
             "epsilon and delta are of one run: those of all runs on the same rows, such as seeds"
