@@ -208,9 +208,9 @@ class Steps:
     def goes_on(self, state: RunState, made: int, rounds: int) -> bool:
         """Says whether a run of so many rounds at most makes another one after those made.
 
-        Before the first a method is not asked whether it is done.
+        As `engine.run` does it asks before the first, too, whether the method is done.
         """
-        return made < rounds and not (made and self.is_done(state))
+        return made < rounds and not self.is_done(state)
 
     @in_32_bits
     def compacted(self, state: RunState) -> RunState:
