@@ -206,6 +206,14 @@ def test_bytes_among_peers_are_those_of_who_takes_part_before_anything_was_run()
     assert steps.traffic() == expected != engine.traffic(peers, toys.FEDERATION)
 
 
+@pytest.mark.parametrize("ahead", [True, False])
+def test_bytes_of_what_was_not_made_yet_are_known(ahead):
+    """They were 0 for stages to come, where nothing had been compiled ahead."""
+    steps = Steps(lambda hyper: toys.TOY, None, toys.FEDERATION, ahead=ahead)
+    steps.setup(toys.FEDERATION, KEY, steps.start(toys.FEDERATION, KEY))
+    assert steps.traffic() == engine.traffic(toys.TOY, toys.FEDERATION)
+
+
 def test_a_number_that_a_state_takes_over_is_read():
     """Though nothing is computed from it there: what follows depends on it."""
 
