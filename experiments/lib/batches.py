@@ -172,9 +172,10 @@ def one_run(group: Group) -> Callable[[PyTree, jax.Array, Federation], dict[str,
         )
         ended = result.n_rounds if result.kept is None else result.kept
         loss = last_loss(result.info, ended)
+        unknown = jnp.float32(jnp.nan)  # as where a method was done before its first round
         out: dict[str, Any] = {
             "rounds": result.n_rounds if algorithm.round else jnp.int32(0),
-            "loss": jnp.float32(jnp.nan) if loss is None else loss,
+            "loss": unknown if loss is None else jnp.where(result.n_rounds > 0, loss, unknown),
             "nan": _has_nan((result.state.server, result.state.clients, loss)),
             "unread": any_unread(result.info),
         }

@@ -382,15 +382,17 @@ class _Runner:
             compiling = steps.seconds - compiled
             self.report.seconds["run"] = before + time.perf_counter() - began - compiling
 
+        begins = True
         if state is None:
             state = steps.start(federation, key)
             state, info = steps.setup(federation, key, state)
             check_masked_sums(self.job.command.job, info)
+            begins = steps.goes_on(state, 0, command.rounds)
             count_seconds()
-            if command.rounds:
+            if begins:
                 self._save(seed, 0, state)
         found = None
-        if command.rounds == 0:
+        if not begins:
             found = self._evaluate(federation, key, state, 0)
             self._add_round(seed, 0, problem, info, found, state)
         elif made and command.job.until_stable is not None:

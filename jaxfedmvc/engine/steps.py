@@ -208,9 +208,9 @@ class Steps:
     def goes_on(self, state: RunState, made: int, rounds: int) -> bool:
         """Says whether a run of so many rounds at most makes another one after those made.
 
-        Before the first a method is not asked whether it is done.
+        As `engine.run` does it asks before the first, too, whether the method is done.
         """
-        return made < rounds and not (made and self.is_done(state))
+        return made < rounds and not self.is_done(state)
 
     @in_32_bits
     def compacted(self, state: RunState) -> RunState:
@@ -274,8 +274,17 @@ class Steps:
     def _know_all(self) -> None:
         """Makes sure that what follows from shapes is known of all programs."""
         self._programs.walked()
-        if self._was_cut_off or (self._programs.ahead and not self._sizes):
+        if self._was_cut_off or (self._programs.ahead and self._is_any_unknown()):
             self._walk()
+
+    def _is_any_unknown(self) -> bool:
+        """Whether an exchange was neither made nor walked through yet."""
+        known = {(stage, p) for stage, p, _ in self._sizes.copy()}
+        return any(
+            (stage, p) not in known
+            for stage in keys.STAGES
+            for p in range(len(getattr(self.algorithm, stage)))
+        )
 
     def programs(self) -> list[Traced]:
         """Returns the programs that can be told from shapes, traced and not compiled."""
@@ -304,6 +313,8 @@ class Steps:
     def traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of `setup`, of one `round` and of `finish`; see `engine.traffic`."""
         self._know_all()
+        if self._is_any_unknown():  # not compiled ahead
+            self._walk()
         found = {}
         for stage in keys.STAGES:
             parts = [e for (s, _, _), e in self._exchanged.items() if s == stage]
@@ -461,7 +472,11 @@ class Steps:
             reports = []
             for mine in self._chunks(places, cohort.n_clients):
                 found, nbytes = self._noted(program, key, sent, clients[c], cohort, mine)
-                self._exchanged[stage, p, c] = Exchanged(len(places), *nbytes)
+                exchanged = Exchanged(len(places), *nbytes)
+                if self._is_abstract:  # calls know better, whose arrays may have shrunk
+                    self._exchanged.setdefault((stage, p, c), exchanged)
+                else:
+                    self._exchanged[stage, p, c] = exchanged
                 clients[c], *part, info = found
                 if phase.reduce == "sum" and chunks:
                     part = self._call(self._adding_program(stage, p, c), chunks.pop(), part)

@@ -6,7 +6,8 @@ Each is put between the clients and the server by `messages.coded`, and they cha
 
 sends 50 indices and 50 numbers of four bits for each row of a matrix. Sizes are static; the
 epsilon of `randomised_response` may be traced. Randomness is drawn for each row by itself, so that
-appending rows to a message changes nothing in the others.
+appending rows to a message changes nothing in the others; columns, which a graph has then more of,
+change what `quantised` draws.
 """
 
 from __future__ import annotations

@@ -204,7 +204,9 @@ def _widened(x: ArrayLike) -> Array:
 def gaussian_noise(scale: PyTree) -> Transform:
     """Adds normal noise of standard deviation `scale` to every entry of a message.
 
-    It reaches to nine deviations, where `jax.random.normal` ends at 5.4; see `tails_and_signs`.
+    It reaches to nine deviations, where `jax.random.normal` ends at 5.4; see `tails_and_signs`. Its
+    draw follows the shape of a leaf: where a message has an axis of rows, as graphs and rows
+    themselves have, a client that is padded further draws other noise for the same rows.
 
     Args:
       scale: A scalar not below zero, or a pytree of them of which the message's is an extension,

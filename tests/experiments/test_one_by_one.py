@@ -9,7 +9,7 @@ from experiments.lib.ledger import Ledger
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.engine import batching
 from jaxfedmvc.engine.steps import Steps
-from tests.engine.test_run import toy
+from tests.engine.test_run import counter, toy
 from tests.helpers import on_devices
 
 # Of the toy the only number is how fast it learns.
@@ -152,3 +152,15 @@ def test_methods_without_rounds_and_with_keys_in_their_states(tmp_path):
     batches.execute([alone], kept, batch=1, program=one_by_one.programs())
     assert [row["status"] for row in kept.rows] == ["ok"] * on_devices.SEEDS
     assert all(0.4 < float(row["acc"]) <= 1 for row in kept.rows)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_a_method_that_is_done_before_its_first_round_has_no_loss(end):
+    """It was the least of all, 0; nor is it a NaN by which a run has failed."""
+    (count,) = counter(end).round
+    method = counter(end)._replace(
+        round=(count._replace(client=lambda key, sent, state, client: ((), (), {"loss": 2.0})),)
+    )
+    one = group()._replace(make=lambda hyper: method, n_clusters=None, every_round=False)
+    found = jax.jit(batches.one_run(one))(RATES[0], jax.random.key(0), one.federation)
+    assert (found["rounds"], bool(found["nan"]), np.isnan(found["loss"])) == (end, False, not end)

@@ -33,8 +33,8 @@ class FedHKConfig:
       personal_steps: Number of steps by which clients make the model their own.
       n_restarts: Number of starts; they share the rounds and multiply their bytes, and the one of
         least objective is kept. None: ten where clients with all views hold fewer than 25
-        rows for each cluster, and otherwise one; one, too, with min_cluster_size, since every start
-        sends sums of its own.
+        rows for each cluster, padding included, and otherwise one; one, too, with min_cluster_size,
+        since every start sends sums of its own.
       min_cluster_size: Least weight of a client's rows in a cluster for which their sum is sent.
         A row weighs 1 at most, so that a sum is over so many rows or more, and none of them is a
         greater share of it. Clients need as many rows. None: off.

@@ -83,6 +83,9 @@ def warn_of_few_summaries(
 def n_starts(config: FedHKConfig, federation: Federation) -> int:
     """Returns the number of starts: a shape, so that rows are counted with their padding.
 
+    Masks tell nothing while a run is traced, as most are, and a run outside of `jit` has to make as
+    many starts as one inside.
+
     Over the summaries of few rows k-means finds poor starts, however often it is tried; which one
     is good, the objective of all samples tells after the rounds.
     """
