@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -235,6 +236,9 @@ def start_devices(job: JobSettings) -> Any:
         # A CPU counts as one device unless told otherwise, before anybody asks what there is;
         # without effect on accelerators.
         jax.config.update("jax_num_cpu_devices", n_devices)
+        # Batched factorisations wait inside XLA's threads for others of them: as many devices as
+        # threads would wait for ever.
+        os.environ.setdefault("PJRT_NPROC", str(n_devices + (os.cpu_count() or 1)))
     use_precision(job.precision)
     return None if job.mesh is None else mesh.make_mesh(sizes)
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from pathlib import Path
 
@@ -577,3 +578,16 @@ def test_a_private_run_says_what_it_spent():
     assert "epsilon infinite" in next(report._of_privacy({"privacy": told | {"epsilon": None}}))
     assert not list(report._of_privacy({"privacy": {"kind": "none"}}))
     assert not list(report._of_privacy({}))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) > 8, reason="a device for each core would be too many")
+def test_factorisations_end_on_as_many_devices_as_there_are_cores(tmp_path):
+    n = max(2, os.cpu_count() or 1)
+    clients = ("--ratio=1:0", f"--n_clients={2 * n}", "--samples_per_client=20")
+    code, _, err = binaries.alone(
+        "experiments.run",
+        *("--algorithm=hcp_imsc", "--dataset=digits", *clients, f"--mesh=clients:{n}"),
+        *("--noprogress", f"--output_dir={tmp_path / 'out'}"),
+    )
+    assert code == 0, err
