@@ -121,7 +121,9 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
             for name in params:
                 if name not in known:
                     raise checks.wrong("parameter", name, ", ".join(known))
-        if self.method != before:
+        # What is no name, such as an array, is for `fit` to refuse.
+        old, new = (x if isinstance(x, str) else "" for x in (before, self.method))
+        if old != new:
             if dropped := kept.keys() - params.keys():
                 warnings.warn(
                     f"method: {self.method} takes the place of {before}, whose settings"
