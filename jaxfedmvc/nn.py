@@ -250,17 +250,8 @@ def fit_on(
         return step(carry, (rows, mask), step_number(epoch, p, 0))
 
     def shuffled_pass(carry: PyTree, epoch: jax.Array, p: Any) -> tuple[PyTree, jax.Array]:
-        # The first numbers of a longer draw are those of a shorter one: padding changes none.
-        draws = jax.random.uniform(jax.random.fold_in(key, epoch + epochs * p), (n_rows,))
-        order = jnp.argsort(jnp.where(mask, draws, jnp.inf))
-        order = jnp.pad(order, (0, n_batches * batch_size - n_rows))
-        places = jnp.arange(n_batches * batch_size)
-        real = places < jnp.sum(mask)
-        if keyed:
-            # The loss draws for places: rows that are a single batch but for padding keep theirs.
-            is_one = ~jnp.any(mask[batch_size:])
-            order = jnp.where(is_one, jnp.minimum(places, n_rows - 1), order)
-            real = jnp.where(is_one, (places < batch_size) & mask[order], real)
+        own = jax.random.fold_in(key, epoch + epochs * p)
+        order, real = _shuffled(own, mask, batch_size, keep_single=keyed)
 
         def masked_step(carry: PyTree, batch: PyTree) -> tuple[PyTree, jax.Array]:
             index, batch_mask, place = batch
@@ -273,11 +264,7 @@ def fit_on(
         carry, sums = jax.lax.scan(
             masked_step,
             carry,
-            (
-                order.reshape(n_batches, batch_size),
-                real.reshape(n_batches, batch_size),
-                jnp.arange(n_batches),
-            ),
+            (order, real, jnp.arange(n_batches)),
         )
         return carry, jnp.sum(sums) / jnp.maximum(jnp.sum(mask), 1)
 
@@ -294,6 +281,37 @@ def fit_on(
     epoch_fn = partial(one_pass, p=0) if least_steps == 1 else epoch_of_passes
     (params, opt_state), losses = jax.lax.scan(epoch_fn, (params, opt_state), jnp.arange(epochs))
     return params, opt_state, losses
+
+
+def _shuffled(
+    key: jax.Array, mask: jax.Array, batch_size: int, *, keep_single: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Shuffles rows into batches, padding behind the real ones.
+
+    Args:
+      key: Of the shuffle.
+      mask: bool [rows].
+      batch_size: Static.
+      keep_single: Whether rows that are a single batch but for padding stay where they are, as they
+        do without it: for losses that draw for places.
+
+    Returns:
+      The places of each batch's rows, int32 [batches, batch_size], and which are real, bool.
+    """
+    n_rows = mask.shape[0]
+    n_batches = -(-n_rows // batch_size)
+    # The first numbers of a longer draw are those of a shorter one: padding changes none.
+    draws = jax.random.uniform(key, (n_rows,))
+    order = jnp.argsort(jnp.where(mask, draws, jnp.inf))
+    order = jnp.pad(order, (0, n_batches * batch_size - n_rows))
+    places = jnp.arange(n_batches * batch_size)
+    real = places < jnp.sum(mask)
+    if keep_single:
+        is_single = ~jnp.any(mask[batch_size:])
+        order = jnp.where(is_single, jnp.minimum(places, n_rows - 1), order)
+        real = jnp.where(is_single, (places < batch_size) & mask[order], real)
+    shape = (n_batches, batch_size)
+    return order.reshape(shape), real.reshape(shape)
 
 
 def last(losses: jax.Array) -> jax.Array:
