@@ -117,15 +117,7 @@ def zcdp_noise_multiplier(epsilon: float, delta: float, n_releases: int) -> floa
 
     In closed form, rho = (sqrt(ln(1/delta) + epsilon) - sqrt(ln(1/delta)))^2 and sigma / Delta =
     sqrt(T / (2 rho)) (Bun and Steinke, "Concentrated differential privacy", 2016, propositions 1.3
-    and 1.6).
-
-    Args:
-      epsilon: Of all releases, positive; infinite for no noise.
-      delta: In (0, 1).
-      n_releases: T.
-
-    Returns:
-      The multiplier of each release; 0 for infinite epsilon.
+    and 1.6). The arguments, and what is returned, are those of `gaussian_noise_multiplier`.
 
     Raises:
       ValueError: An argument is out of range.

@@ -44,9 +44,8 @@ def check_ends(
             continue
         why = ""
         if algorithm.done or not algorithm.round:
-            why = f"{command.name} " + (
-                "finds its end itself" if algorithm.round else "makes no rounds"
-            )
+            does = "finds its end itself" if algorithm.round else "makes no rounds"
+            why = f"{command.name} {does}"
         elif command.method.private:
             why = f"epsilon of {command.name} covers no {counts}"
         elif getattr(config, "min_cluster_size", None) is not None:

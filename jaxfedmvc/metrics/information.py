@@ -110,7 +110,7 @@ def information(federation: Federation, labels: Sequence[ArrayLike], n_clusters:
             raise checks.wrong(f"labels[{c}]", f"an array of {mine.dtype}", "an array of integers")
         where = cohort.mask & (mine >= 0) & (mine < n_clusters)
         sizes += jnp.sum(jax.nn.one_hot(mine, n_clusters) * where[..., None], axis=(0, 1))
-        rows = jax.vmap(compared)(cohort.mask)  # whatever the clusters are
+        rows = jax.vmap(_compared)(cohort.mask)  # whatever the clusters are
         mine = jnp.take_along_axis(jnp.where(where, mine, -1), rows, axis=1)
         for x in cohort.views:
             views.append(jnp.take_along_axis(x, rows[..., None], axis=1))
@@ -132,7 +132,7 @@ def information(federation: Federation, labels: Sequence[ArrayLike], n_clusters:
     return entropy(sizes) + jnp.sum(each * weight) / jnp.sum(weight)
 
 
-def compared(where: Array) -> Array:
+def _compared(where: Array) -> Array:
     """Returns the places of the rows that are compared, [at most `MOST_ROWS`], padding last."""
     n = len(where)
     if n <= MOST_ROWS:

@@ -103,7 +103,7 @@ def test_of_many_rows_the_same_part_is_compared(monkeypatch):
     expected = by_leaving_out(x[part], labels[part], shares) + entropy(shares)
     found = information(Federation.from_clients([{0: x}]), [labels[None]], 2)
     np.testing.assert_allclose(float(found), expected, atol=2e-5)
-    np.testing.assert_array_equal(info.compared(np.arange(120) < 80), part)  # however padded
+    np.testing.assert_array_equal(info._compared(np.arange(120) < 80), part)  # however padded
 
 
 def test_alike_rows_and_no_rows_are_told():
