@@ -34,6 +34,7 @@ folder = "hospital{client}"
 methods = ["{method}"]
 least_clients = 3
 share_counts = true
+share_information = true
 """
 _JOB = """name = "demo"
 method = "e_fkmvc"
@@ -302,6 +303,8 @@ def _report(folder: Path, results: Path) -> None:
         f"\nlabels against clusters, as counts of {summary['scores']['clients']} hospitals: "
         + (", ".join(f"{name.upper()} {value:.3f}" for name, value in scores.items()))
     )
+    told = summary["information"]
+    print(f"information, without labels, of {told['clients']}: {told['information']:.3f} nats")
     for client in range(4):
         lines = (folder / f"hospital{client}" / "demo" / "labels.csv").read_text().splitlines()
         print(f"hospital {client}: {len(lines) - 1} rows have clusters, in its own folder")

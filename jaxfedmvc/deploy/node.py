@@ -3,13 +3,14 @@
     node = Node("node.toml")
     reply = node.handle(request)        # bytes in, bytes out
 
-A request is `hello`, `join`, `keys`, `exchange` or `assign`; see `server`. Exchanges of a job are
-numbered. The state after the last one and its answer lie in one file, so that a request that is
-repeated has the same answer, whether or not the node was killed in between; a request with an
-earlier number, or another one under the same number, is refused, and so is a place in the run that
-was answered or left behind, or that the job does not have. Clusters are found once, too, by one
-model. What an operator did not agree to is refused with a reason, also where the file has changed
-since the node joined. An error in here is told to nobody but the node's own log.
+A request is `hello`, `join`, `keys`, `exchange`, `assign` or `inform`; see `server`. Exchanges of a
+job are numbered. The state after the last one and its answer lie in one file, so that a request
+that is repeated has the same answer, whether or not the node was killed in between; a request with
+an earlier number, or another one under the same number, is refused, and so is a place in the run
+that was answered or left behind, or that the job does not have. Clusters are found once, too, by
+one model, and what views tell of them is told once. What an operator did not agree to is refused
+with a reason, also where the file has changed since the node joined. An error in here is told to
+nobody but the node's own log.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import hashlib
 import json
 import logging
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +53,12 @@ from jaxfedmvc.deploy.plan import (
     relayed_shapes,
     wire_of,
 )
-from jaxfedmvc.deploy.policy import load
+from jaxfedmvc.deploy.policy import Holding, load
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages import secure
+from jaxfedmvc.metrics.information import MOST_ROWS, sum_log_q
 from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
@@ -63,6 +66,7 @@ PyTree = Any
 _LOG = logging.getLogger(__name__)
 # Jobs at hand in memory; others are read from their folders when they are asked for.
 _MOST_JOBS = 8
+_sum_log_q = jax.jit(sum_log_q)
 
 
 def versions() -> dict[str, str]:
@@ -140,6 +144,7 @@ class Node:
                 "keys": self._keys,
                 "exchange": self._exchange,
                 "assign": self._assign,
+                "inform": self._inform,
             }
             answer = answers.get(str(meta.get("kind")))
             if answer is None:
@@ -344,8 +349,7 @@ class Node:
         if not peers and not _has_ended(joined):
             raise Refused("place", "clusters: asked for before the last exchange")
         model, answered = hashlib.sha256(body).hexdigest(), folder / "assigned"
-        if answered.exists() and answered.read_text(encoding="utf-8") != model:
-            raise Refused("replayed", "clusters: found already, by another model")
+        _check_alike(answered, model, "clusters: found already, by another model")
         server = self._learned(joined, body) if peers else self._received(joined, body)
         labels = streaming.assign_program(
             joined.algorithm.assign, server, joined.state, self._client(joined)
@@ -361,7 +365,24 @@ class Node:
             "client %d: clusters of job %s: %s",
             *(self.holding.client, joined.job.name, folder / "labels.csv"),
         )
-        return wire.pack(self._counts(found))
+        return wire.pack(self._counts(found) | self._sizes(found))
+
+    def _inform(self, meta: dict[str, Any], body: bytes) -> bytes:
+        """Tells how much this client's views tell of its clusters, given everybody's sizes."""
+        joined, _, _ = self._of_request(meta)
+        holding, folder = self.holding, self._folder(joined.job.name)
+        if not holding.policy.share_information:
+            raise Refused("policy", "information: not shared by this node")
+        if not (folder / "labels.csv").exists():
+            raise Refused("place", "information: asked for before clusters are found")
+        with open(folder / "labels.csv", encoding="utf-8", newline="") as opened:
+            found = np.asarray([int(row["cluster"]) for row in csv.DictReader(opened)], np.int32)
+        sizes = _sizes_of(meta, self._sizes(found)["sizes"], holding)
+        others = json.dumps(sizes.tolist())
+        _check_alike(folder / "informed", others, "information: told already, with other sizes")
+        told = _sum_log_q(list(holding.views.values()), found, sizes / sizes.sum())
+        files.write_text(folder / "informed", others)
+        return wire.pack({"sum_log_q": float(told)})
 
     # --- Parts of them ----------------------------------------------------------------------------
 
@@ -486,6 +507,12 @@ class Node:
         counts = [[str(names[c]), int(k), int(m)] for (c, k), m in zip(pairs.T, n, strict=True)]
         return {"counts": counts}
 
+    def _sizes(self, found: np.ndarray) -> dict[str, Any]:
+        """Returns the number of rows in each cluster, from 0 on, if the operator shares them."""
+        if not self.holding.policy.share_information:
+            return {}
+        return {"sizes": np.bincount(found[found >= 0]).tolist()}
+
     # --- Files ------------------------------------------------------------------------------------
 
     def _folder(self, name: str) -> Path:
@@ -588,6 +615,38 @@ def _has_ended(joined: _Joined) -> bool:
         return True
     asked = [phase for phase in joined.algorithm.finish if phase.who == "everyone"]
     return not asked or (joined.place is not None and joined.place.stage == "finish")
+
+
+def _sizes_of(meta: dict[str, Any], own: Sequence[int], holding: Holding) -> np.ndarray:
+    """Returns the sizes of everybody's clusters in a request, float64 [K].
+
+    Raises:
+      Refused: They are no sizes, fewer than this client's own, or of more clusters than memory is
+        agreed on for.
+    """
+    try:
+        sizes = np.asarray([int(n) for n in meta["sizes"]], np.float64)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise Refused("malformed", "sizes: unreadable") from error
+    if len(sizes) < len(own) or (sizes < np.pad(own, (0, len(sizes) - len(own)))).any():
+        raise Refused("malformed", "sizes: less than this client's own rows make")
+    if not sizes.any():
+        raise Refused("malformed", "sizes: no row is in any cluster")
+    if 4 * len(sizes) * min(holding.n_rows, MOST_ROWS) > holding.policy.most_bytes:
+        raise Refused("oversized", f"sizes: {len(sizes)} clusters are too many for this node")
+    return sizes
+
+
+def _check_alike(file: Path, asked: str, text: str) -> None:
+    """Refuses what was answered already, to another request.
+
+    Args:
+      file: Where what was asked for is written once it is answered.
+      asked: What is asked for now.
+      text: Of the refusal.
+    """
+    if file.exists() and file.read_text(encoding="utf-8") != asked:
+        raise Refused("replayed", text)
 
 
 def _secret(file: Path) -> bytes:

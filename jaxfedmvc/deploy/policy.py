@@ -46,6 +46,8 @@ class Policy:
       shared_keys: Whether the job's seed may be the source of this node's randomness, which lets
         whoever knows it draw the node's noise again.
       share_counts: Whether the table of this node's labels against clusters is sent after a job.
+      share_information: Whether the sizes of this node's clusters are, and how much its views tell
+        of them; see `metrics.information`.
       most_bytes: Of one request, and of the padding that a plan adds to this node's rows.
       secure: Whether sums must be secure, and over `least_clients` of each kind.
       in_clear: Exchanges of secure jobs whose messages the server may read all the same.
@@ -59,6 +61,7 @@ class Policy:
     least_rows: int = 1
     shared_keys: bool = False
     share_counts: bool = False
+    share_information: bool = False
     most_bytes: int = 2**30
     secure: bool = False
     in_clear: tuple[str, ...] = ()
@@ -74,7 +77,7 @@ class Policy:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise checks.wrong(f"agrees.{name}", value, "a whole number, 1 or more")
-        for name in ("shared_keys", "share_counts", "secure"):
+        for name in ("shared_keys", "share_counts", "share_information", "secure"):
             if type(getattr(self, name)) is not bool:
                 raise checks.wrong(f"agrees.{name}", getattr(self, name), "true or false")
         if not isinstance(self.settings, Mapping):

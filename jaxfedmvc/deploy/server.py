@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+import scipy.stats
 
 from jaxfedmvc import files, keys
 from jaxfedmvc.algorithms import METHODS
@@ -53,8 +55,12 @@ from jaxfedmvc.precision import in_32_bits
 PyTree = Any
 # Seconds of waiting for nodes before it is said, which come one after another.
 _QUIET = 2.0
+# Requests that are no exchanges of the method, as rows of exchanges.csv name them.
+_BESIDE = ("join", "keys", "assign", "inform")
 # Entries of the tables of all clients' classes against clusters, of 8 bytes.
 _MOST_COUNTS = 10**8
+# Clusters whose sizes fit beside a request.
+_MOST_CLUSTERS = 5 * 10**4
 
 
 class Transport(Protocol):
@@ -311,7 +317,7 @@ class Server:
         """Asks clients what is no exchange of the method, and counts it in a row of its own.
 
         Args:
-          stage: What is asked: "join", "keys" or "assign".
+          stage: What is asked, one of `_BESIDE`.
           requests: By client.
           read: As `_ask`.
 
@@ -451,10 +457,16 @@ class Server:
 
     def _finish(self) -> dict[str, Any]:
         """Has all clients find their clusters; writes the summary."""
-        counts = self._assign(self.plan, self.wire, self.plan.clients)
+        told = self._assign(self.plan, self.wire, self.plan.clients)
+        counts = [
+            _checked_counts(i, reply["counts"], self.cards[i].rows)
+            for i, reply in told.items()
+            if "counts" in reply
+        ]
+        information = self._inform(told)
         rows = [row for row in self.rows if row["stage"] in keys.STAGES]
         up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
-        beside = {stage: {"up": 0, "down": 0} for stage in ("join", "keys", "assign")}
+        beside = {stage: {"up": 0, "down": 0} for stage in _BESIDE}
         for row in self.rows:
             if row["stage"] in beside:
                 beside[row["stage"]]["up"] += row["bytes_up"]
@@ -470,20 +482,25 @@ class Server:
             "bytes_beside": beside,  # whole requests and answers that are no exchange
             "seconds": round(sum(row["seconds"] for row in rows), 3),
             "scores": _scores(counts, self.plan.vertical),
+            "information": information,
         }
         if counts and summary["scores"] is None:
             self.say(f"no scores: the classes and clusters of {len(counts)} clients are too many")
         text = json.dumps(summary, indent=1) + "\n"
         files.write_text(self.folder / "summary.json", text)
         self._save()
+        if information is not None:
+            self.say(f"information: {information['information']:.3f} nats (no labels)")
         self.say(
             f"finished: {summary['rounds']} rounds, {up / 1e6:.3f} MB up,"
             f" {down / 1e6:.3f} MB down; each node has its clusters in its folder"
         )
         return json.loads(text)
 
-    def _assign(self, plan: Plan, shapes: Wire, clients: Collection[int]) -> list[Any]:
-        """Sends clients what finding clusters reads; returns the counts of those that share."""
+    def _assign(
+        self, plan: Plan, shapes: Wire, clients: Collection[int]
+    ) -> dict[int, dict[str, Any]]:
+        """Sends clients what finding clusters reads; returns what each says of its own."""
         self.agreement = agreement(self.job, plan)
         leaves, requests = jax.tree.leaves(self.server), {}
         for i in clients:
@@ -493,12 +510,40 @@ class Server:
                 needed = shapes.needed(c, shapes.last())
                 body = wire.encode([x for x, used in zip(leaves, needed, strict=True) if used])
             requests[i] = wire.pack(self._meta("assign", self.exchange), body)
-        replies = self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
-        return [
-            _checked_counts(i, reply["counts"], self.cards[i].rows)
-            for i, reply in replies.items()
-            if "counts" in reply
-        ]
+        return self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
+
+    def _inform(self, told: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Returns how much a view tells of the clusters of the clients that share it.
+
+        Args:
+          told: What clients said when they found their clusters.
+
+        Returns:
+          Their number and `metrics.information` of their rows; None without any.
+        """
+        sizes = {
+            i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
+            for i, reply in told.items()
+            if "sizes" in reply
+        }
+        found = max(map(len, sizes.values()), default=0)
+        asked = self.job.settings.get("n_clusters")  # clusters that nobody found count, too
+        k = max(found, asked) if isinstance(asked, int) else found
+        if found and k > _MOST_CLUSTERS:
+            self.say(f"no information: {k} clusters are too many")
+            return None
+        total = np.zeros(k, np.int64)
+        for of_client in sizes.values():
+            total[: len(of_client)] += of_client
+        if not total.any():
+            return None
+        request = wire.pack(self._meta("inform", self.exchange) | {"sizes": total.tolist()})
+        sums = self._ask_beside("inform", dict.fromkeys(sizes, request), _sum_log_q)
+        rows = sum(sizes[i].sum() * len(self.cards[i].views) for i in sizes)
+        return {
+            "clients": len(sizes),
+            "information": float(scipy.stats.entropy(total)) + sum(sums.values()) / float(rows),
+        }
 
     def _serve_late(self) -> dict[str, Any]:
         """Has clients that came after the job was finished find their clusters, too."""
@@ -631,6 +676,33 @@ def _checked_counts(client: int, counts: Any, n_rows: int) -> list[tuple[str, in
     if any(k < 0 or n < 1 for _, k, n in found) or sum(n for *_, n in found) > n_rows:
         raise Stopped(f"client {client}: counts: below zero, or more than its {n_rows} rows")
     return found
+
+
+def _checked_sizes(client: int, sizes: Any, n_rows: int) -> np.ndarray:
+    """Returns the sizes of a client's clusters, int64.
+
+    Raises:
+      Stopped: They are unreadable, or not of rows that the client has.
+    """
+    try:
+        found = np.asarray([int(n) for n in sizes], np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Stopped(f"client {client}: sizes: unreadable") from error
+    if (found < 0).any() or (found > n_rows).any() or found.sum() > n_rows:
+        raise Stopped(f"client {client}: sizes: below zero, or more than its {n_rows} rows")
+    return found
+
+
+def _sum_log_q(client: int, reply: bytes) -> float:
+    """Reads how much a client's views tell of its clusters.
+
+    Raises:
+      Refused: The client refused, or its reply is no sum of logarithms of shares.
+    """
+    told = _opened(reply, 0)[0].get("sum_log_q")
+    if type(told) is not float or not -math.inf < told <= 0:
+        raise Refused("malformed", "information: no number of zero or less")
+    return told
 
 
 def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[str, Any] | None:

@@ -79,6 +79,28 @@ def mean_log_q(x: Array, labels: Array, where: Array, shares: Array) -> Array:
 
 
 @in_32_bits
+def sum_log_q(views: Sequence[ArrayLike], labels: ArrayLike, shares: ArrayLike) -> Array:
+    """Sums log q over a client's rows in clusters and its views: all that it tells.
+
+    With the sizes of everybody's clusters it makes `information`: the entropy, and the sum of these
+    numbers over clients, by the sum of their rows in clusters times their views.
+
+    Args:
+      views: Each float32 [rows, D_v].
+      labels: Its rows' clusters, int32 [rows]; outside 0 to K - 1 in none.
+      shares: Of each cluster in everybody's rows, float32 [K].
+
+    Returns:
+      A scalar. Of more than 500 rows as many are compared, and stand for all.
+    """
+    labels, shares = jnp.asarray(labels), jnp.asarray(shares)
+    where = (labels >= 0) & (labels < len(shares))
+    rows = _compared(jnp.ones_like(where))
+    means = [mean_log_q(jnp.asarray(x)[rows], labels[rows], where[rows], shares) for x in views]
+    return jnp.sum(where) * jnp.sum(jnp.stack(means))
+
+
+@in_32_bits
 def information(federation: Federation, labels: Sequence[ArrayLike], n_clusters: int) -> Array:
     """Computes how many nats a view tells of a row's cluster, each client's of its own rows.
 

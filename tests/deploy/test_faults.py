@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
 from jaxfedmvc.engine import checkpoint
+from jaxfedmvc.metrics.information import information
 from tests.algorithms import test_common as common
 from tests.deploy import local
 from tests.helpers import locks
@@ -29,9 +31,9 @@ N = FEDERATION.n_clients
 class Lab:
     """Nodes of one federation in a folder, and a quiet server."""
 
-    def __init__(self, folder, **job):
+    def __init__(self, folder, more="share_information = true", **job):
         self.folder = folder
-        self.paths = local.write_nodes(folder, FEDERATION, [METHOD])
+        self.paths = local.write_nodes(folder, FEDERATION, [METHOD], more=more)
         self.transport = local.Local(local.nodes_of(self.paths))
         self.job = local.job_of(
             METHOD, N, small=SMALL, **({"patience": 0.5, "deadline": 0.1} | job)
@@ -267,15 +269,15 @@ def test_what_is_no_exchange_is_counted_too(undisturbed):
     """Known answers: the lengths of all envelopes that were sent, and of what came back."""
     lab, summary = undisturbed
     rows = rows_of(lab.folder / "server")
-    for stage in ("join", "assign"):
+    for stage in ("join", "assign", "inform"):
         sent = [(q, r) for _, q, r in lab.transport.log if kind(q) == stage]
         up, down = (sum(len(pair[k]) for pair in sent) for k in (1, 0))
         (row,) = (row for row in rows if row["stage"] == stage)
-        assert (int(row["bytes_up"]), int(row["bytes_down"])) == (up, down) and down > 1000
+        assert (int(row["bytes_up"]), int(row["bytes_down"])) == (up, down) and down > 900
         assert row["asked"] == row["answered"] == str(N)
         assert summary["bytes_beside"][stage] == {"up": up, "down": down}
     assert summary["bytes_beside"]["keys"] == {"up": 0, "down": 0}
-    made = [row for row in rows if row["stage"] not in ("join", "assign")]
+    made = [row for row in rows if row["stage"] not in ("join", "assign", "inform")]
     assert [row["exchange"] for row in made] == [str(i + 1) for i in range(summary["exchanges"])]
     assert summary["bytes_down"] == sum(int(row["bytes_down"]) for row in made)
 
@@ -907,8 +909,9 @@ def test_a_client_that_comes_after_the_end_gets_its_clusters(undisturbed, tmp_pa
     # The plan stays that of those who took part, when the job is submitted again, too.
     kept = checkpoint.read_meta(tmp_path / "server" / "server.npz")["cards"]
     assert {card["client"] for card in kept} == set(first.paths)
-    assert [row["stage"] for row in rows_of(tmp_path / "server")][-3:] == [
+    assert [row["stage"] for row in rows_of(tmp_path / "server")][-4:] == [
         "assign",  # of all who took part
+        "inform",
         "join",
         "assign",
     ]
@@ -945,6 +948,58 @@ def test_labels_stay_unless_the_operator_shares_counts(undisturbed, tmp_path):
     alone.transport = local.Local(local.nodes_of(alone.paths))
     assert alone.server().run()["scores"] is None
     assert all(b"counts" not in reply for _, _, reply in alone.transport.log)
+
+
+def test_what_views_tell_of_the_clusters_is_the_simulations(undisturbed):
+    lab, summary = undisturbed
+    labels = [np.full(cohort.mask.shape, -1, np.int32) for cohort in FEDERATION.cohorts]
+    for found, cohort in zip(labels, FEDERATION.cohorts, strict=True):
+        for k, client in enumerate(np.asarray(cohort.client_ids).tolist()):
+            rows = [
+                int(row["cluster"]) for row in csv.DictReader(io.StringIO(lab.labels()[client]))
+            ]
+            found[k, np.asarray(cohort.mask[k])] = rows
+    expected = float(information(FEDERATION, labels, common.K))
+    assert summary["information"]["clients"] == N
+    assert summary["information"]["information"] == pytest.approx(expected, abs=1e-5)
+    assert any("information: " in line and "nats" in line for line in lab.lines)
+
+
+def test_what_views_tell_is_told_once_and_of_real_sizes(undisturbed, joined, monkeypatch):
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    ((request, reply),) = [
+        (r, a) for i, r, a in lab.transport.log if i == identity and kind(r) == "inform"
+    ]
+    meta, _ = wire.unpack(request)
+    for node in (lab.transport.handles[identity], Node(lab.paths[0])):
+        assert node.handle(request) == reply  # the same again
+        policy = dataclasses.replace(node.holding.policy, most_bytes=10**5)
+        monkeypatch.setattr(node, "holding", dataclasses.replace(node.holding, policy=policy))
+        for sizes, error in (
+            ([*meta["sizes"], 1], "replayed"),
+            ([0] * len(meta["sizes"]), "malformed"),
+            ([10**9, -1, *meta["sizes"][2:]], "malformed"),
+            ("none", "malformed"),
+            ([99] * 10**4, "oversized"),
+        ):
+            answer, _ = wire.unpack(node.handle(wire.pack(meta | {"sizes": sizes})))
+            assert answer["error"] == error and "sum_log_q" not in answer
+    node, earlier = joined
+    meta = wire.unpack(earlier)[0] | {"kind": "inform"}
+    assert wire.unpack(node.handle(wire.pack(meta)))[0]["error"] == "place"
+
+
+def test_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):
+    alone = Lab(tmp_path, more="")
+    assert alone.server().run()["information"] is None
+    assert all(b"sizes" not in reply for _, _, reply in alone.transport.log)
+    assert "inform" not in {kind(request) for _, request, _ in alone.transport.log}
+    meta = {"kind": "inform", "job": "job", "exchange": 0, "sizes": [99] * common.K}
+    known = next(r for _, r, _ in alone.transport.log if kind(r) == "assign")
+    asked = wire.pack(meta | {"agreement": wire.unpack(known)[0]["agreement"]})
+    answer, _ = wire.unpack(alone.transport.handles[alone.node(0)].handle(asked))
+    assert answer["error"] == "policy"
 
 
 @pytest.mark.parametrize(

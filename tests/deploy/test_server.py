@@ -1,5 +1,7 @@
 """A server alone: what it makes of answers, without nodes and without a method."""
 
+import dataclasses
+import json
 from types import SimpleNamespace
 
 import jax
@@ -204,7 +206,7 @@ def test_what_peers_know_is_compacted_at_the_end_of_a_round():
 @pytest.mark.parametrize("rounds", [0, 3])
 def test_a_summary_adds_up_what_was_noted(rounds, tmp_path, monkeypatch):
     made, _ = server_of(tmp_path, monkeypatch)
-    monkeypatch.setattr(made, "_assign", lambda *_: [])
+    monkeypatch.setattr(made, "_assign", lambda *_: {})
     made._note(Place("join", 0, 0), N, N, 1000, 100, 9.0)
     made._note(Place("setup", 0, 0), N, N, 1, 10, 0.25)
     for r in range(rounds):
@@ -221,8 +223,10 @@ def test_a_summary_adds_up_what_was_noted(rounds, tmp_path, monkeypatch):
         "join": {"up": 1000, "down": 100},
         "keys": {"up": 6000, "down": 600},
         "assign": {"up": 5000, "down": 500},
+        "inform": {"up": 0, "down": 0},
     }
     assert summary["seconds"] == 0.5 + 0.25 * rounds and summary["scores"] is None
+    assert summary["information"] is None
     assert summary["clients"].keys() == {"0", "1", "2"}
     assert [row["stage"] for row in made.rows][:2] == ["join", "setup"]
 
@@ -242,6 +246,46 @@ def test_a_client_may_count_all_its_rows_and_words_count_rounds_from_one():
         server_module._words(Place(*x)) for x in (("round", 0, 1), ("setup", 0, 2), ("join", 0, 0))
     ]
     assert told == ["round 1, phase 1", "setup, phase 2", "join"]
+
+
+def test_information_is_of_the_clients_that_share_it(tmp_path, monkeypatch):
+    """By hand, of clients with 5 rows and a view; two of the four clusters are nobody's."""
+    made, nodes = server_of(tmp_path, monkeypatch)
+    made.job = dataclasses.replace(made.job, settings={"n_clusters": 4})
+    told = {0: {"sizes": [2, 3]}, 1: {"counts": []}, 2: {"sizes": [4]}}
+    for i in (0, 2):
+        nodes.answers[i] = wire.pack({"sum_log_q": -0.5 * (i + 1)})
+    found = made._inform(told)
+    shares = np.array([6, 3]) / 9
+    expected = -(shares @ np.log(shares)) - (0.5 + 1.5) / 9
+    assert found["clients"] == 2 and found["information"] == pytest.approx(expected)
+    (asked,) = nodes.asked
+    assert {i: wire.unpack(request)[0]["sizes"] for i, request in asked.items()} == {
+        0: [6, 3, 0, 0],
+        2: [6, 3, 0, 0],
+    }
+    assert made._inform({0: {"sizes": []}, 1: {}}) is None and len(nodes.asked) == 1
+    monkeypatch.setattr(server_module, "_MOST_CLUSTERS", 3)
+    assert made._inform(told) is None and len(nodes.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [([5, 1], "more than"), ([-1, 2], "below zero"), ([[1]], "unreadable"), (7, "unreadable")],
+)
+def test_sizes_of_no_rows_of_a_client_are_refused(sizes, text):
+    with pytest.raises(Stopped, match=f"client 4: sizes: .*{text}"):
+        server_module._checked_sizes(4, sizes, 5)
+
+
+@pytest.mark.parametrize("told", ["-1.0", "0.5", "NaN", "-Infinity", "null"])
+def test_what_is_no_sum_of_logarithms_is_refused(told):
+    reply = wire.pack({"sum_log_q": json.loads(told)})
+    if told == "-1.0":
+        assert server_module._sum_log_q(0, reply) == -1
+    else:
+        with pytest.raises(wire.Refused, match="no number of zero or less"):
+            server_module._sum_log_q(0, reply)
 
 
 def test_the_rows_of_exchanges_are_written_anew_each_time(tmp_path, monkeypatch):

@@ -72,6 +72,18 @@ def test_clients_add_up_in_any_order_and_padding_is_nothing():
         np.testing.assert_allclose(float(jitted(federation, found, 2)), expected, atol=2e-5)
 
 
+def test_a_client_alone_sums_what_its_rows_tell():
+    rng = np.random.default_rng(3)
+    labels, shares = rng.integers(0, 2, 20), np.array([0.5, 0.3, 0.2])
+    views = [labels[:, None] + rng.normal(size=(20, d)) for d in (2, 3)]
+    expected = sum(20 * by_leaving_out(x, labels, shares) for x in views)
+    outside = np.concatenate([labels, [-1, 3]])  # two rows more, in no cluster
+    padded = [np.concatenate([x, rng.normal(size=(2, x.shape[1]))]) for x in views]
+    for held, mine in ((views, labels), (padded, outside)):
+        found = float(info.sum_log_q(held, mine, shares))
+        np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
 def test_clusters_that_are_there_tell_most_and_no_more_than_the_bound():
     rng = np.random.default_rng(2)
     true = np.arange(60) % 3
