@@ -152,7 +152,7 @@ def test_a_damaged_message_is_answered(files):
     told = {"settings": job.to_json(), "versions": versions()}
     requests = [
         wire.pack({"kind": kind, "job": "a", "exchange": 1, **told}, b"1234")
-        for kind in ("hello", "join", "keys", "exchange", "assign")
+        for kind in ("hello", "join", "keys", "exchange", "assign", "inform")
     ]
 
     @fuzzed

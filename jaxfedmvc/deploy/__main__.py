@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxfedmvc.data.dataset import some
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.policy import load
 
@@ -85,6 +86,14 @@ def _check(asked: argparse.Namespace) -> int:
     for v, x in sorted(holding.views.items()):
         # Of a column in other units than elsewhere nobody but its operator can know.
         print(f"  view {v}: {x.shape[1]} features, from {x.min():.4g} to {x.max():.4g}")
+        if names := holding.columns.get(v):
+            print(f"    columns: {some(names)}")
+            if holding.ranges is not None and (outside := ((x < 0) | (x > 1)).sum(axis=0)).any():
+                most = int(outside.argmax())
+                print(
+                    f"    outside their ranges: {int(outside.sum())} of {x.size} numbers, most in"
+                    f" {names[most]} ({int(outside[most])})"
+                )
     print(f"  agrees to {', '.join(holding.policy.methods)}; states in {holding.folder}")
     if holding.n_rows < holding.policy.least_rows:
         raise ValueError(

@@ -184,6 +184,7 @@ class Node:
             {v: x.shape[1] for v, x in holding.views.items()},
             holding.n_rows,
             samples,
+            holding.hashed_columns(),
         )
         return dataclasses.asdict(card)
 

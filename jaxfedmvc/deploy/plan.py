@@ -51,12 +51,15 @@ class Card:
       views: Width of each view that it holds, by view id.
       rows: Number of its samples.
       samples: In a vertical federation a hash of the ids of its samples, in order; else empty.
+      columns: Of each view that is made of a table's columns, a hash of their names, in order, and
+        of the ranges that they were scaled by.
     """
 
     client: int
     views: Mapping[int, int]
     rows: int
     samples: str = ""
+    columns: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +164,13 @@ class Plan:
         """Makes a plan of the nodes that registered.
 
         Raises:
-          ValueError: Two nodes are the same client, differ in the width of a view, hold views that
-            are not 0..V-1, or, in a vertical federation, different samples; or there are too many
-            rows.
+          ValueError: Two nodes are the same client, differ in the width or the columns of a view,
+            hold views that are not 0..V-1, or, in a vertical federation, different samples; or
+            there are too many rows.
         """
         by_client: dict[int, Card] = {}
         widths: dict[int, tuple[int, int]] = {}
+        columns: dict[int, tuple[int, str]] = {}
         for card in cards:
             if card.client in by_client:
                 raise ValueError(f"client {card.client}: two nodes say that they are this client")
@@ -177,6 +181,13 @@ class Plan:
                     raise ValueError(
                         f"client {card.client}: view {v} has {width} features; client {other} has"
                         f" {known}"
+                    )
+            for v, hashed in card.columns.items():
+                other, there = columns.setdefault(v, (card.client, hashed))
+                if hashed != there:
+                    raise ValueError(
+                        f"client {card.client}: view {v} has columns of other names, in another"
+                        f" order, or in other ranges than client {other}'s"
                     )
         if sorted(widths) != list(range(len(widths))):
             raise ValueError(f"views: {sorted(widths)} are held; allowed are 0..V-1, each")

@@ -2,6 +2,7 @@
 
 client = 0
 data = "hospital0.npz"          # or .npy, .csv, .tsv; beside this file
+ranges = "ranges.csv"           # of the columns of a table: column, least, most
 folder = "state"                # states of jobs, and found labels
 
 [views]                         # view id -> array of the .npz, or columns of the table
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ import numpy as np
 
 from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.data.dataset import check_arrays, check_precision
+from jaxfedmvc.data.dataset import check_arrays, check_precision, some
 from jaxfedmvc.data.tables import matching
 from jaxfedmvc.deploy import masks
 from jaxfedmvc.deploy.job import Job, read_toml
@@ -140,6 +143,8 @@ class Holding:
       labels: For counting alone [rows], or None.
       folder: Where its states and its clusters lie.
       policy: What it agrees to.
+      columns: Names of each view's columns, in order; empty where data are arrays.
+      ranges: Of each column of a table, to whose 0 to 1 it was scaled; None: not scaled.
       identity: Its private key, which signs keys of secure sums; or None.
       identities: Public keys of other clients, which their operators handed over.
     """
@@ -150,6 +155,8 @@ class Holding:
     labels: np.ndarray | None
     folder: Path
     policy: Policy
+    columns: Mapping[int, Sequence[str]] = dataclasses.field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float]] | None = None
     identity: Any = None
     identities: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
@@ -158,8 +165,21 @@ class Holding:
         """Number of samples."""
         return len(next(iter(self.views.values())))
 
+    def hashed_columns(self) -> dict[int, str]:
+        """Returns a hash of the columns and ranges of each view that is made of a table's."""
+        ranges = self.ranges or {}
+        entries = {
+            v: [[name, *ranges.get(name, ())] for name in names]
+            for v, names in self.columns.items()
+        }
+        return {
+            v: hashlib.sha256(json.dumps(named).encode()).hexdigest()
+            for v, named in entries.items()
+            if named
+        }
 
-_OF_DATA = ("client", "data", "folder", "views", "ids", "labels")
+
+_OF_DATA = ("client", "data", "folder", "views", "ids", "labels", "ranges")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _ENTRIES = (*_OF_DATA, "agrees", "identity", "identities")
 
@@ -207,6 +227,10 @@ def load(path: str | Path) -> Holding:
         if name in told and columns[name] not in arrays:
             raise ValueError(f"{name}: {told[name]!r} is no array or column of {file}")
     given = {v: _matrix(arrays[name], name) for v, name in columns["views"].items()}
+    of_views = {v: columns["features"].get(name, ()) for v, name in columns["views"].items()}
+    ranges = _ranges_of(path.parent / str(told["ranges"])) if "ranges" in told else None
+    if ranges is not None:
+        given = {v: _in_ranges(x, of_views[v], ranges) for v, x in given.items()}
     check_arrays(list(given.values()), None, [str(v) for v in given])
     for v, name in columns["views"].items():
         check_precision(str(v), [given[v]], columns["features"].get(name))
@@ -229,7 +253,8 @@ def load(path: str | Path) -> Holding:
     identity, identities = _identities_of(told, path.parent)
     if policy.secure and identity is None:
         raise ValueError(f"{path}: identity is missing, which secure sums need")
-    return Holding(client, views, ids, labels, folder, policy, identity, identities)
+    holds = client, views, ids, labels, folder, policy, of_views, ranges
+    return Holding(*holds, identity, identities)
 
 
 def _identities_of(told: Mapping[str, Any], folder: Path) -> tuple[Any, dict[int, Any]]:
@@ -316,28 +341,8 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     Columns come in the order of the patterns, and those of one pattern in that of their names: in
     every node's file the same, whatever its own order.
     """
-    separator = _SEPARATORS[file.suffix.lower()]
-    try:
-        # A byte order mark, as spreadsheets write it, is no part of the first name.
-        with file.open(newline="", encoding="utf-8-sig") as opened:
-            reader = csv.reader(opened, delimiter=separator)
-            numbered = [(reader.line_num, line) for line in reader if line]  # blank ones are none
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"data: {file} is no table in UTF-8 ({error})") from error
-    if len(numbered) < 2:
-        raise ValueError(f"data: {file} has no row")
-    (_, head), *rows = numbered
-    head = [name.strip() for name in head]
-    for number, line in rows:
-        if len(line) != len(head):
-            raise ValueError(
-                f"data: line {number} of {file} has {len(line)} cells, where its head has"
-                f" {len(head)}; cells are separated by {'commas' if separator == ',' else 'tabs'}"
-            )
-    if twice := [name for name in head if head.count(name) > 1]:
-        raise ValueError(f"data: {file} has the column {twice[0]!r} twice")
-    cells = ((cell.strip() for cell in line) for _, line in rows)
-    table = dict(zip(head, zip(*cells, strict=True), strict=True))
+    table, rows = _cells_of(file, "data")
+    head = list(table)
     others = {columns["ids"], columns["labels"]}
     if columns["views"] is None:
         columns["views"] = {0: tuple(sorted(name for name in head if name not in others))}
@@ -355,8 +360,89 @@ def _from_table(file: Path, columns: dict[str, Any]) -> dict[Any, Any]:
     return arrays
 
 
+def _cells_of(
+    file: Path, entry: str
+) -> tuple[dict[str, tuple[str, ...]], list[tuple[int, list[str]]]]:
+    """Returns a table's columns by their names, and its lines with their numbers.
+
+    Raises:
+      ValueError: It is no table; the message names the entry of the node's file.
+    """
+    separator = _SEPARATORS[file.suffix.lower()]
+    try:
+        # A byte order mark, as spreadsheets write it, is no part of the first name.
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            reader = csv.reader(opened, delimiter=separator)
+            numbered = [(reader.line_num, line) for line in reader if line]  # blank ones are none
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{entry}: {file} is no table in UTF-8 ({error})") from error
+    if len(numbered) < 2:
+        raise ValueError(f"{entry}: {file} has no row")
+    (_, head), *rows = numbered
+    head = [name.strip() for name in head]
+    for number, line in rows:
+        if len(line) != len(head):
+            raise ValueError(
+                f"{entry}: line {number} of {file} has {len(line)} cells, where its head has"
+                f" {len(head)}; cells are separated by {'commas' if separator == ',' else 'tabs'}"
+            )
+    if twice := [name for name in head if head.count(name) > 1]:
+        raise ValueError(f"{entry}: {file} has the column {twice[0]!r} twice")
+    cells = ((cell.strip() for cell in line) for _, line in rows)
+    return dict(zip(head, zip(*cells, strict=True), strict=True)), rows
+
+
+def _ranges_of(file: Path) -> dict[str, tuple[float, float]]:
+    """Reads the ranges of columns, which all nodes have alike.
+
+    Raises:
+      ValueError: Names what is wrong with the file.
+    """
+    if file.suffix.lower() not in _SEPARATORS:
+        raise checks.wrong("ranges", str(file), "a .csv or .tsv file")
+    try:
+        table, rows = _cells_of(file, "ranges")
+    except FileNotFoundError as error:
+        raise ValueError(f"ranges: {file} is not there") from error
+    wanted = ("column", "least", "most")
+    if sorted(table) != sorted(wanted):
+        raise ValueError(f"ranges: {file} has the columns {list(table)}; allowed are {wanted}")
+    numbers = (_numbers(file, name, table[name], rows, "ranges") for name in wanted[1:])
+    found: dict[str, tuple[float, float]] = {}
+    for column, least, most in zip(table["column"], *numbers, strict=True):
+        if column in found:
+            raise ValueError(f"ranges: {file} has {column!r} twice")
+        if not 0 < most - least < np.inf:
+            raise ValueError(
+                f"ranges: {column!r} is from {least:g} to {most:g} in {file}; allowed is a least"
+                " below the most"
+            )
+        found[column] = float(least), float(most)
+    return found
+
+
+def _in_ranges(
+    x: np.ndarray, names: Sequence[str], ranges: Mapping[str, tuple[float, float]]
+) -> np.ndarray:
+    """Returns columns, float64 [rows, D], with the least of each one's range at 0, the most at 1.
+
+    Raises:
+      ValueError: A column has no range, or the data are no table.
+    """
+    if not names:
+        raise ValueError("ranges: are of a table's columns; allowed with arrays is none")
+    if lost := [name for name in names if name not in ranges]:
+        raise ValueError(f"ranges: {lost[0]!r} has none; there are those of {some(ranges)}")
+    least, most = np.array([ranges[name] for name in names]).T
+    return (x - least) / (most - least)
+
+
 def _numbers(
-    file: Path, column: str, cells: Sequence[str], rows: Sequence[tuple[int, Any]]
+    file: Path,
+    column: str,
+    cells: Sequence[str],
+    rows: Sequence[tuple[int, Any]],
+    entry: str = "views",
 ) -> np.ndarray:
     """Returns a column of a table as numbers; an error names the first cell that is none."""
     found = np.empty(len(cells))
@@ -366,7 +452,7 @@ def _numbers(
             found[i] = float(cell if cell.isascii() and "_" not in cell else "no number")
         except ValueError as error:
             raise ValueError(
-                f"views: {column} is {cell!r} in line {line} of {file}; allowed is a number, in"
+                f"{entry}: {column} is {cell!r} in line {line} of {file}; allowed is a number, in"
                 " every row"
             ) from error
     return found

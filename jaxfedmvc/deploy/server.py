@@ -227,7 +227,9 @@ class Server:
         try:
             told = meta["card"]
             views = {int(v): int(width) for v, width in told["views"].items()}
-            card = Card(int(told["client"]), views, int(told["rows"]), str(told["samples"]))
+            columns = {int(v): str(hashed) for v, hashed in told["columns"].items()}
+            of_rows = int(told["rows"]), str(told["samples"])
+            card = Card(int(told["client"]), views, *of_rows, columns)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Refused("malformed", "card: unreadable") from error
         is_right = 0 <= card.client < keys.CLIENT_IDS and 0 < card.rows < 2**31 and views
@@ -606,7 +608,9 @@ class Server:
         meta = checkpoint.read_meta(file)
         for told in meta["cards"]:
             views = {int(v): width for v, width in told["views"].items()}
-            self.cards[told["client"]] = Card(told["client"], views, told["rows"], told["samples"])
+            columns = {int(v): hashed for v, hashed in told["columns"].items()}
+            of_rows = told["rows"], told["samples"]
+            self.cards[told["client"]] = Card(told["client"], views, *of_rows, columns)
         self._make_plan()
         self.exchange, self.rows = meta["exchange"], meta["rows"]
         self.place = None if meta["place"] is None else Place(*meta["place"])

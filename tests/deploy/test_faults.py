@@ -731,7 +731,10 @@ def test_who_is_silent_is_asked_again_while_somebody_is_missing(tmp_path):
 def test_numbers_of_a_card_that_cannot_be_are_refused(changed, fits, tmp_path):
     job = local.job_of(METHOD, N, small=SMALL)
     reply = wire.pack(
-        {"card": {"client": 3, "views": {"0": 2}, "rows": 5, "samples": ""} | changed}
+        {
+            "card": {"client": 3, "views": {"0": 2}, "rows": 5, "samples": "", "columns": {}}
+            | changed
+        }
     )
     server = Server(job, local.Local([]), tmp_path)
     if fits:
@@ -927,7 +930,7 @@ def test_registration_tells_shapes_and_nothing_else(undisturbed):
     for reply in hellos:
         meta, body = wire.unpack(reply)
         assert body == b"" and meta.keys() == {"card"}
-        assert meta["card"].keys() == {"client", "views", "rows", "samples"}
+        assert meta["card"].keys() == {"client", "views", "rows", "samples", "columns"}
 
 
 def test_nobody_is_told_the_row_counts_of_others(undisturbed):

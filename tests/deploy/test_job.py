@@ -19,7 +19,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-from jaxfedmvc.deploy import Job, Node, flower
+from jaxfedmvc.deploy import Job, Node, Server, flower
 from jaxfedmvc.deploy.__main__ import main, parser
 from jaxfedmvc.deploy.plan import (
     Card,
@@ -251,6 +251,86 @@ def test_columns_of_a_table_have_one_order_on_every_node(tmp_path):
     (tmp_path / "node.toml").write_text(node.format(1, 1).replace("h*", "hbc"))
     with pytest.raises(ValueError, match=r"views: 'hbc' matches no column of .*t1.csv"):
         load(tmp_path / "node.toml")
+
+
+RANGES = "column,least,most\nwbc,0,20\nhb,-1e0,3\nhc,1.7e9,1700000010\nage,0,99\n"
+
+
+def table_node(folder, client, rows, views='0=["wbc","h*"]', ranges=RANGES):
+    """A node of a table with the columns hb, hc, wbc and age; returns its file."""
+    (folder / f"t{client}.csv").write_text(f"hb,hc,wbc,age\n{rows}")
+    (folder / f"ranges{client}.csv").write_text(ranges)
+    path = folder / f"node{client}.toml"
+    path.write_text(
+        f'client={client}\ndata="t{client}.csv"\nranges="ranges{client}.csv"\n'
+        f'folder="state{client}"\n[views]\n{views}\n'
+        '[agrees]\nmethods=["e_fkmvc"]\nshared_keys=true\n'
+    )
+    return path
+
+
+def test_columns_are_scaled_by_the_ranges_of_a_file(tmp_path, capsys):
+    path = table_node(tmp_path, 0, "1,1700000001,5,40\n0,1700000002,30,50\n")
+    (x,) = load(path).views.values()
+    np.testing.assert_allclose(x, [[0.25, 0.5, 0.1], [1.5, 0.25, 0.2]], rtol=1e-6)
+    assert main(["check", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "columns: wbc, hb, hc" in told
+    assert "outside their ranges: 1 of 6 numbers, most in wbc (1)" in told
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (("column,", "columns,"), r"has the columns \['columns', 'least', 'most'\]; allowed are"),
+        (("hb,", "hbc,"), "ranges: 'hb' has none; there are those of wbc, hbc, hc, age"),
+        (("age,", "hb,"), "ranges: .*ranges0.csv has 'hb' twice"),
+        (("0,20", "20,20"), "ranges: 'wbc' is from 20 to 20 in .*; allowed is a least below"),
+        (("0,20", "nan,20"), "ranges: 'wbc' is from nan to 20"),
+        (("0,20", "0,inf"), "ranges: 'wbc' is from 0 to inf"),
+        (("0,20", "0,high"), "ranges: most is 'high' in line 2 of"),
+        (("0,20", "0"), "ranges: line 2 of .* has 2 cells"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_ranges_is_named(change, text, tmp_path):
+    path = table_node(tmp_path, 0, "1,1,1,1\n2,2,2,2\n", ranges=RANGES.replace(*change))
+    with pytest.raises(ValueError, match=text):
+        load(path)
+
+
+def test_arrays_have_no_ranges_and_ranges_are_a_table(tmp_path):
+    path = local.write_node(tmp_path, 0, VIEWS, ["fmcsc"])
+    text = path.read_text()
+    (tmp_path / "ranges.csv").write_text(RANGES)
+    for name, told in (
+        ("ranges.csv", "ranges: are of a table's columns"),
+        ("ranges.txt", "ranges: got .*ranges.txt.; allowed is a .csv or .tsv file"),
+        ("other.csv", "ranges: .*other.csv is not there"),
+    ):
+        path.write_text(f'ranges = "{name}"\n{text}')
+        with pytest.raises(ValueError, match=told):
+            load(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"views": '0=["hc","wbc","hb"]'}, {"ranges": RANGES.replace("20", "10")}]
+)
+def test_nodes_of_other_columns_or_ranges_make_no_plan(change, tmp_path):
+    rows = "".join(f"{i % 3},{1_700_000_000 + i},{i},{i}\n" for i in range(6))
+    job = local.job_of("e_fkmvc", 2, small={"n_restarts": 1}, patience=0.5, deadline=0.1)
+    for other, is_alike in (({}, True), (change, False)):
+        folder = tmp_path / str(is_alike)
+        folder.mkdir()
+        paths = {0: table_node(folder, 0, rows), 1: table_node(folder, 1, rows, **other)}
+        server = Server(
+            job, local.Local(local.nodes_of(paths)), folder / "s", say=lambda line: None
+        )
+        server._register()
+        if is_alike:
+            server._make_plan()
+        else:
+            with pytest.raises(ValueError, match="client 1: view 0 has columns of other names, in"):
+                server._make_plan()
 
 
 @pytest.mark.parametrize("name", ["ids", "labels"])
@@ -559,6 +639,8 @@ def test_the_files_of_the_first_try_fit_each_other(tmp_path):
     rows = np.random.default_rng(0).random((8, 5))
     lines = [",".join(columns), *(",".join(map(str, row)) for row in rows)]
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    (ranges,) = re.findall(r"```text\n(.*?)```", part, flags=re.DOTALL)
+    (tmp_path / "ranges.csv").write_text(ranges)
     (tmp_path / "node.toml").write_text(node)
     (tmp_path / "job.toml").write_text(job)
     holding = load(tmp_path / "node.toml")
