@@ -205,8 +205,10 @@ def write_page(
     path: Path, lines: pd.DataFrame, rounds: Mapping[str, pd.DataFrame], notes: Sequence[str]
 ) -> None:
     """Writes the page: the table, bars, and ACC against what had been sent."""
-    bars = page.bars("ACC", dict(zip(lines.index, lines["acc"], strict=True)), "ACC")
-    traces = []
+    known = lines["acc"].dropna()
+    figures = [page.bars("ACC", dict(known), "ACC, mean over the seeds")] if len(known) else []
+    traces: list[dict[str, Any]] = []
+    shown = []
     for k, (name, frame) in enumerate(rounds.items()):
         way = "all/pooled/acc" if frame["all/pooled/acc"].notna().all() else "all/per_client/acc"
         frame = frame.assign(mb=(frame["bytes_up"] + frame["bytes_down"]) / 1e6)
@@ -216,23 +218,28 @@ def write_page(
             frame.pivot(index="round", columns="seed", values=column).ffill().mean(axis=1)
             for column in ("sent", way)
         )
-        if score.notna().all():
-            colour = page.COLOURS[k % len(page.COLOURS)]
-            trace = {"mode": "lines+markers", "name": name, "line": {"color": colour}}
+        if score.notna().all() and (sent > 0).any():  # a logarithm knows no 0
+            trace = {"mode": "lines+markers", "name": page.plain(name), "marker": page.mark(k)}
             traces.append(trace | {"x": sent.to_numpy(), "y": score.to_numpy()})
+            shown.append(name)
+    title = {"text": "MB of the rounds, all clients, both ways"}
     layout = {
-        "xaxis": {"title": {"text": "MB of the rounds, all clients, both ways"}, "type": "log"},
-        "yaxis": {"title": {"text": "ACC"}},
+        "xaxis": {"title": title, "type": "log", "dtick": "D2"},
+        "yaxis": {"title": {"text": "ACC, mean over the seeds"}},
+        "showlegend": True,
     }
-    curves = page.Figure("ACC against what had been sent", traces, layout)
-    facts = {"runs": len(lines)} | {f"note {i + 1}": note for i, note in enumerate(notes)}
+    left = [name for name in rounds if name not in shown]
+    note = f"without scores by round, or nothing is sent: {', '.join(left)}" if left else ""
+    if traces:
+        figures.append(page.Figure("ACC against what had been sent", traces, layout, note=note))
+    facts = {"runs": len(lines)} | ({"notes": "\n".join(notes)} if notes else {})
     page.write(
         path,
         "Runs side by side",
         facts,
         "",
         {"Runs; comparison.csv has all": table(lines)},
-        [bars, curves],
+        figures,
     )
 
 

@@ -334,7 +334,7 @@ class Report:
             **_of_choice(facts),
             "device": folder.device(),
             "versions": ", ".join(f"{k} {v}" for k, v in folder.versions().items()),
-            "data": "; ".join(self.notes),
+            "data": "\n".join(self.notes),
         }
         write_run_page(
             self.path / "report.html",
