@@ -285,7 +285,12 @@ def draw(path: Path, runs: pd.DataFrame, title: str) -> None:
         }
         for form, rows in runs.groupby("form", sort=False)
     }
-    charts.bars(path, {"": groups}, "R^2 or NMI", f"What a server learns from a message, {title}")
+    charts.bars(
+        path,
+        {"": groups},
+        "R^2 (-1 or more) or NMI",
+        f"What a server learns from a message, {title}",
+    )
 
 
 if __name__ == "__main__":

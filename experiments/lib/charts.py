@@ -13,6 +13,7 @@ from experiments.lib import plots
 
 # x, mean and standard deviation of each point of a line.
 Line = Sequence[tuple[float, float, float]]
+_ERROR_BARS = "error bars: one standard deviation"
 
 
 def coloured_as(classes: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -49,6 +50,9 @@ def bars(
     names = list(dict.fromkeys(m for sets in panels.values() for ms in sets.values() for m in ms))
     colours = plt.get_cmap("tab20")(np.arange(len(names)) % 20)
     width = 0.86 / len(names)
+    every = [value for sets in panels.values() for ms in sets.values() for value in ms.values()]
+    said = [_ERROR_BARS] if any(deviation > 0 for _, deviation in every) else []
+    said += ["x: no value"] if any(np.isnan(mean) for mean, _ in every) else []
     for axis, (panel, sets) in zip(axes[:, 0], panels.items(), strict=True):
         for i, (name, colour) in enumerate(zip(names, colours, strict=True)):
             places = [x for x, methods in enumerate(sets.values()) if name in methods]
@@ -72,8 +76,9 @@ def bars(
         axis.set_title(panel)
         axis.set_ylabel(ylabel)
         axis.grid(axis="y", alpha=0.3)
-    figure.suptitle(title)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
+    figure.suptitle("\n".join([title, "; ".join(said)] if said else [title]))
+    ncols = plots.legend_columns(names, figure.get_figwidth(), 4)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=ncols)
     plots.save(figure, path)
 
 
@@ -141,7 +146,7 @@ def lines(
             axis.set_xscale("log")
             plots.mark_powers(axis, every_x)
         elif all(x == round(x) for x in every_x if np.isfinite(x)):  # rounds, clients
-            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         if log_y:
             axis.set_yscale("log")
         axis.set_title(panel)
@@ -150,11 +155,14 @@ def lines(
             {bool(np.isfinite(x)) for x, *_ in points} == {True, False}
             for points in series.values()
         )
-        axis.set_xlabel(f"{xlabel} (dashed: infinite)" if is_limit else xlabel)
+        is_told = "dashed" in xlabel
+        axis.set_xlabel(f"{xlabel} (dashed: infinite)" if is_limit and not is_told else xlabel)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel(ylabel)
-    figure.suptitle(title)
-    # Two columns fit below one panel, whatever the names.
-    figure.legend(fontsize=8, loc="outside lower center", ncols=min(4, 2 * n_columns))
+    every = [point for panel in panels.values() for points in panel.values() for point in points]
+    is_spread = any(np.isfinite(x) and deviation > 0 for x, _, deviation in every)
+    figure.suptitle(f"{title}\n{_ERROR_BARS}" if is_spread else title)
+    ncols = plots.legend_columns(names, figure.get_figwidth(), 4)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=ncols)
     plots.save(figure, path)
