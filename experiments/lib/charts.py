@@ -44,15 +44,25 @@ def bars(
       title: Of the whole picture.
     """
     plt = plots.require_matplotlib()
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(11, 3.2 * len(panels) + 1), layout="constrained", squeeze=False
-    )
     names = list(dict.fromkeys(m for sets in panels.values() for ms in sets.values() for m in ms))
+    most = max(map(len, panels.values()))
+    across = max(11.0, 0.09 * most * len(names))
+    longest = max(len(line) for sets in panels.values() for x in sets for line in x.split("\n"))
+    is_turned = 0.085 * longest + 0.1 > (across - 1) / most  # or they would run into each other
+    down = 3.2 + 0.05 * longest * is_turned
+    figure, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(across, down * len(panels) + 1),
+        layout="constrained",
+        squeeze=False,
+    )
     colours = plt.get_cmap("tab20")(np.arange(len(names)) % 20)
     width = 0.86 / len(names)
     every = [value for sets in panels.values() for ms in sets.values() for value in ms.values()]
     said = [_ERROR_BARS] if any(deviation > 0 for _, deviation in every) else []
     said += ["x: no value"] if any(np.isnan(mean) for mean, _ in every) else []
+    shown = set()
     for axis, (panel, sets) in zip(axes[:, 0], panels.items(), strict=True):
         for i, (name, colour) in enumerate(zip(names, colours, strict=True)):
             places = [x for x, methods in enumerate(sets.values()) if name in methods]
@@ -69,9 +79,13 @@ def bars(
                     yerr=deviations,
                     color=colour,
                     error_kw={"linewidth": 0.8},
-                    label=name if axis is axes[0, 0] else None,
+                    label=None if name in shown else name,
                 )
+                shown.add(name)
         axis.set_xticks(range(len(sets)), list(sets))
+        if is_turned:
+            for text in axis.get_xticklabels():
+                text.set(rotation=35, ha="right", rotation_mode="anchor")
         axis.set_xlim(-0.5, len(sets) - 0.5)  # a mark in place of an outer bar stretches no axis
         axis.set_title(panel)
         axis.set_ylabel(ylabel)
@@ -117,11 +131,16 @@ def lines(
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    styles = {name: (f"C{i % 10}", "osD^vPX*<>"[i % 10]) for i, name in enumerate(names)}
+    # From large to small markers: lines that lie upon each other are seen to be several.
+    sizes = np.linspace(7.5, 4.0, len(names)) if len(names) > 1 else [5.0]
+    styles = {
+        name: (f"C{i % 10}", "osD^vPX*<>"[i % 10], size)
+        for i, (name, size) in enumerate(zip(names, sizes, strict=True))
+    }
     shown = set()
     for axis, (panel, series) in zip(axes.flat, panels.items(), strict=False):
         for name, points in series.items():
-            colour, marker = styles[name]
+            colour, marker, size = styles[name]
             label = None if name in shown else name
             shown.add(name)
             finite = np.asarray(sorted(p for p in points if np.isfinite(p[0])), float)
@@ -134,7 +153,7 @@ def lines(
                     marker=marker,
                     capsize=2,
                     linewidth=1.2,
-                    markersize=5,
+                    markersize=size,
                     label=label,
                 )
                 label = None

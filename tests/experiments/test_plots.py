@@ -119,6 +119,20 @@ def test_what_error_bars_and_marks_are_is_said_where_there_are_any(monkeypatch):
     pyplot.close("all")
 
 
+def test_bars_of_later_panels_are_in_the_legend_and_long_names_turned(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    bar = (0.5, 0.0)
+    for name in ("set", "a set of a long name"):
+        later = {f"{name} {i}": {"one": bar, "two": bar} for i in range(9)}
+        charts.bars("", {"first": {"set": {"one": bar}}, "second": later}, "ACC", "t")
+    for figure, rotation in zip(figures, (0, 35), strict=True):
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
+        assert figure.axes[1].get_xticklabels()[0].get_rotation() == rotation
+    pyplot.close("all")
+
+
 def test_a_single_round_is_a_whole_number(monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
