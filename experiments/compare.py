@@ -23,7 +23,7 @@ from absl import app, flags
 from experiments.lib import folder, page
 from experiments.lib.command import SPLITS, checked
 from experiments.lib.groups import flags_of
-from experiments.lib.text import spread
+from experiments.lib.text import digits, spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import METRICS
@@ -156,7 +156,7 @@ def table(lines: pd.DataFrame) -> pd.DataFrame:
         ]
     shown["ACC, each client matched"] = [spread(x, np.nan) for x in lines["acc_each_matched"]]
     for name, title in (("mb_up", "MB up"), ("mb_down", "MB down"), ("seconds_a_run", "s a run")):
-        shown[title] = [f"{x:.3g}" for x in lines[name]]
+        shown[title] = [digits(x) for x in lines[name]]
     return shown
 
 

@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = every_method(settings.algorithm)
     write_text(path / "methods.csv", told.to_csv(index=False))
     write_summary(path, summary)
-    print("\n".join(report(runs)))
+    print("\n".join(report(runs)), end="\n\n")
     for line in told.itertuples(index=False):
         print(f"{line.method} ({line.sends}; {line.known}): {line.reveals}")
     print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")

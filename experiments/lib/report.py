@@ -17,7 +17,7 @@ from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
 from experiments.lib.run_page import write_run_page
-from experiments.lib.text import counted, spread
+from experiments.lib.text import counted, digits, spread
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
@@ -81,7 +81,7 @@ class Report:
         )
         up, down = _megabytes(row["bytes_up"]), _megabytes(row["bytes_down"])
         own = "".join(
-            f"{'-' if row[name] is None else format(row[name], '.5g'):>{_width(name)}s}"
+            f"{'-' if row[name] is None else digits(row[name], 4):>{_width(name)}s}"
             for name in self._own_columns(row)
         )
         return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:>7s} {down:>7s}{own}"
