@@ -146,9 +146,15 @@ def runs_of(summary: Mapping[str, Any]) -> pd.DataFrame:
     return rows.assign(jax=summary.get("versions", {}).get("jax"))
 
 
+def shared(lines: pd.DataFrame) -> dict[str, Any]:
+    """Returns the data and the numbers of clients and seeds, where all of several runs have one."""
+    names = [n for n in ("data", "clients", "seeds") if len(lines) > 1 and lines[n].nunique() == 1]
+    return {name: lines[name].iloc[0] for name in names}
+
+
 def table(lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns the table for the terminal and the page."""
-    shown = lines[["method", "data", "clients", "seeds"]].copy()
+    """Returns the table for the terminal and the page, without what is `shared`."""
+    shown = lines[["method", "data", "clients", "seeds"]].drop(columns=list(shared(lines)))
     for metric in _SHOWN:
         shown[metric.upper() if metric in METRICS else metric] = [
             spread(mean, std)
@@ -232,7 +238,7 @@ def write_page(
     note = f"without scores by round, or nothing is sent: {', '.join(left)}" if left else ""
     if traces:
         figures.append(page.Figure("ACC against what had been sent", traces, layout, note=note))
-    facts = {"runs": len(lines)} | ({"notes": "\n".join(notes)} if notes else {})
+    facts = {"runs": len(lines)} | shared(lines) | ({"notes": "\n".join(notes)} if notes else {})
     page.write(
         path,
         "Runs side by side",
@@ -276,7 +282,13 @@ def main(arguments: list[str]) -> None:
             rounds = {name: frame for name, (*_, frame) in read_all.items()}
             write_page(target / "comparison.html", lines, rounds, notes)
             files.append("comparison.html")
-        return [table(lines).to_string(), *notes, f"written: {target}/ ({', '.join(files)})"]
+        of_all = [f"{name} of all runs: {value}" for name, value in shared(lines).items()]
+        return [
+            table(lines).to_string(),
+            *of_all,
+            *notes,
+            f"written: {target}/ ({', '.join(files)})",
+        ]
 
     print("\n".join(checked(run)))
 

@@ -107,6 +107,7 @@ def test_runs_that_cannot_be_drawn_are_named_and_leave_no_empty_figures(tmp_path
     drawn = []
     monkeypatch.setattr(page, "write", lambda *given: drawn.append(given[-1]))
     monkeypatch.setattr(compare, "table", lambda lines: lines)
+    monkeypatch.setattr(compare, "shared", lambda lines: {})
     row = pd.DataFrame({"seed": 0, "round": [1, 2], "bytes_up": 1e6, "bytes_down": 1e6})
     row["all/per_client/acc"] = np.nan
     rounds = {
@@ -292,6 +293,11 @@ def test_runs_side_by_side(folders, capsys):
         "view 4: 6"
     ]
     assert (folders / "both" / "comparison.html").exists()
+    assert "data of all runs: a<b\n" in out and "seeds of all runs: 2\n" in out
+    assert not {"data", "clients", "seeds"} & set(compare.table(lines))
+    assert {"data", "clients", "seeds"} <= set(compare.table(lines[:1]))
+    other = lines.assign(data=["a", "b"])
+    assert "data" in compare.table(other) and set(compare.shared(other)) == {"clients", "seeds"}
     with pytest.raises(SystemExit):
         compare.main(["compare", str(folders / "one")])
     assert "to: " in (err := capsys.readouterr().err) and "holds a comparison already" in err
