@@ -44,12 +44,13 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--fg); background: var(--bg);
   max-width: 1000px; margin: 0 auto; padding: 1rem }
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem }
+h1, h2, p.note, .facts td { overflow-wrap: anywhere }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .2rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
 td:first-child, th:first-child { text-align: left } .wide { overflow-x: auto }
-td { white-space: nowrap } th[colspan] { text-align: center }
+td, tbody th { white-space: nowrap } th[colspan] { text-align: center }
 .facts td { white-space: pre-line; text-align: left; vertical-align: top }
-.facts td:first-child { min-width: 12rem }
+.facts td:first-child { min-width: 7rem }
 pre { background: var(--soft); padding: .7rem; border-radius: 6px; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: .3rem 0 }
 button { font: inherit; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px;
@@ -75,8 +76,8 @@ function draw() {
       margin: { t: 20, r: 20, b: 20, l: 20, ...figure.layout.margin }, hovermode: "closest" };
     layout.xaxis = { ...axis, ...figure.layout.xaxis };
     layout.yaxis = { ...axis, ...figure.layout.yaxis };
-    // Contrast is not Plotly's to choose, as it does not know what lies behind a clear colour.
-    for (const trace of figure.data) if (trace.texttemplate) trace.textfont = { color: fg };
+    // On a map contrast is not Plotly's to choose, as it does not see through a clear colour.
+    for (const trace of figure.data) if (trace.type == "heatmap") trace.textfont = { color: fg };
     Plotly.react(id, figure.data, layout, { responsive: true, displaylogo: false });
   }
 }

@@ -211,12 +211,14 @@ class Report:
         return pd.DataFrame(
             {
                 metric: {
-                    name: _mean_cell(
-                        [r[name]["internal"].get(metric, math.nan) for r in self.references], True
-                    )
+                    name: cell([r[name]["internal"].get(metric, math.nan) for r in self.references])
                     for name in self.references[0]
                 }
-                for metric in ("information", "silhouette", "clusters")
+                for metric, cell in (
+                    ("information", _mean_cell),
+                    ("silhouette", _mean_cell),
+                    ("clusters", _count_cell),
+                )
             }
         )
 
@@ -470,11 +472,19 @@ def _cell(value: float) -> str:
     return f"{'-' if math.isnan(value) else format(value, '.3f'):>6s}"
 
 
-def _mean_cell(values: Sequence[float], with_deviation: bool) -> str:
+def _mean_cell(values: Sequence[float], with_deviation: bool = True) -> str:
     if np.isnan(values).any():
         return "-"
     shown = with_deviation and len(values) > 1
     return spread(float(np.mean(values)), float(np.std(values, ddof=1)) if shown else math.nan)
+
+
+def _count_cell(values: Sequence[float]) -> str:
+    """Writes a mean of counts, of which three places say nothing."""
+    if np.isnan(values).any():
+        return "-"
+    deviation = f" +- {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return digits(values[0]) if np.ptp(values) == 0 else f"{np.mean(values):.1f}{deviation}"
 
 
 def _megabytes(n_bytes: float) -> str:

@@ -89,6 +89,7 @@ def figure(
         "hoverinfo": "text",
         "texttemplate": "%{label} (%{value})",
         "marker": {"colors": nodes["colors"], "line": {"width": 1}},
+        "leaf": {"opacity": 1},  # or a text's contrast would be that with another colour
         "tiling": {"orientation": "h", "pad": 1},
         "pathbar": {"visible": True},
         "maxdepth": 2,
