@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -22,6 +22,7 @@ from experiments.lib.command import SPLITS, checked, parse
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.study import parse_or_exit
+from experiments.lib.text import digits
 from jaxfedmvc import data
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, Reveals, reveals
@@ -139,15 +140,23 @@ def report(fits: list[dict[str, Any]], not_fit: list[tuple[str, str]]) -> str:
         table = pd.DataFrame(fits)
         order = table["sends"].map(list(KINDS).index)
         table = table.assign(order=order).sort_values(["order", "MB up"]).drop(columns="order")
-        texts = dict(zip(table["method"], table.pop("which reveals"), strict=True))
-        lines += [table.to_string(index=False, float_format=lambda x: f"{x:.3g}"), ""]
-        lines += [f"{name}: {text}" for name, text in texts.items()]
+        texts = zip(table["method"], table.pop("which reveals"), strict=True)
+        lines += [table.to_string(index=False, float_format=digits), ""]
+        lines += _told_once(texts)
     else:
         lines.append("no method applies")
     if not_fit:
         lines += ["", "do not apply:"]
-        lines += [f"  {name}: {why}" for name, why in not_fit]
+        lines += [f"  {line}" for line in _told_once(not_fit)]
     return "\n".join(lines)
+
+
+def _told_once(texts: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns a line for each text, with the methods that it is true of."""
+    methods: dict[str, list[str]] = {}
+    for method, text in texts:
+        methods.setdefault(text, []).append(method)
+    return [f"{', '.join(names)}: {text}" for text, names in methods.items()]
 
 
 if __name__ == "__main__":

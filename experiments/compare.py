@@ -23,7 +23,7 @@ from absl import app, flags
 from experiments.lib import folder, page
 from experiments.lib.command import SPLITS, checked
 from experiments.lib.groups import flags_of
-from experiments.lib.text import spread
+from experiments.lib.text import digits, spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import METRICS
@@ -146,9 +146,15 @@ def runs_of(summary: Mapping[str, Any]) -> pd.DataFrame:
     return rows.assign(jax=summary.get("versions", {}).get("jax"))
 
 
+def shared(lines: pd.DataFrame) -> dict[str, Any]:
+    """Returns the data and the numbers of clients and seeds, where all of several runs have one."""
+    names = [n for n in ("data", "clients", "seeds") if len(lines) > 1 and lines[n].nunique() == 1]
+    return {name: lines[name].iloc[0] for name in names}
+
+
 def table(lines: pd.DataFrame) -> pd.DataFrame:
-    """Returns the table for the terminal and the page."""
-    shown = lines[["method", "data", "clients", "seeds"]].copy()
+    """Returns the table for the terminal and the page, without what is `shared`."""
+    shown = lines[["method", "data", "clients", "seeds"]].drop(columns=list(shared(lines)))
     for metric in _SHOWN:
         shown[metric.upper() if metric in METRICS else metric] = [
             spread(mean, std)
@@ -156,7 +162,7 @@ def table(lines: pd.DataFrame) -> pd.DataFrame:
         ]
     shown["ACC, each client matched"] = [spread(x, np.nan) for x in lines["acc_each_matched"]]
     for name, title in (("mb_up", "MB up"), ("mb_down", "MB down"), ("seconds_a_run", "s a run")):
-        shown[title] = [f"{x:.3g}" for x in lines[name]]
+        shown[title] = [digits(x) for x in lines[name]]
     return shown
 
 
@@ -205,8 +211,10 @@ def write_page(
     path: Path, lines: pd.DataFrame, rounds: Mapping[str, pd.DataFrame], notes: Sequence[str]
 ) -> None:
     """Writes the page: the table, bars, and ACC against what had been sent."""
-    bars = page.bars("ACC", dict(zip(lines.index, lines["acc"], strict=True)), "ACC")
-    traces = []
+    known = lines["acc"].dropna()
+    figures = [page.bars("ACC", dict(known), "ACC, mean over the seeds")] if len(known) else []
+    traces: list[dict[str, Any]] = []
+    shown = []
     for k, (name, frame) in enumerate(rounds.items()):
         way = "all/pooled/acc" if frame["all/pooled/acc"].notna().all() else "all/per_client/acc"
         frame = frame.assign(mb=(frame["bytes_up"] + frame["bytes_down"]) / 1e6)
@@ -216,23 +224,28 @@ def write_page(
             frame.pivot(index="round", columns="seed", values=column).ffill().mean(axis=1)
             for column in ("sent", way)
         )
-        if score.notna().all():
-            colour = page.COLOURS[k % len(page.COLOURS)]
-            trace = {"mode": "lines+markers", "name": name, "line": {"color": colour}}
+        if score.notna().all() and (sent > 0).any():  # a logarithm knows no 0
+            trace = {"mode": "lines+markers", "name": page.plain(name), "marker": page.mark(k)}
             traces.append(trace | {"x": sent.to_numpy(), "y": score.to_numpy()})
+            shown.append(name)
+    title = {"text": "MB of the rounds, all clients, both ways"}
     layout = {
-        "xaxis": {"title": {"text": "MB of the rounds, all clients, both ways"}, "type": "log"},
-        "yaxis": {"title": {"text": "ACC"}},
+        "xaxis": {"title": title, "type": "log", "dtick": "D2"},
+        "yaxis": {"title": {"text": "ACC, mean over the seeds"}},
+        "showlegend": True,
     }
-    curves = page.Figure("ACC against what had been sent", traces, layout)
-    facts = {"runs": len(lines)} | {f"note {i + 1}": note for i, note in enumerate(notes)}
+    left = [name for name in rounds if name not in shown]
+    note = f"without scores by round, or nothing is sent: {', '.join(left)}" if left else ""
+    if traces:
+        figures.append(page.Figure("ACC against what had been sent", traces, layout, note=note))
+    facts = {"runs": len(lines)} | shared(lines) | ({"notes": "\n".join(notes)} if notes else {})
     page.write(
         path,
         "Runs side by side",
         facts,
         "",
         {"Runs; comparison.csv has all": table(lines)},
-        [bars, curves],
+        figures,
     )
 
 
@@ -269,7 +282,13 @@ def main(arguments: list[str]) -> None:
             rounds = {name: frame for name, (*_, frame) in read_all.items()}
             write_page(target / "comparison.html", lines, rounds, notes)
             files.append("comparison.html")
-        return [table(lines).to_string(), *notes, f"written: {target}/ ({', '.join(files)})"]
+        of_all = [f"{name} of all runs: {value}" for name, value in shared(lines).items()]
+        return [
+            table(lines).to_string(),
+            *of_all,
+            *notes,
+            f"written: {target}/ ({', '.join(files)})",
+        ]
 
     print("\n".join(checked(run)))
 

@@ -315,7 +315,8 @@ def report(
             "epsilon and delta are of one run: those of all runs on the same rows, such as seeds"
             " and settings, add up"
         )
-    drawn = sweep_report.draw(path, summary, axes, by)
+    of = f"{command.name} on {command.data.stem}"
+    drawn = sweep_report.draw(path, summary, axes, by, of)
     arguments = without(command.arguments, {"output_dir", "resume"})
     content = {
         "algorithm": command.name,
@@ -334,8 +335,8 @@ def report(
     files = ["runs.csv", "summary.csv", "summary.json", *(picture.name for picture in drawn)]
     if page.is_installed():
         facts = dict[str, Any](runs=len(runs), failed=failed, seconds=round(ledger.seconds, 1))
-        facts |= {"device": folder.device(), "best": "; ".join(best)}
-        title = f"sweep of {command.name} on {command.data.stem}"
+        facts |= {"device": folder.device(), "best": "\n".join(best)}
+        title = f"sweep of {of}"
         text = shlex.join(["python", "-m", "experiments.sweep", *arguments])
         figures = sweep_report.figures(summary, names, shown, by)
         page.write(path / "report.html", title, facts, text, {"Settings": summary}, figures)

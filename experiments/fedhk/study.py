@@ -359,7 +359,7 @@ def draw(path: Path, summary: pd.DataFrame, settings: StudySettings, n_seeds: in
             }
             for kind in ("alike", "skewed")
         }
-        title = f"FedHK, mean and deviation over {counted(n_seeds, 'seed')}"
+        title = f"FedHK, mean over {counted(n_seeds, 'seed')}"
         charts.bars(path / "methods.png", of_methods, ari, title)
     if "bytes" in parts:
         xlabel = "sent and received by a client in the run, kB"

@@ -121,7 +121,7 @@ def figure_6(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
         for name in ("total", "reconstruction", "contrast"):
             means, stds = by_round[name].mean(), by_round[name].std()
             series[f"{preset}: {name}"] = list(zip(means.index, means, stds, strict=True))
-    title = "losses after local training"
+    title = "FMCSC: losses after local training, mean over the seeds"
     charts.lines(folder / "figure6.png", panels, "round", "loss", title, log_y=True)
     return {"rows": lines}
 
@@ -207,7 +207,9 @@ def draw_temperatures(folder: Path, runs: pd.DataFrame) -> None:
         title = f"{SETS.get(dataset, dataset)}, {name}"
         if means.shape[1] == 1:
             points = zip(means.index.astype(float), means.iloc[:, 0], stds.iloc[:, 0], strict=True)
-            charts.lines(path, {title: {label: list(points)}}, "tau_m", "ACC", "ACC over tau_m")
+            charts.lines(
+                path, {title: {label: list(points)}}, "tau_m", "ACC", "FMCSC: ACC over tau_m"
+            )
         else:
-            title = f"ACC over tau_m and tau_p: {title}"
+            title = f"FMCSC: ACC over tau_m and tau_p, {title}"
             plots_sweep.heat_map(path, means, stds, title, label)

@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = every_method(settings.algorithm)
     write_text(path / "methods.csv", told.to_csv(index=False))
     write_summary(path, summary)
-    print("\n".join(report(runs)))
+    print("\n".join(report(runs)), end="\n\n")
     for line in told.itertuples(index=False):
         print(f"{line.method} ({line.sends}; {line.known}): {line.reveals}")
     print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")
@@ -285,7 +285,12 @@ def draw(path: Path, runs: pd.DataFrame, title: str) -> None:
         }
         for form, rows in runs.groupby("form", sort=False)
     }
-    charts.bars(path, {"": groups}, "R^2 or NMI", f"What a server learns from a message, {title}")
+    charts.bars(
+        path,
+        {"": groups},
+        "R^2 (-1 or more) or NMI",
+        f"What a server learns from a message, {title}",
+    )
 
 
 if __name__ == "__main__":

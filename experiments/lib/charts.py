@@ -13,6 +13,7 @@ from experiments.lib import plots
 
 # x, mean and standard deviation of each point of a line.
 Line = Sequence[tuple[float, float, float]]
+_ERROR_BARS = "error bars: one standard deviation"
 
 
 def coloured_as(classes: np.ndarray, clusters: np.ndarray) -> np.ndarray:
@@ -43,12 +44,25 @@ def bars(
       title: Of the whole picture.
     """
     plt = plots.require_matplotlib()
-    figure, axes = plt.subplots(
-        len(panels), 1, figsize=(11, 3.2 * len(panels) + 1), layout="constrained", squeeze=False
-    )
     names = list(dict.fromkeys(m for sets in panels.values() for ms in sets.values() for m in ms))
+    most = max(map(len, panels.values()))
+    across = max(11.0, 0.09 * most * len(names))
+    longest = max(len(line) for sets in panels.values() for x in sets for line in x.split("\n"))
+    is_turned = 0.085 * longest + 0.1 > (across - 1) / most  # or they would run into each other
+    down = 3.2 + 0.05 * longest * is_turned
+    figure, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(across, down * len(panels) + 1),
+        layout="constrained",
+        squeeze=False,
+    )
     colours = plt.get_cmap("tab20")(np.arange(len(names)) % 20)
     width = 0.86 / len(names)
+    every = [value for sets in panels.values() for ms in sets.values() for value in ms.values()]
+    said = [_ERROR_BARS] if any(deviation > 0 for _, deviation in every) else []
+    said += ["x: no value"] if any(np.isnan(mean) for mean, _ in every) else []
+    shown = set()
     for axis, (panel, sets) in zip(axes[:, 0], panels.items(), strict=True):
         for i, (name, colour) in enumerate(zip(names, colours, strict=True)):
             places = [x for x, methods in enumerate(sets.values()) if name in methods]
@@ -65,15 +79,20 @@ def bars(
                     yerr=deviations,
                     color=colour,
                     error_kw={"linewidth": 0.8},
-                    label=name if axis is axes[0, 0] else None,
+                    label=None if name in shown else name,
                 )
+                shown.add(name)
         axis.set_xticks(range(len(sets)), list(sets))
+        if is_turned:
+            for text in axis.get_xticklabels():
+                text.set(rotation=35, ha="right", rotation_mode="anchor")
         axis.set_xlim(-0.5, len(sets) - 0.5)  # a mark in place of an outer bar stretches no axis
         axis.set_title(panel)
         axis.set_ylabel(ylabel)
         axis.grid(axis="y", alpha=0.3)
-    figure.suptitle(title)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
+    figure.suptitle("\n".join([title, "; ".join(said)] if said else [title]))
+    ncols = plots.legend_columns(names, figure.get_figwidth(), 4)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=ncols)
     plots.save(figure, path)
 
 
@@ -112,11 +131,16 @@ def lines(
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     names = list(dict.fromkeys(name for panel in panels.values() for name in panel))
-    styles = {name: (f"C{i % 10}", "osD^vPX*<>"[i % 10]) for i, name in enumerate(names)}
+    # From large to small markers: lines that lie upon each other are seen to be several.
+    sizes = np.linspace(7.5, 4.0, len(names)) if len(names) > 1 else [5.0]
+    styles = {
+        name: (f"C{i % 10}", "osD^vPX*<>"[i % 10], size)
+        for i, (name, size) in enumerate(zip(names, sizes, strict=True))
+    }
     shown = set()
     for axis, (panel, series) in zip(axes.flat, panels.items(), strict=False):
         for name, points in series.items():
-            colour, marker = styles[name]
+            colour, marker, size = styles[name]
             label = None if name in shown else name
             shown.add(name)
             finite = np.asarray(sorted(p for p in points if np.isfinite(p[0])), float)
@@ -129,7 +153,7 @@ def lines(
                     marker=marker,
                     capsize=2,
                     linewidth=1.2,
-                    markersize=5,
+                    markersize=size,
                     label=label,
                 )
                 label = None
@@ -141,7 +165,7 @@ def lines(
             axis.set_xscale("log")
             plots.mark_powers(axis, every_x)
         elif all(x == round(x) for x in every_x if np.isfinite(x)):  # rounds, clients
-            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         if log_y:
             axis.set_yscale("log")
         axis.set_title(panel)
@@ -150,11 +174,14 @@ def lines(
             {bool(np.isfinite(x)) for x, *_ in points} == {True, False}
             for points in series.values()
         )
-        axis.set_xlabel(f"{xlabel} (dashed: infinite)" if is_limit else xlabel)
+        is_told = "dashed" in xlabel
+        axis.set_xlabel(f"{xlabel} (dashed: infinite)" if is_limit and not is_told else xlabel)
         axis.grid(alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel(ylabel)
-    figure.suptitle(title)
-    # Two columns fit below one panel, whatever the names.
-    figure.legend(fontsize=8, loc="outside lower center", ncols=min(4, 2 * n_columns))
+    every = [point for panel in panels.values() for points in panel.values() for point in points]
+    is_spread = any(np.isfinite(x) and deviation > 0 for x, _, deviation in every)
+    figure.suptitle(f"{title}\n{_ERROR_BARS}" if is_spread else title)
+    ncols = plots.legend_columns(names, figure.get_figwidth(), 4)
+    figure.legend(fontsize=8, loc="outside lower center", ncols=ncols)
     plots.save(figure, path)

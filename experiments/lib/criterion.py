@@ -156,12 +156,12 @@ def _draw(path: Path, choice: Choice) -> None:
     upper.set_ylabel("silhouette")
     lower.plot(numbers, tried["stability"], marker="s", color="C1", label="mean of pairs of draws")
     lower.axhline(LEAST_STABILITY, linestyle=":", color="0.4", label="least that is stable")
-    lower.set_ylim(min(0.0, float(tried["stability"].min()) - 0.02), 1.02)
+    lower.set_ylim(min(0.0, float(tried["stability"].min()) - 0.05), 1.05)
     lower.set_ylabel("stability (ARI)")
     lower.set_xlabel("clusters")
     for axis in (upper, lower):
         axis.axvline(choice.n_clusters, linestyle="--", color="0.4", label="chosen")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.grid(alpha=0.3)
     handles = {line.get_label(): line for axis in (upper, lower) for line in axis.get_lines()}
     figure.legend(handles=handles.values(), fontsize=8, loc="outside lower center", ncols=2)

@@ -35,6 +35,8 @@ COLOURS = (
     "#999933",
     "#882255",
 )
+NO_COLOUR = "#888888"  # of what is in no class or cluster
+_SYMBOLS = ("circle", "diamond", "square", "cross", "x", "star")
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1b1b1f; --bg: #fff; --soft: #f2f3f5; --line: #d5d7dc }
 @media (prefers-color-scheme: dark) {
@@ -42,10 +44,13 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--fg); background: var(--bg);
   max-width: 1000px; margin: 0 auto; padding: 1rem }
 h1 { font-size: 1.5rem; margin: .5rem 0 } h2 { font-size: 1.15rem; margin: 2rem 0 .4rem }
+h1, h2, p.note, .facts td { overflow-wrap: anywhere }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 td, th { padding: .2rem .5rem; border-bottom: 1px solid var(--line); text-align: right }
 td:first-child, th:first-child { text-align: left } .wide { overflow-x: auto }
-th[colspan] { text-align: center }
+td, tbody th { white-space: nowrap } th[colspan] { text-align: center }
+.facts td { white-space: pre-line; text-align: left; vertical-align: top }
+.facts td:first-child { min-width: 7rem }
 pre { background: var(--soft); padding: .7rem; border-radius: 6px; white-space: pre-wrap;
   overflow-wrap: anywhere; margin: .3rem 0 }
 button { font: inherit; padding: .15rem .7rem; border: 1px solid var(--line); border-radius: 6px;
@@ -68,11 +73,11 @@ function draw() {
     const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
     const layout = { ...figure.layout, font: { color: fg }, paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)", modebar: { bgcolor: "rgba(0,0,0,0)", color: fg },
-      margin: { t: 20, r: 20, ...figure.layout.margin }, hovermode: "closest" };
+      margin: { t: 20, r: 20, b: 20, l: 20, ...figure.layout.margin }, hovermode: "closest" };
     layout.xaxis = { ...axis, ...figure.layout.xaxis };
     layout.yaxis = { ...axis, ...figure.layout.yaxis };
-    // Contrast is not Plotly's to choose, as it does not know what lies behind a clear colour.
-    for (const trace of figure.data) if (trace.texttemplate) trace.textfont = { color: fg };
+    // On a map contrast is not Plotly's to choose, as it does not see through a clear colour.
+    for (const trace of figure.data) if (trace.type == "heatmap") trace.textfont = { color: fg };
     Plotly.react(id, figure.data, layout, { responsive: true, displaylogo: false });
   }
 }
@@ -152,13 +157,13 @@ def write(
         f"<tr><td>{html.escape(str(k))}</td><td>{html.escape(str(v))}</td></tr>"
         for k, v in facts.items()
     ]
-    parts.append(f'<div class="wide"><table>{"".join(rows)}</table></div>')
+    parts.append(f'<div class="wide"><table class="facts">{"".join(rows)}</table></div>')
     if command:
         parts.append(
             f'<pre id="command">{html.escape(command)}</pre><button id="copy">copy</button>'
         )
     for heading, table in tables.items():
-        made = table.to_html(border=0, float_format=lambda x: f"{x:.3f}", na_rep="-")
+        made = table.to_html(border=0, float_format=_places, na_rep="-")
         parts.append(f'<h2>{html.escape(heading)}</h2><div class="wide">{made}</div>')
     drawn = {}
     for i, figure in enumerate(figures):
@@ -171,7 +176,10 @@ def write(
         parts.append(f"<div>{''.join(buttons)}</div>" if buttons else "")
         # Room for what is drawn once the page is there, so that nothing moves.
         height = figure.layout.get("height", 380)
-        parts.append(f'<div class="figure" id="figure{i}" style="min-height: {height}px"></div>')
+        parts.append(
+            f'<div class="figure" id="figure{i}" role="figure" style="min-height: {height}px"'
+            f' aria-label="{html.escape(figure.heading)}"></div>'
+        )
         parts.append(f'<p class="note">{html.escape(figure.note)}</p>' if figure.note else "")
         drawn[f"figure{i}"] = {
             "data": list(figure.traces),
@@ -191,6 +199,11 @@ def write(
         f'<script type="text/plain" id="plotly">{packed}</script>\n'
         f'<script type="module">{_SCRIPT}</script>\n</body></html>\n',
     )
+
+
+def _places(value: float) -> str:
+    """Writes three places, or two digits of what these would show as nothing."""
+    return f"{value:.2g}" if 0 < abs(value) < 5e-4 else f"{value:.3f}"
 
 
 def _as_json(value: Any) -> Any:
@@ -261,7 +274,9 @@ def lines(
         "yaxis": {"title": {"text": y_title}},
         "legend": _ABOVE,
     }
-    return Figure(heading, traces, layout, views if len(views) > 1 else {})
+    banded = any(len(runs) > 1 for runs in values.values())
+    note = "the mean, with a band of one standard deviation" if banded else ""
+    return Figure(heading, traces, layout, views if len(views) > 1 else {}, note)
 
 
 def scatter(
@@ -297,10 +312,10 @@ def scatter(
                     "mode": "markers",
                     "x": points[mine, 0],
                     "y": points[mine, 1],
-                    "name": _plain(title(int(name))),
-                    "text": [_plain(hover[i]) for i in np.flatnonzero(mine).tolist()],
+                    "name": plain(title(int(name))),
+                    "text": [plain(hover[i]) for i in np.flatnonzero(mine).tolist()],
                     "hoverinfo": "text",
-                    "marker": {"size": 6, "color": COLOURS[int(number) % len(COLOURS)]},
+                    "marker": {"size": 6} | mark(int(number)),
                     "visible": way == next(iter(colourings)),
                 }
             )
@@ -313,7 +328,15 @@ def scatter(
     return Figure(heading, traces, layout, views if len(views) > 1 else {}, note)
 
 
-def _plain(text: str) -> str:
+def mark(number: int) -> dict[str, str]:
+    """Returns colour and symbol of a class; the colours come again with other symbols."""
+    if number < 0:
+        return {"color": NO_COLOUR, "symbol": _SYMBOLS[0]}
+    turn, place = divmod(number, len(COLOURS))
+    return {"color": COLOURS[place], "symbol": _SYMBOLS[turn % len(_SYMBOLS)]}
+
+
+def plain(text: str) -> str:
     """Returns text that Plotly shows as it is; it reads tags and entities."""
     return html.escape(text, quote=False)
 
@@ -336,7 +359,7 @@ def confusion(heading: str, table: np.ndarray, called: Callable[[int], str] = st
         "type": "heatmap",
         "z": [row.tolist() for row in table],
         "x": [f"cluster {k}" for k in order],
-        "y": [f"class {_plain(called(c))}" for c in range(rows)],
+        "y": [f"class {plain(called(c))}" for c in range(rows)],
         "text": [[str(v) for v in row] for row in table],
         "texttemplate": "%{text}",
         "colorscale": SHADES,
@@ -352,7 +375,8 @@ def bars(
     heading: str, values: Mapping[str, float], y_title: str, note: str = "", x_title: str = ""
 ) -> Figure:
     """Returns a bar for each name; `x_title` says what the names are of."""
-    trace = {"type": "bar", "x": list(values), "y": np.asarray(list(values.values()), float)}
+    trace: dict[str, Any] = {"type": "bar", "x": [plain(str(name)) for name in values]}
+    trace["y"] = np.asarray(list(values.values()), float)
     trace["marker"] = {"color": COLOURS[0]}
     x_axis = {"type": "category", "title": {"text": x_title}, "showgrid": False}
     layout = {"yaxis": {"title": {"text": y_title}}, "xaxis": x_axis}

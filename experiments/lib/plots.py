@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle as _cycle
 from itertools import pairwise
@@ -35,10 +36,34 @@ def require_matplotlib() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes under another name and renames, so that no half picture is ever left."""
+    """Writes under another name and renames, so that no half picture is ever left.
+
+    Titles that are wider than what they stand above are broken into lines.
+    """
+    for text in figure.texts:
+        _fit(text, 0.96 * figure.bbox.width)
+    for axis in figure.axes:
+        place = axis.get_subplotspec()
+        if axis.get_title() and place is not None:  # of what is left beside the label of y
+            _fit(axis.title, 0.88 * axis.figure.bbox.width / place.get_gridspec().ncols)
     with files.replacing(path, "wb") as file:
         figure.savefig(file, dpi=130, format=path.suffix[1:])
     require_matplotlib().close(figure)
+
+
+def _fit(title: Any, width: float) -> None:
+    """Breaks the lines of a title that is wider than so many pixels."""
+    lines = title.get_text().splitlines()
+    most = max(map(len, lines), default=0)
+    while most > 8 and (taken := title.get_window_extent().width) > width:
+        most = min(most - 1, int(most * width / taken))
+        title.set_text("\n".join(textwrap.fill(line, max(most, 8)) for line in lines))
+
+
+def legend_columns(names: Iterable[str], inches: float, most: int) -> int:
+    """Returns how many columns of a legend of font size 8 fit side by side, `most` at most."""
+    longest = max(map(len, names), default=0)
+    return max(1, min(most, int(inches / (0.5 + 0.065 * longest))))
 
 
 def curves(
@@ -64,21 +89,22 @@ def curves(
     parts = figure.subfigures(1, bool(scores) + bool(losses), squeeze=False)[0]
     right = list(parts[-1].subplots(len(losses), squeeze=False)[:, 0]) if losses else []
 
-    def draw(axis: Any, name: str, runs: np.ndarray) -> None:
+    def draw(axis: Any, name: str, runs: np.ndarray, marker: str = "o") -> None:
         rounds = np.arange(1, runs.shape[1] + 1)
         mean = runs.mean(axis=0)
-        (line,) = axis.plot(rounds, mean, marker="o", label=name)
+        every = max(1, len(rounds) // 20)  # markers of many rounds hide each other
+        (line,) = axis.plot(rounds, mean, marker=marker, markevery=every, label=name)
         if len(runs) > 1:
             spread = runs.std(axis=0, ddof=1)
             colour = line.get_color()
             axis.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.2)
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.grid(alpha=0.3)
 
     if scores:
         left = parts[0].subplots()
-        for name, runs in scores.items():
-            draw(left, name, runs)
+        for (name, runs), (marker, _) in zip(scores.items(), _cycle(_STYLES), strict=False):
+            draw(left, name, runs, marker)
         for (name, level), style in zip(
             references.items(), _cycle(("--", ":", "-.")), strict=False
         ):
@@ -177,7 +203,8 @@ def embedding(
             else handle("s", "0.7", f"no {named}")
             for v in numbers
         ]
-    ncols = 4 * len(colourings)
+    names = [handle.get_label() for handle in handles]
+    ncols = legend_columns(names, figure.get_figwidth(), 4 * len(colourings))
     figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=ncols)
     figure.suptitle(title)
     save(figure, path)
@@ -350,7 +377,7 @@ def attack_bands(
     axis.grid(alpha=0.3)
     axis.set_xlabel(xlabel)
     axis.set_ylabel(f"{ylabel}\nmean, 95 % confidence band of the mean")
-    axis.set_title(title)
+    figure.suptitle(title)
     if curves:
         figure.legend(fontsize=8, loc="outside lower center", ncols=min(3, len(curves)))
     save(figure, path)
@@ -396,7 +423,7 @@ def boxes(
     axis.set_xlim(0.4, len(groups) + 0.6)
     axis.grid(axis="y", alpha=0.3)
     axis.set_ylabel(ylabel)
-    axis.set_title(title)
+    figure.suptitle(f"{title}\nboxes: quartiles and median; points: single values")
     if references:
         figure.legend(fontsize=8, loc="outside lower center", ncols=2)
     save(figure, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ import pandas as pd
 from experiments.lib import plots
 from experiments.lib.grid import Axis
 
-# Colour (told apart by the colour-blind, Okabe and Ito), marker and line.
+# Colour (told apart by the colour-blind, Okabe and Ito), marker, its size, and line. Purity is
+# often accuracy: later curves leave to be seen what they lie upon.
 _STYLES = (
-    ("#0072B2", "o", "-"),
-    ("#D55E00", "s", "--"),
-    ("#009E73", "^", "-."),
-    ("#CC79A7", "D", ":"),
+    ("#0072B2", "o", 9.0, "-"),
+    ("#D55E00", "s", 7.0, "--"),
+    ("#009E73", "^", 6.0, "-."),
+    ("#CC79A7", "D", 3.5, ":"),
 )
 _INCHES = 0.078  # width of a character of the labels
 _CELL = 0.84, 0.56  # of a heat map, in inches
@@ -97,8 +97,7 @@ def heat_map(
     axis.tick_params(axis="x", rotation=0)
     if turned:
         _turn(axis)
-    wrapped = [textwrap.fill(line, int(width / 0.095)) for line in title.splitlines()]
-    figure.suptitle("\n".join(wrapped), fontsize=11)
+    figure.suptitle(title, fontsize=11)
     plots.save(figure, path)
 
 
@@ -131,7 +130,7 @@ def lines(
     places = np.sort(places)
     # Beside each other, so that bars of one category can be told apart.
     shifts = (np.arange(len(series)) - (len(series) - 1) / 2) * (0.12 if categories else 0.0)
-    for (metric, name), shift, (colour, marker, line) in zip(
+    for (metric, name), shift, (colour, marker, size, line) in zip(
         series.items(), shifts, _STYLES, strict=False
     ):
         axis.errorbar(
@@ -140,6 +139,7 @@ def lines(
             summary[f"{metric}_std"].to_numpy(),
             color=colour,
             marker=marker,
+            markersize=size,
             linestyle="none" if categories else line,
             linewidth=1.6,
             elinewidth=1.1,
@@ -152,8 +152,11 @@ def lines(
         axis.annotate(
             "failed", (place, 0.02), xycoords=axis.get_xaxis_transform(), rotation=90, ha="right"
         )
+    turned = [text.get_text() for text in axis.get_xticklabels() if text.get_rotation()]
+    if turned:  # room for them below the axes
+        figure.set_figheight(4.6 + 0.57 * _width(turned))
     _label_y(axis, ylabel, summary[[f"{metric}_std" for metric in series]])
-    axis.set_title(title, fontsize=11)
+    figure.suptitle(title, fontsize=11)
     if len(series) > 1:
         figure.legend(fontsize=9, loc="outside lower center", ncols=4, frameon=False)
     plots.save(figure, path)

@@ -17,7 +17,7 @@ from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
 from experiments.lib.run_page import write_run_page
-from experiments.lib.text import counted, spread
+from experiments.lib.text import counted, digits, spread
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
@@ -81,7 +81,7 @@ class Report:
         )
         up, down = _megabytes(row["bytes_up"]), _megabytes(row["bytes_down"])
         own = "".join(
-            f"{'-' if row[name] is None else format(row[name], '.5g'):>{_width(name)}s}"
+            f"{'-' if row[name] is None else digits(row[name], 4):>{_width(name)}s}"
             for name in self._own_columns(row)
         )
         return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:>7s} {down:>7s}{own}"
@@ -211,12 +211,14 @@ class Report:
         return pd.DataFrame(
             {
                 metric: {
-                    name: _mean_cell(
-                        [r[name]["internal"].get(metric, math.nan) for r in self.references], True
-                    )
+                    name: cell([r[name]["internal"].get(metric, math.nan) for r in self.references])
                     for name in self.references[0]
                 }
-                for metric in ("information", "silhouette", "clusters")
+                for metric, cell in (
+                    ("information", _mean_cell),
+                    ("silhouette", _mean_cell),
+                    ("clusters", _count_cell),
+                )
             }
         )
 
@@ -334,7 +336,7 @@ class Report:
             **_of_choice(facts),
             "device": folder.device(),
             "versions": ", ".join(f"{k} {v}" for k, v in folder.versions().items()),
-            "data": "; ".join(self.notes),
+            "data": "\n".join(self.notes),
         }
         write_run_page(
             self.path / "report.html",
@@ -470,11 +472,19 @@ def _cell(value: float) -> str:
     return f"{'-' if math.isnan(value) else format(value, '.3f'):>6s}"
 
 
-def _mean_cell(values: Sequence[float], with_deviation: bool) -> str:
+def _mean_cell(values: Sequence[float], with_deviation: bool = True) -> str:
     if np.isnan(values).any():
         return "-"
     shown = with_deviation and len(values) > 1
     return spread(float(np.mean(values)), float(np.std(values, ddof=1)) if shown else math.nan)
+
+
+def _count_cell(values: Sequence[float]) -> str:
+    """Writes a mean of counts, of which three places say nothing."""
+    if np.isnan(values).any():
+        return "-"
+    deviation = f" +- {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return digits(values[0]) if np.ptp(values) == 0 else f"{np.mean(values):.1f}{deviation}"
 
 
 def _megabytes(n_bytes: float) -> str:

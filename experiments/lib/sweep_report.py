@@ -49,6 +49,7 @@ _OF_DATA = frozenset(
     for settings in (DataSettings, HorizontalSettings, VerticalSettings)
     for field in dataclasses.fields(settings)
 ) - {"n_clusters"}
+_MOST_TICKS = 12  # of an axis of the page
 _FEWEST = 3  # settings that a correlation is computed of
 
 
@@ -254,7 +255,9 @@ def _correlation(values: pd.Series, score: pd.Series, by: str, measure: str) -> 
 # --- Pictures -------------------------------------------------------------------------------------
 
 
-def draw(folder: Path, summary: pd.DataFrame, axes: Sequence[Axis], metric: str) -> list[Path]:
+def draw(
+    folder: Path, summary: pd.DataFrame, axes: Sequence[Axis], metric: str, of: str = ""
+) -> list[Path]:
     """Draws a metric over the settings, as far as a picture can show them.
 
     One axis of several values makes lines.png, of all scores where `metric` is one of them; more
@@ -266,6 +269,7 @@ def draw(folder: Path, summary: pd.DataFrame, axes: Sequence[Axis], metric: str)
       summary: Of `summarise`.
       axes: What was varied.
       metric: Whose means are drawn.
+      of: What was swept, for the title.
 
     Returns:
       The files written; none where no axis has several values, or no setting has the metric.
@@ -277,16 +281,17 @@ def draw(folder: Path, summary: pd.DataFrame, axes: Sequence[Axis], metric: str)
     fewest, most = n_seeds.min(), n_seeds.max()
     counts = f"{most}" if fewest == most else f"{fewest} to {most}"
     over = f", mean over {counts} seeds" if most > 1 else ""
+    head = f"{of}: " if of else ""
     if len(varied) == 1:
         path = folder / "lines.png"
-        _draw_lines(path, summary, varied[0], metric, over)
+        _draw_lines(path, summary, varied[0], metric, over, head)
     elif any(not set(summary[axis.name]) <= set(axis.values) for axis in varied):
         path = folder / "points.png"
-        label, title = _named(metric) + over, f"{_named(metric)} of random settings"
+        label, title = _named(metric) + over, f"{head}{_named(metric)} of random settings"
         plots_sweep.points(path, summary, varied, metric, label, title)
     else:
         path = folder / "heatmap.png"
-        _draw_heat_map(path, summary, varied, metric, over)
+        _draw_heat_map(path, summary, varied, metric, over, head)
     return [path]
 
 
@@ -308,15 +313,16 @@ def figures(
         return []
     dimensions = [_dimension(name, known[name]) for name in names]
     dimensions += [
-        {"label": _named(metric), "values": known[f"{metric}_mean"].to_numpy()}
-        for metric in metrics
+        _of_numbers(_named(metric), known[f"{metric}_mean"].to_numpy()) for metric in metrics
     ]
-    line = {"color": known[f"{by}_mean"].to_numpy(), "colorscale": page.GREYS, "showscale": True}
+    line = {"color": known[f"{by}_mean"].to_numpy(), "colorscale": page.GREYS}
+    line |= {"showscale": bool(np.ptp(line["color"])), "colorbar": {"title": {"text": _named(by)}}}
     trace = {"type": "parcoords", "dimensions": dimensions, "line": line}
     note = (
         f"a line is a setting, the mean of its seeds, coloured by {_named(by)}; drag along an axis"
     )
-    found = [page.Figure("All settings", [trace], {"height": 480, "margin": {"t": 60}}, note=note)]
+    layout = {"height": 480, "margin": {"t": 60, "b": 30, "l": 60, "r": 60}}
+    found = [page.Figure("All settings", [trace], layout, note=note)]
     n_cells = math.prod(known[name].nunique() for name in names)
     if len(names) == 2 and n_cells < 2 * len(known):
         across = known.pivot_table(index=names[0], columns=names[1], values=f"{by}_mean")
@@ -324,6 +330,7 @@ def figures(
         texts = [[_short(v) if np.isfinite(v) else "" for v in row] for row in across.to_numpy()]
         heat = {
             "type": "heatmap",
+            "colorbar": {"title": {"text": _named(by)}},
             "z": [page.with_gaps(row) for row in across.to_numpy()],
             "x": [str(v) for v in across.columns],
             "y": [str(v) for v in across.index],
@@ -352,14 +359,17 @@ def _dimension(name: str, column: pd.Series) -> dict[str, Any]:
     if numbers.notna().all() and np.isfinite(numbers).all():
         values = numbers.to_numpy(float)
         if values.min() > 0 and values.max() / values.min() >= 100:
-            ticks = sorted(set(values))
+            ticks = np.unique(values)
+            if len(ticks) > _MOST_TICKS:  # of values that were drawn: they would overlap
+                powers = np.arange(np.ceil(np.log10(ticks[0])), np.floor(np.log10(ticks[-1])) + 1)
+                ticks = 10.0**powers
             return {
                 "label": name,
                 "values": np.log10(values),
                 "tickvals": np.log10(ticks),
                 "ticktext": [f"{v:g}" for v in ticks],
             }
-        return {"label": name, "values": values}
+        return _of_numbers(name, values)
     codes, words = pd.factorize(column.astype(str))
     return {
         "label": name,
@@ -369,18 +379,29 @@ def _dimension(name: str, column: pd.Series) -> dict[str, Any]:
     }
 
 
-def _draw_lines(path: Path, summary: pd.DataFrame, axis: Axis, metric: str, over: str) -> None:
+def _of_numbers(label: str, values: np.ndarray) -> dict[str, Any]:
+    """Returns an axis of numbers, with a tick at the only one where all are alike."""
+    found = np.unique(values[np.isfinite(values)])
+    if len(found) != 1:
+        return {"label": label, "values": values, "tickformat": ".3~g"}  # else 1e-5 is 10µ
+    # Plotly would make up a range around it, such as an ACC up to 1.05.
+    return {"label": label, "values": values, "tickvals": found, "ticktext": [f"{found[0]:.4g}"]}
+
+
+def _draw_lines(
+    path: Path, summary: pd.DataFrame, axis: Axis, metric: str, over: str, head: str
+) -> None:
     """Draws the metric, and all other scores where it is a score."""
     shown = [metric, *(m for m in SCORES if m != metric and metric in SCORES)]
     shown = [m for m in shown if f"{m}_mean" in summary and summary[f"{m}_mean"].notna().any()]
     series = {m: _named(m) for m in shown}
     label = ("score" if len(shown) > 1 else _named(metric)) + over
-    title = f"{', '.join(series.values())} over {axis.name}"
+    title = f"{head}{', '.join(series.values())} over {axis.name}"
     plots_sweep.lines(path, summary, axis, series, label, title)
 
 
 def _draw_heat_map(
-    path: Path, summary: pd.DataFrame, varied: Sequence[Axis], metric: str, over: str
+    path: Path, summary: pd.DataFrame, varied: Sequence[Axis], metric: str, over: str, head: str
 ) -> None:
     """Draws the two axes with most values, in the order of the grid."""
     longest = sorted(varied, key=lambda axis: -len(axis.values))[:2]
@@ -395,7 +416,7 @@ def _draw_heat_map(
 
     n_ok = grid("n_ok")
     notes = n_ok.map(lambda n: "not run" if math.isnan(n) else "none" if n else "failed")
-    title = f"{_named(metric)} over {rows.name} and {columns.name}, the best in a frame"
+    title = f"{head}{_named(metric)} over {rows.name} and {columns.name}, the best in a frame"
     if others:
         title += f"\n{_setting(best, others)}, as in the best setting"
     plots_sweep.heat_map(

@@ -15,6 +15,14 @@ def spread(mean: float, deviation: float) -> str:
     return f"{mean:.3f}" + ("" if math.isnan(deviation) else f" +- {deviation:.3f}")
 
 
+def digits(value: float, n: int = 3) -> str:
+    """Returns a number to n digits, of a larger one all before the point; never as 1.8e+03."""
+    is_long = abs(value) >= 10**n
+    return np.format_float_positional(
+        np.round(float(value)) if is_long else float(f"{value:.{n}g}"), trim="-"
+    )
+
+
 def counted(n: int, what: str) -> str:
     """Returns a number of things: 1 run, 2 runs."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"

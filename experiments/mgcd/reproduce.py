@@ -161,7 +161,7 @@ def report(
     print(f"\n{tables.text(found)}")
     found.to_csv(path / "table.csv", index=False)
     if table:
-        title = f"MGCD, table {table}, {counted(n_seeds, 'seed')}; bars without one are the paper's"
+        title = f"MGCD, table {table}, {counted(n_seeds, 'seed')}, beside the paper's numbers"
         tables.draw_table(path / f"table{table}.png", found, title)
     elif figure == 4:
         tables.draw_figure_4(path / "figure4.png", runs)

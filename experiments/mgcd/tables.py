@@ -148,7 +148,7 @@ def draw_figure_4(path: Path, runs: pd.DataFrame) -> None:
         if (runs["row"] == name).any()
         for metric in ("acc", "nmi")
     }
-    charts.lines(path, panels, "round", "score", f"figure 4 on {SETS[ABLATION_SET]}")
+    charts.lines(path, panels, "round", "score", f"MGCD, figure 4 on {SETS[ABLATION_SET]}")
 
 
 def draw_figure_5(path: Path, runs: pd.DataFrame) -> None:
@@ -158,7 +158,7 @@ def draw_figure_5(path: Path, runs: pd.DataFrame) -> None:
       path: Folder of figure5_weights.png and figure5_rounds.png.
       runs: Of `figure_5_rows`.
     """
-    title = f"figure 5 on {SETS[ABLATION_SET]}"
+    title = f"MGCD, figure 5 on {SETS[ABLATION_SET]}"
     panels: dict[str, dict[str, charts.Line]] = {}
     found = summarise(runs)
     found[["name", "weight"]] = found["row"].str.split("=", expand=True)

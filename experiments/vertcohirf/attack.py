@@ -112,7 +112,8 @@ def run(asked: Study) -> None:
     scores = {name: table[name][list(settings.sigmas)].to_numpy() for name in variants}
     n = counted(len(seeds), "seed")
     title = f"VertCoHiRF(k-means), attacker is agent {settings.attacker}, {n}"
-    plots.attack_bands(path / "attack.png", settings.sigmas, scores, "sigma", "ARI", title)
+    xlabel = "sigma, the standard deviation of the clusters"
+    plots.attack_bands(path / "attack.png", settings.sigmas, scores, xlabel, "ARI", title)
     found = summarise(settings.sigmas, scores)
     print(f"mean ARI over {n}, +- half the 95 % confidence interval of the mean")
     print(_text(found["mean"].map("{:.4f}".format), found["half_width_95"]))

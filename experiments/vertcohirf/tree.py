@@ -17,7 +17,7 @@ _LEAST_SHARE = 0.005
 # A level is drawn if it has so many times the clusters of the one drawn above it.
 _MORE = 1.2
 _MOST_LEVELS = 8
-_ROOT, _NO_COLOUR = "all", "#888888"
+_ROOT = "all"
 
 
 def figure(
@@ -41,12 +41,15 @@ def figure(
         if classes is not None and len(members):
             found, counts = np.unique(classes[members], return_counts=True)
             largest = np.argsort(-counts, kind="stable")[:4]
-            told += "<br>" + "<br>".join(f"class {called(found[i])}: {counts[i]}" for i in largest)
+            names = [page.plain(called(found[i])) for i in largest]
+            told += "".join(
+                f"<br>class {c}: {counts[i]}" for c, i in zip(names, largest, strict=True)
+            )
         row = (node, parent, len(members), label, told, colour)
         for values, value in zip(nodes.values(), row, strict=True):
             values.append(value)
 
-    add(_ROOT, "", samples, f"all {len(samples)} samples", _NO_COLOUR)
+    add(_ROOT, "", samples, "all samples", page.NO_COLOUR)
     roots = hierarchy.representatives()[samples]
     ids, sizes = np.unique(roots, return_counts=True)
     rank = {int(root): i for i, root in enumerate(ids[np.argsort(-sizes, kind="stable")])}
@@ -69,7 +72,7 @@ def figure(
             label = f"{len(np.unique(medoids[mine]))} small clusters"
             if medoid is not None:
                 label = f"cluster {final[root]}" if level == levels[0] else f"medoid {medoid}"
-            colour = _NO_COLOUR
+            colour = page.NO_COLOUR
             if (roots[mine] == root).all():
                 colour = page.COLOURS[rank[root] % len(page.COLOURS)]
             add(node, parent, samples[mine], label, colour)
@@ -86,6 +89,7 @@ def figure(
         "hoverinfo": "text",
         "texttemplate": "%{label} (%{value})",
         "marker": {"colors": nodes["colors"], "line": {"width": 1}},
+        "leaf": {"opacity": 1},  # or a text's contrast would be that with another colour
         "tiling": {"orientation": "h", "pad": 1},
         "pathbar": {"visible": True},
         "maxdepth": 2,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments.advise import AdviseSettings, main
+from experiments.advise import AdviseSettings, main, report
 from experiments.lib import runner
 from experiments.lib.command import parse
 from jaxfedmvc import METHODS
@@ -37,6 +37,16 @@ def test_somebody_has_said_what_every_methods_messages_tell():
 def test_wishes_of_the_parties(options, name, peers, why):
     told = reveals(name, METHODS[name])
     assert AdviseSettings(**options).excludes(name, told, peers) == why
+
+
+def test_what_is_true_of_several_methods_is_said_once_and_bytes_without_exponents():
+    row = {"MB up": 1767.2, "MB down": 9.2e-05, "sends": "rows", "which reveals": "All rows."}
+    fits = [{"method": name} | row for name in ("a", "b")]
+    lines = report(fits, [("c", "is vertical"), ("d", "is pooled"), ("e", "is vertical")])
+    lines = lines.splitlines()
+    assert lines[1].split() == ["a", "1767", "0.000092", "rows"]
+    assert lines[4:] == ["a, b: All rows.", "", "do not apply:", *lines[-2:]]
+    assert lines[-2:] == ["  c, e: is vertical", "  d: is pooled"]
 
 
 @pytest.mark.ci
@@ -84,4 +94,4 @@ def test_nothing_may_travel():
     )
     assert code == 0, err
     assert "local_kmeans" in out.split("do not apply:")[0]
-    assert "  e_fkmvc: sends sums over rows" in out
+    assert re.search("  e_fkmvc.*: sends sums over rows", out)

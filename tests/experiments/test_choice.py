@@ -191,7 +191,7 @@ def test_each_criterion_has_a_scale_of_its_own(tmp_path, monkeypatch):
     low, high = silhouette.get_ylim()
     assert 0.15 < low < high < 0.3
     np.testing.assert_allclose(stability.lines[0].get_ydata(), [0.9, 0.8, 0.5])
-    assert stability.get_ylim() == (0, 1.02)
+    assert stability.get_ylim() == (0, 1.05)
     first, second = found.figures()
     np.testing.assert_allclose(first.traces[-1]["y"], [0.22, 0.23, 0.21])
     np.testing.assert_allclose(second.traces[-1]["y"], [0.9, 0.8, 0.5])

@@ -93,6 +93,38 @@ def test_names_of_classes_are_text_to_plotly_too():
     assert trace["name"] == "0 &lt;i&gt;" and trace["text"] == ["a&lt;b&gt;&amp;amp;"]
 
 
+def test_classes_beyond_the_colours_have_symbols_of_their_own():
+    marks = [tuple(page.mark(c).items()) for c in range(-1, 60)]
+    assert len(set(marks)) == 61
+
+
+def test_small_numbers_of_tables_are_no_zeros():
+    shown = [page._places(x) for x in (0.0, 3e-6, -2e-4, 0.5, 12.3456)]
+    assert shown == ["0.000", "3e-06", "-0.0002", "0.500", "12.346"]
+
+
+def test_runs_that_cannot_be_drawn_are_named_and_leave_no_empty_figures(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(page, "write", lambda *given: drawn.append(given[-1]))
+    monkeypatch.setattr(compare, "table", lambda lines: lines)
+    monkeypatch.setattr(compare, "shared", lambda lines: {})
+    row = pd.DataFrame({"seed": 0, "round": [1, 2], "bytes_up": 1e6, "bytes_down": 1e6})
+    row["all/per_client/acc"] = np.nan
+    rounds = {
+        "unlabelled": row.assign(**{"all/pooled/acc": np.nan}),
+        "silent": row.assign(**{"all/pooled/acc": 0.2}, bytes_up=0, bytes_down=0),
+        "a<b": row.assign(**{"all/pooled/acc": [0.4, 0.5]}),
+    }
+    lines = pd.DataFrame({"acc": [np.nan, 0.2, 0.5]}, index=list(rounds))
+    compare.write_page(tmp_path, lines, rounds, [])
+    compare.write_page(tmp_path, lines[:1], {"unlabelled": rounds["unlabelled"]}, [])
+    (bars, curves), none = drawn
+    assert none == [] and bars.traces[0]["x"] == ["silent", "a&lt;b"]
+    assert [trace["name"] for trace in curves.traces] == ["a&lt;b"]
+    np.testing.assert_allclose(curves.traces[0]["x"], [2, 4])
+    assert curves.note.endswith(": unlabelled, silent")
+
+
 def test_numbers_that_are_not_finite_are_gaps():
     assert page._as_json(np.array([1.0, np.nan, np.inf])) == [1.0, None, None]
     with pytest.raises(TypeError, match="set is no JSON"):
@@ -125,6 +157,17 @@ def test_an_axis_with_zero_or_of_numbers_of_one_size_is_no_logarithm(values):
     summary = pd.DataFrame({"a": values, "acc_mean": [0.1, 0.2, 0.3]})
     (every,) = sweep_report.figures(summary, ["a"], ["acc"], "acc")
     np.testing.assert_array_equal(every.traces[0]["dimensions"][0]["values"], values)
+
+
+def test_an_axis_of_one_number_has_no_other_and_one_of_many_few_ticks():
+    """Plotly makes up a range around a single number, such as an accuracy above 1."""
+    rates = 10 ** np.random.default_rng(0).uniform(-3.5, 0.5, 40)
+    summary = pd.DataFrame({"a": rates, "acc_mean": 0.95})
+    (every,) = sweep_report.figures(summary, ["a"], ["acc"], "acc")
+    logs, acc = every.traces[0]["dimensions"]
+    assert logs["ticktext"] == ["0.001", "0.01", "0.1", "1"]
+    np.testing.assert_allclose(logs["tickvals"], [-3, -2, -1, 0])
+    assert acc["ticktext"] == ["0.95"] and not every.traces[0]["line"]["showscale"]
 
 
 def test_the_same_points_are_thinned_out_for_every_picture():
@@ -250,6 +293,11 @@ def test_runs_side_by_side(folders, capsys):
         "view 4: 6"
     ]
     assert (folders / "both" / "comparison.html").exists()
+    assert "data of all runs: a<b\n" in out and "seeds of all runs: 2\n" in out
+    assert not {"data", "clients", "seeds"} & set(compare.table(lines))
+    assert {"data", "clients", "seeds"} <= set(compare.table(lines[:1]))
+    other = lines.assign(data=["a", "b"])
+    assert "data" in compare.table(other) and set(compare.shared(other)) == {"clients", "seeds"}
     with pytest.raises(SystemExit):
         compare.main(["compare", str(folders / "one")])
     assert "to: " in (err := capsys.readouterr().err) and "holds a comparison already" in err

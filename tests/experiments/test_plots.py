@@ -91,6 +91,57 @@ def test_ticks_between_powers_of_ten_are_labelled_over_few_decades_only(most, la
     pyplot.close(figure)
 
 
+def test_titles_and_legends_stay_inside_the_picture(tmp_path, monkeypatch):
+    figure, axes = pyplot.subplots(1, 2, dpi=130, layout="constrained")
+    name = "e_fkmvc on a_file_with_a_name_that_" + "goes_on_" * 12
+    figure.suptitle(f"{name}\nshort")
+    axes[0].set_title(name)
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    plots.save(figure, tmp_path / "a.png")
+    monkeypatch.undo()
+    for title, width in ((figure.texts[0], 1.0), (axes[0].title, 0.5)):
+        assert title.get_window_extent().width < width * figure.bbox.width
+        assert title.get_text().replace("\n", "").replace(" ", "").startswith("e_fkmvcona_file")
+    assert figure.get_suptitle().endswith("\nshort")
+    pyplot.close(figure)
+    assert [plots.legend_columns([k * "a"], 7.0, 4) for k in (1, 30, 90)] == [4, 2, 1]
+
+
+def test_what_error_bars_and_marks_are_is_said_where_there_are_any(monkeypatch):
+    told = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: told.append(figure.get_suptitle()))
+    for mean, deviation in ((0.5, 0.0), (0.5, 0.1), (np.nan, 0.0)):
+        charts.bars("", {"": {"a": {"b": (0.5, 0.0), "c": (mean, deviation)}}}, "ACC", "t")
+    for deviation in (np.nan, 0.1):
+        charts.lines("", {"": {"a": [(1.0, 0.5, deviation)]}}, "round", "ACC", "t")
+    said = "t\nerror bars: one standard deviation"
+    assert told == ["t", said, "t\nx: no value", "t", said]
+    pyplot.close("all")
+
+
+def test_bars_of_later_panels_are_in_the_legend_and_long_names_turned(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    bar = (0.5, 0.0)
+    for name in ("set", "a set of a long name"):
+        later = {f"{name} {i}": {"one": bar, "two": bar} for i in range(9)}
+        charts.bars("", {"first": {"set": {"one": bar}}, "second": later}, "ACC", "t")
+    for figure, rotation in zip(figures, (0, 35), strict=True):
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
+        assert figure.axes[1].get_xticklabels()[0].get_rotation() == rotation
+    pyplot.close("all")
+
+
+def test_a_single_round_is_a_whole_number(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    charts.lines("", {"": {"a": [(3.0, 0.5, 0.1)]}}, "round", "ACC", "t")
+    (axis,) = figures[0].axes
+    assert [tick for tick in axis.get_xticks() if abs(tick - 3) < 1] == [3]
+    pyplot.close("all")
+
+
 def test_curves_replace_an_older_picture(tmp_path):
     (tmp_path / "curves.png").write_bytes(b"old")
     plots.curves(tmp_path / "curves.png", SCORES, LOSSES, {}, "title")

@@ -11,7 +11,7 @@ from experiments.lib import plots, references
 from experiments.lib.command import parse
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
-from experiments.lib.report import Report, _mean_cell, losses_of
+from experiments.lib.report import Report, _count_cell, _mean_cell, losses_of
 from jaxfedmvc import Federation
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.engine import Traffic
@@ -56,6 +56,11 @@ def rows_of(path):
 )
 def test_a_cell_is_mean_and_sample_deviation(values, with_deviation, shown):
     assert _mean_cell(values, with_deviation) == shown
+
+
+def test_numbers_of_clusters_have_no_places_that_say_nothing():
+    given = ([3.0], [45.0, 45.0], [44.0, 46.0], [3.0, np.nan])
+    assert list(map(_count_cell, given)) == ["3", "45", "45.0 +- 1.4", "-"]
 
 
 def test_losses_are_those_of_each_kind_of_client_and_of_all():

@@ -60,5 +60,7 @@ def test_two_clusters_by_hand():
     }
     told = dict(zip(trace["ids"], trace["hovertext"], strict=True))
     assert told["1/0"] == "cluster 0<br>4 samples<br>class 7: 2<br>class 8: 2"
+    (trace,) = tree.figure(hierarchy, np.zeros(5, int), lambda c: "age <b> 5").traces
+    assert trace["hovertext"][0].endswith("class age &lt;b&gt; 5: 5")
     colours = dict(zip(trace["ids"], trace["marker"]["colors"], strict=True))
     assert colours["0/2"] == colours["1/0"] != colours["1/4"]
