@@ -316,6 +316,14 @@ def test_an_unknown_flag_is_an_error_with_a_guess():
         parse(["--tau_n=0.5"], algorithm="fmcsc")
 
 
+def test_a_topology_that_there_is_none_of_is_named(monkeypatch):
+    entry = METHODS["fmcsc"]._replace(topology="sideways")
+    monkeypatch.setitem(METHODS, "mine", entry)
+    text = "topology of mine: got 'sideways'; allowed is horizontal or pooled or vertical"
+    with pytest.raises(ValueError, match=text):
+        parse([], algorithm="mine")
+
+
 def test_names_of_precisions_mean_what_they_say_on_every_device():
     assert [runner.matmul_precision(p, "cpu") for p in ("float32", "tf32", "bfloat16")] == [
         "float32",
