@@ -15,7 +15,8 @@ from tests.helpers import binaries
 def test_somebody_has_said_what_every_methods_messages_tell():
     for name, method in METHODS.items():
         told = reveals(name, method)
-        assert told.kind in KINDS and told.kind != "unknown" and told.text.endswith(".")
+        assert told.kind != "unknown", f"{name} has no entry in jaxfedmvc/algorithms/reveals.py"
+        assert told.kind in KINDS and told.text.endswith(".")
     for name, topology in (("fmcsc", "horizontal"), ("mgcd", "vertical"), ("lmvsc", "pooled")):
         assert METHODS[name].topology == topology
 
@@ -37,6 +38,14 @@ def test_somebody_has_said_what_every_methods_messages_tell():
 def test_wishes_of_the_parties(options, name, peers, why):
     told = reveals(name, METHODS[name])
     assert AdviseSettings(**options).excludes(name, told, peers) == why
+
+
+def test_what_nobody_knows_of_is_left_out_only_where_something_is_asked():
+    told = reveals("new", METHODS["fmcsc"])
+    assert told.kind == "unknown"
+    assert AdviseSettings(holds="rows").excludes("fmcsc", told) == ""
+    why = AdviseSettings(at_most="codes").excludes("fmcsc", told)
+    assert why == "sends what jaxfedmvc/algorithms/reveals.py does not say"
 
 
 @pytest.mark.ci
