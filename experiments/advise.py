@@ -50,7 +50,9 @@ class AdviseSettings:
         topology = METHODS[name].topology
         if wanted is not None and topology != wanted:
             return f"is for {topology} data"
-        if list(KINDS).index(told.kind) > list(KINDS).index(self.at_most):
+        # Where all may travel, so may what nobody has described yet.
+        most = "unknown" if self.at_most == "rows" else self.at_most
+        if list(KINDS).index(told.kind) > list(KINDS).index(most):
             return f"sends {KINDS[told.kind]}"
         if peers is False and not self.server and told.kind != "nothing":
             return "needs a server"

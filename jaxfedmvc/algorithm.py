@@ -30,8 +30,9 @@ class Phase(NamedTuple):
       client: `(key, sent, client_state, client) -> (client_state, message, info)`. `client` is one
         client of a `Cohort`. The state keeps its structure and shapes; the message is a pytree of
         arrays; info a pytree of small arrays.
-      server: `(key, server_state, messages, weights) -> (server_state, info)`. One entry for each
-        cohort that takes part. With `reduce="stack"`: messages stacked on a leading client axis
+      server: `(key, server_state, messages, weights) -> (server_state, info)`. The state keeps its
+        structure, and in rounds its shapes. Messages and weights have one entry for each cohort
+        that takes part. With `reduce="stack"`: messages stacked on a leading client axis
         and weights [clients], zero for a client whose message must not count. With
         `reduce="sum"`: the sum of the messages over the clients of non-zero weight, and the
         number of these clients. In a protocol without a server every peer evaluates this

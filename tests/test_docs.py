@@ -191,7 +191,8 @@ def is_module(name):
 def test_every_method_has_its_paper_and_its_settings_in_the_docs(name):
     if METHODS[name].paper:
         keys = re.findall(r"@\w+\{(\w+),", (DOCS / "references.bib").read_text())
-        assert METHODS[name].paper in keys
+        assert METHODS[name].paper in keys, "the method's paper is not in docs/references.bib"
     pages = "\n".join(page.read_text() for page in (DOCS / "methods").glob("*.md"))
     # A reference without a federation has the settings of its method.
-    assert f"{{settings}} {name}\n" in pages or name == "local_fmcsc"
+    is_there = f"{{settings}} {name}\n" in pages or name == "local_fmcsc"
+    assert is_there, f"no page under docs/methods has the block ```{{settings}} {name}"

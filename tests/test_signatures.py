@@ -10,6 +10,13 @@ import pytest
 from jaxfedmvc import METHODS, checks, clustering
 
 EMPTY = inspect.Parameter.empty
+SPELLINGS = {
+    "tolerance": "tol",
+    "n_neighbors": "n_neighbours",
+    "max_iters": "max_iter",
+    "lr": "learning_rate",
+    "temperature": "tau",
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -24,7 +31,8 @@ def test_every_method_is_made_of_a_config_and_hyperparams_by_these_names(name):
 def test_settings_have_one_spelling(name):
     kinds = (METHODS[name].config, METHODS[name].hyperparams)
     settings = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    assert not settings & {"tolerance", "n_neighbors", "max_iters", "lr", "temperature"}
+    for other, ours in SPELLINGS.items():
+        assert other not in settings, f"{other} is called {ours} by all methods"
     # "learning_rate" is that of the whole training, "<stage>_rate" that of one stage.
     assert {s for s in settings if s.endswith("learning_rate")} <= {"learning_rate"}
 
@@ -67,11 +75,14 @@ def test_numbers_and_letters_of_configs_are_such(name, setting):
 def test_switches_are_true_or_false_and_lists_are_lists(name):
     """The word "no" would be true."""
     for field in dataclasses.fields(METHODS[name].config):
-        if field.type in ("bool", "bool | None"):
+        # A string where the module begins with `from __future__ import annotations`.
+        kind = field.type
+        annotation = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+        if annotation in ("bool", "bool | None"):
             for value in ("no", 2.0, [1]):
                 with pytest.raises(ValueError, match=f"^{field.name}: got .* True or False"):
                     made(name, **{field.name: value})
-        if field.type.startswith("tuple"):
+        if annotation.startswith("tuple"):
             with pytest.raises(ValueError, match=f"^{field.name}: got 3"):
                 made(name, **{field.name: 3})
 

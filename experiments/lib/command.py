@@ -285,6 +285,8 @@ def parse(
     """
     name = value_of(arguments, "algorithm", algorithm) or algorithm
     method = method_of(name)
+    if method.topology not in SPLITS:
+        raise checks.wrong(f"topology of {name}", method.topology, " or ".join(SPLITS))
     hooks = hooks_of(method)
     groups = [DataSettings, SPLITS[method.topology], JobSettings, FolderSettings]
     further = [*([hooks.settings] if hooks.settings else []), *extra]

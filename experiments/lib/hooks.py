@@ -116,7 +116,12 @@ def family_of(method: Method) -> str:
 
 
 def hooks_of(method: Method) -> Hooks:
-    """Returns what the family of a method adds."""
+    """Returns what the family of a method adds; nothing for methods of other packages.
+
+    A module of somebody's own may have the name of a family, or of what is no family here.
+    """
+    if not method.make.__module__.startswith("jaxfedmvc."):
+        return Hooks()
     name = f"experiments.{family_of(method)}.hooks"
     try:
         found = importlib.util.find_spec(name)

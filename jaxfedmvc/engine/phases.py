@@ -58,8 +58,17 @@ def check_phases(algorithm: FederatedAlgorithm) -> None:
     """Checks what the phases of a method say of themselves.
 
     Raises:
-      ValueError: Names the first phase with another `reduce` or `who` than there are.
+      ValueError: Names the first stage that is no tuple of phases, or the first phase with another
+        `reduce` or `who` than there are.
     """
+    for stage in keys.STAGES:
+        found = getattr(algorithm, stage)
+        # A phase is a tuple, too: of its functions.
+        is_one = isinstance(found, Phase) or not isinstance(found, tuple | list)
+        wrong = [found] if is_one else [x for x in found if not isinstance(x, Phase)]
+        if wrong:
+            got = type(wrong[0]).__name__ + ("" if is_one else " among the phases")
+            raise ValueError(f"{stage}: got {got}; allowed is a tuple of Phase, as (phase,)")
     for place, phase in phases_by_name(algorithm).items():
         for name, allowed in _ALLOWED.items():
             if getattr(phase, name) not in allowed:
@@ -97,13 +106,74 @@ def returned(result: Any, function: str, *parts: str) -> tuple:
     raise _WrongReturn(f"{function}: returned {got}; allowed is ({', '.join(parts)})")
 
 
+def _check_kept(function: str, before: PyTree, after: PyTree, *, shapes: bool) -> None:
+    """Checks that a state has the structure that it had, and the shapes where these are asked for.
+
+    Raises:
+      ValueError: Names the first place that differs; `named` adds the phase.
+    """
+
+    def forms(tree: PyTree) -> dict[str, str]:
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {
+            jax.tree_util.keystr(path): f"shape {list(jnp.shape(x))}" if shapes else "an array"
+            for path, x in leaves
+        }
+
+    old, new = forms(before), forms(after)
+    for place in [*old, *new]:
+        if old.get(place) != new.get(place):
+            got, allowed = (found.get(place, "nothing") for found in (new, old))
+            raise _WrongReturn(
+                f"{function}: returned {got} at state{place}; allowed is {allowed}, as before"
+            )
+    got, allowed = map(jax.tree.structure, (after, before))
+    if got != allowed:
+        raise _WrongReturn(f"{function}: returned a state {got}; allowed is {allowed}, as before")
+
+
+def _check_message(message: PyTree) -> None:
+    """Checks that a message can be put on a wire.
+
+    Raises:
+      ValueError: Names the first leaf that is no number; `named` adds the phase.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(message):
+        kind = getattr(leaf, "dtype", type(leaf))
+        if not any(jnp.issubdtype(kind, known) for known in (jnp.number, jnp.bool_)):
+            place, name = jax.tree_util.keystr(path), getattr(kind, "__name__", kind)
+            raise _WrongReturn(
+                f"client: returned message{place} of type {name}; allowed are arrays of numbers"
+            )
+
+
 def serve(
     phase: Phase, key: jax.Array, server: PyTree, messages: tuple, weights: tuple
 ) -> tuple[PyTree, PyTree]:
     """Calls the server function of a phase; `key` is the phase's."""
     key = jax.random.fold_in(key, keys.SERVER)
-    server, info = returned(phase.server(key, server, messages, weights), "server", "state", "info")
-    return server, info
+    after, info = returned(phase.server(key, server, messages, weights), "server", "state", "info")
+    _check_kept("server", server, after, shapes=False)
+    return after, info
+
+
+def labelled(
+    assign: Callable[[PyTree, PyTree, Cohort], jax.Array],
+    server: PyTree,
+    state: PyTree,
+    client: Cohort,
+) -> jax.Array:
+    """Calls the `assign` of a method.
+
+    Raises:
+      ValueError: What it returned are no labels of the client's rows.
+    """
+    labels = assign(server, state, client)
+    shape, kind = jnp.shape(labels), jnp.result_type(labels)
+    if shape != client.mask.shape or not jnp.issubdtype(kind, jnp.integer):
+        allowed = f"whole numbers of shape {list(client.mask.shape)}, a label for each row"
+        raise ValueError(f"assign: returned {kind}{list(shape)}; allowed are {allowed}")
+    return labels
 
 
 def run_phases(
@@ -298,7 +368,10 @@ def map_chunk(
 
     def one(key: jax.Array, state: PyTree, client: Cohort) -> tuple:
         result = phase.client(key, sent, state, client)
-        return returned(result, "client", "state", "message", "info")
+        after, message, info = returned(result, "client", "state", "message", "info")
+        _check_kept("client", state, after, shapes=True)
+        _check_message(message)
+        return after, message, info
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, clients.client_ids)
     states, message, info = batched(one, size)(keys, states, clients)

@@ -25,6 +25,7 @@ from jaxfedmvc.engine.phases import (
     Progress,
     RunState,
     check_phases,
+    labelled,
     over_clients,
     run_phases,
 )
@@ -79,7 +80,8 @@ def start(
 
     Raises:
       ValueError: A share outside (0, 1], or not one for each cohort, or of fewer clients than the
-        method needs; a phase whose `reduce` or `who` there is not; or no algorithm, or federation.
+        method needs; a phase whose `reduce` or `who` there is not; an `init` that returned
+        something else than it must; or no algorithm, or federation.
     """
     if not isinstance(algorithm, FederatedAlgorithm):
         allowed = "a FederatedAlgorithm, as METHODS[name].make(config, hyperparams) returns it"
@@ -87,9 +89,8 @@ def start(
     if not isinstance(federation, Federation):
         raise checks.wrong("federation", type(federation).__name__, "a Federation")
     check_phases(algorithm)
-    server, clients = algorithm.init(
-        jax.random.fold_in(key, keys.INIT), federation.without_labels()
-    )
+    made = algorithm.init(jax.random.fold_in(key, keys.INIT), federation.without_labels())
+    server, clients = _first_states(made, federation)
     participants = draw_participants(federation, key, participation)
     n = sum(len(places) for places in participants)
     if n < algorithm.least_clients:
@@ -99,6 +100,35 @@ def start(
             f"a share of which {algorithm.least_clients} clients or more take part, here {n}",
         )
     return RunState(server, clients, participants)
+
+
+def _first_states(made: Any, federation: Federation) -> tuple[Any, tuple[Any, ...]]:
+    """Returns what `init` made, once it is a server state and a stack for each cohort.
+
+    Raises:
+      ValueError: Says what it is instead.
+    """
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise ValueError(
+            f"init: returned {type(made).__name__}; allowed is (server state, client states)"
+        )
+    server, clients = made
+    n_cohorts = len(federation.cohorts)
+    if not isinstance(clients, tuple | list) or len(clients) != n_cohorts:
+        is_some = isinstance(clients, tuple | list)
+        got = f"{len(clients)} stacks" if is_some else type(clients).__name__
+        raise ValueError(
+            f"init: returned {got} of client states; allowed is a tuple with one for each cohort,"
+            f" here {n_cohorts}; one is () where clients have no state"
+        )
+    for cohort, stack in zip(federation.cohorts, clients, strict=True):
+        for leaf in jax.tree.leaves(stack):
+            if jnp.shape(leaf)[:1] != (cohort.n_clients,):
+                raise ValueError(
+                    f"init: returned client states of shape {list(jnp.shape(leaf))} for views"
+                    f" {cohort.view_ids}; allowed is a leading axis of {cohort.n_clients} clients"
+                )
+    return server, tuple(clients)
 
 
 def check_rounds(algorithm: FederatedAlgorithm, rounds: Any) -> None:
@@ -285,9 +315,9 @@ def assign(
       For each cohort int32 [clients, rows]; -1 for padding.
 
     Raises:
-      ValueError: A bad `client_chunk`.
+      ValueError: A bad `client_chunk`, or what the method returned are no labels of rows.
     """
-    return over_clients(algorithm.assign, federation, state, client_chunk)
+    return over_clients(partial(labelled, algorithm.assign), federation, state, client_chunk)
 
 
 @in_32_bits

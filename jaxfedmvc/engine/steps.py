@@ -17,6 +17,7 @@ the host, so that all of them can be kept in JAX's compilation cache. Programs a
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -418,6 +419,8 @@ class Steps:
             hyper: PyTree, server: PyTree, states: PyTree, cohort: Cohort, places: jax.Array
         ) -> jax.Array:
             rows = getattr(self._make(hyper), which)
+            if which == "assign":
+                rows = partial(phases.labelled, rows)
             mine = jax.tree.map(lambda x: x.at[places].get(mode="clip"), (states, cohort))
             return phases.batched(partial(rows, server), len(places))(*mine)
 
@@ -534,6 +537,9 @@ def as_number(value: Any) -> np.ndarray:
     """Returns a hyper-parameter as an array; whole numbers stay whole."""
     if isinstance(value, np.ndarray | jax.Array):
         return np.asarray(value)
+    if dataclasses.is_dataclass(value):  # a leaf only where JAX does not know the class
+        allowed = "numbers in a dataclass of flax.struct"
+        raise checks.wrong("hyperparams", type(value).__name__, allowed)
     return np.asarray(value, np.int32 if isinstance(value, int | np.integer) else np.float32)
 
 

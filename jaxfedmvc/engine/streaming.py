@@ -29,6 +29,7 @@ from jaxfedmvc.engine.phases import (
     RunState,
     batched,
     chunk_sizes,
+    labelled,
     map_chunk,
     named,
     serve,
@@ -77,7 +78,7 @@ def assign_program(
     assign: Callable[..., jax.Array], server: PyTree, states: PyTree, clients: Cohort
 ) -> jax.Array:
     """Computes the clusters of a chunk of clients' rows."""
-    return batched(partial(assign, server), clients.n_clients)(states, clients)
+    return batched(partial(labelled, assign, server), clients.n_clients)(states, clients)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -813,6 +813,96 @@ def test_a_function_that_returns_something_else_is_named(way):
         WAYS[way](state_alone)
 
 
+def remade(**fields):
+    """The toy whose functions of these names return what these make of it."""
+
+    def then(name, change):
+        whole = getattr(TOY, name)
+        return lambda *args: change(whole(*args))
+
+    return TOY._replace(**{name: then(name, change) for name, change in fields.items()})
+
+
+def with_state(stage, place, name, change):
+    """The toy, of one of whose phases a function changes the state that it returns."""
+    whole = getattr(getattr(TOY, stage)[place], name)
+
+    def other(*args):
+        state, *others = whole(*args)
+        return change(state), *others
+
+    return changed(stage, place, **{name: other})
+
+
+def with_message(change):
+    add = TOY.round[0].client
+
+    def other(key, *args):
+        state, message, info = add(key, *args)
+        return state, change(key, message), info
+
+    return changed("round", 0, client=other)
+
+
+@pytest.mark.parametrize(
+    ("toy", "text"),
+    [
+        (TOY._replace(round=TOY.round[0]), r"round: got Phase; allowed is a tuple of Phase"),
+        (TOY._replace(setup=None), r"setup: got NoneType; allowed is a tuple of Phase"),
+        (TOY._replace(finish=(len,)), r"finish: got builtin_function_or_method among the phases;"),
+        (remade(init=lambda made: made[0]["center"]), r"init: returned .*Tracer; allowed is \(ser"),
+        (
+            remade(init=lambda made: (made[0], ())),
+            r"init: returned 0 stacks .* here 2;",
+        ),
+        (remade(init=lambda made: (made[0], None)), r"init: returned NoneType of client states;"),
+        (
+            remade(init=lambda made: (made[0], made[1][::-1])),
+            r"init: .* states of shape \[3\] for views \(0, 1\); .* axis of 5 clients",
+        ),
+        (
+            with_state("round", 1, "client", lambda state: {**state, "led": jnp.zeros(2)}),
+            r"round\[1\]\.client: returned shape \[2\] at state\['led'\]; allowed is shape",
+        ),
+        (
+            with_state("setup", 0, "client", lambda state: {**state, "more": 1}),
+            r"setup\[0\]\.client: returned shape \[\] at state\['more'\]; allowed is nothing, as",
+        ),
+        (
+            with_state("finish", 0, "server", lambda state: {"center": state["center"]}),
+            r"finish\[0\]\.server: returned nothing at state\['leader'\]; allowed is an array",
+        ),
+        (
+            with_state("round", 0, "server", lambda state: {**state, "empty": ()}),
+            r"round\[0\]\.server: returned a state PyTreeDef.*'empty'.*; allowed is PyTreeDef",
+        ),
+        (
+            with_message(lambda key, message: {**message, "n": key}),
+            r"round\[0\]\.client: returned message\['n'\] of type key<fry>; allowed are arr",
+        ),
+        (
+            with_message(lambda key, message: {**message, "n": "two"}),
+            r"round\[0\]\.client: returned message\['n'\] of type str;",
+        ),
+    ],
+)
+def test_what_a_run_cannot_go_on_with_is_named(toy, text):
+    with pytest.raises(ValueError, match=f"^{text}"):
+        WAYS["run"](toy)
+
+
+@pytest.mark.parametrize("way", ["run", "streaming", "steps"])
+def test_labels_that_are_none_are_refused(way):
+    """Numbers between clusters, and one label for all rows, would pass for clusters."""
+    for change, got in (
+        (lambda labels: 0.5 * labels, r"float32\[4\]"),
+        (lambda labels: labels[0], r"int32\[\]"),
+    ):
+        text = rf"^assign: returned {got}; allowed are whole numbers of shape \[4\], a label"
+        with pytest.raises(ValueError, match=text):
+            WAYS[way](remade(assign=change))
+
+
 def test_a_federation_without_labels_runs():
     got = jax.eval_shape(compiled(), FEDERATION.without_labels(), KEY)
     assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, result())

@@ -1,5 +1,6 @@
 """A run called piece by piece is the run of `engine.run`."""
 
+import dataclasses
 import functools
 import threading
 from concurrent.futures import Future
@@ -187,6 +188,18 @@ def test_a_program_that_another_job_gave_up_is_compiled_anew():
 def test_whole_numbers_stay_whole_whoever_counted_them():
     assert as_number(np.int64(2)).dtype == as_number(2).dtype == np.int32
     assert as_number(np.float64(2)).dtype == as_number(2.0).dtype == np.float32
+
+
+def test_numbers_that_jax_cannot_look_into_are_refused():
+    """A plain dataclass is a leaf, whose numbers nothing could trace."""
+    text = "hyperparams: got 'HyperOfPython'; allowed is numbers in a dataclass of flax.struct"
+    with pytest.raises(ValueError, match=text):
+        Steps(lambda hyper: toys.TOY, HyperOfPython(), toys.FEDERATION)
+
+
+@dataclasses.dataclass
+class HyperOfPython:
+    rate: float = 0.1
 
 
 def test_bytes_among_peers_are_known_without_a_walk_ahead():

@@ -131,6 +131,12 @@ def test_it_goes_on_where_it_was_broken_off(plugin, tmp_path):
 
 @pytest.mark.slow
 def test_it_passes_the_tests_of_every_method(plugin):
+    files = (
+        "tests/algorithms/test_common.py",
+        "tests/deploy/test_equal.py",
+        "tests/experiments/test_settings.py",
+        "tests/test_signatures.py",
+    )
     done = run(
         plugin,
         "-m",
@@ -140,9 +146,11 @@ def test_it_passes_the_tests_of_every_method(plugin):
         "-p",
         "no:cacheprovider",
         "-rA",
-        "tests/algorithms/test_common.py",
+        "-m",
+        "",
+        *files,
         "-k",
         NAME,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert "PASSED tests/algorithms/test_common.py" in done.stdout
+    assert all(f"PASSED {file}" in done.stdout for file in files)

@@ -15,7 +15,8 @@ from tests.helpers import binaries
 def test_somebody_has_said_what_every_methods_messages_tell():
     for name, method in METHODS.items():
         told = reveals(name, method)
-        assert told.kind in KINDS and told.kind != "unknown" and told.text.endswith(".")
+        assert told.kind != "unknown", f"{name} has no entry in jaxfedmvc/algorithms/reveals.py"
+        assert told.kind in KINDS and told.text.endswith(".")
     for name, topology in (("fmcsc", "horizontal"), ("mgcd", "vertical"), ("lmvsc", "pooled")):
         assert METHODS[name].topology == topology
 
@@ -47,6 +48,14 @@ def test_what_is_true_of_several_methods_is_said_once_and_bytes_without_exponent
     assert lines[1].split() == ["a", "1767", "0.000092", "rows"]
     assert lines[4:] == ["a, b: All rows.", "", "do not apply:", *lines[-2:]]
     assert lines[-2:] == ["  c, e: is vertical", "  d: is pooled"]
+
+
+def test_what_nobody_knows_of_is_left_out_only_where_something_is_asked():
+    told = reveals("new", METHODS["fmcsc"])
+    assert told.kind == "unknown"
+    assert AdviseSettings(holds="rows").excludes("fmcsc", told) == ""
+    why = AdviseSettings(at_most="codes").excludes("fmcsc", told)
+    assert why == "sends what jaxfedmvc/algorithms/reveals.py does not say"
 
 
 @pytest.mark.ci

@@ -20,7 +20,7 @@ from experiments.lib.data import (
     VerticalSettings,
     load_clients,
 )
-from experiments.lib.hooks import hooks_of
+from experiments.lib.hooks import Hooks, hooks_of
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.registry import OF_THE_RUN
 from tests.helpers import binaries
@@ -314,6 +314,26 @@ def test_defaults_of_a_method_come_back_from_their_own_flag_lines(name):
 def test_an_unknown_flag_is_an_error_with_a_guess():
     with pytest.raises(ValueError, match="tau_n: is no flag of fmcsc; did you mean --tau_m"):
         parse(["--tau_n=0.5"], algorithm="fmcsc")
+
+
+def test_a_method_of_another_package_has_no_additions_of_ours():
+    """Neither those of a family of its module's name, nor what is no family."""
+
+    def make(config, hyperparams=None):
+        raise AssertionError("nothing is made")
+
+    for module in ("mgcd", "lib", "elsewhere.algorithms.mgcd"):
+        make.__module__ = module
+        assert hooks_of(METHODS["mgcd"]._replace(make=make)) == Hooks()
+    assert hooks_of(METHODS["mgcd"]) != Hooks()
+
+
+def test_a_topology_that_there_is_none_of_is_named(monkeypatch):
+    entry = METHODS["fmcsc"]._replace(topology="sideways")
+    monkeypatch.setitem(METHODS, "mine", entry)
+    text = "topology of mine: got 'sideways'; allowed is horizontal or pooled or vertical"
+    with pytest.raises(ValueError, match=text):
+        parse([], algorithm="mine")
 
 
 def test_names_of_precisions_mean_what_they_say_on_every_device():
