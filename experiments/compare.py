@@ -22,7 +22,7 @@ from absl import app, flags
 
 from experiments.lib import folder, page
 from experiments.lib.command import SPLITS, checked
-from experiments.lib.groups import flags_of
+from experiments.lib.settings import flags_of
 from experiments.lib.text import spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text

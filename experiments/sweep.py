@@ -46,10 +46,11 @@ from experiments.lib.command import (
     without,
 )
 from experiments.lib.grid import Axis
-from experiments.lib.groups import Group, data_of, flags_of, groups_of
+from experiments.lib.groups import Group, data_of, groups_of
 from experiments.lib.hooks import family_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
+from experiments.lib.settings import flags_of
 from experiments.lib.text import counted
 from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh

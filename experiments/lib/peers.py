@@ -25,7 +25,7 @@ from experiments.lib import charts, folder, runner
 from experiments.lib.command import Command, parse
 from experiments.lib.data import DataSettings, Problem
 from experiments.lib.progress import Progress
-from experiments.lib.settings import flag_lines, settings_of
+from experiments.lib.settings import flag_lines, flags_of
 from experiments.lib.text import counted, spread
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.engine.traffic import of_run
@@ -143,7 +143,7 @@ def title_of(table: str, n_seeds: int, share: float) -> str:
 
 def data_flags_of(command: Command) -> list[str]:
     """Returns a command's flags of `DataSettings` but for the set."""
-    shared = {setting.flag for setting in settings_of(DataSettings)} - {"dataset"}
+    shared = set(flags_of(DataSettings)) - {"dataset"}
     return list(flag_lines(command.flags, set(command.flags) - shared))
 
 

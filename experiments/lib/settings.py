@@ -62,6 +62,11 @@ def settings_of(dataclass: type) -> list[Setting]:
     return found
 
 
+def flags_of(dataclass: type) -> list[str]:
+    """Returns the names of a dataclass' flags."""
+    return [setting.flag for setting in settings_of(dataclass)]
+
+
 def described(dataclass: type) -> dict[str, str]:
     """Returns the entries under "Attributes:" of a class and its bases, by field name."""
     found: dict[str, str] = {}

@@ -63,8 +63,8 @@ class Study(NamedTuple):
         return list(settings.flag_lines(self.flags, {"output_dir", "help", "resume"}))
 
     def given(self, *groups: type) -> list[str]:
-        """Returns those flags of dataclasses that the command line gave, for rows to name."""
-        known = {setting.flag for group in groups for setting in settings.settings_of(group)}
+        """Returns those flags of dataclasses that the command line gave."""
+        known = {flag for group in groups for flag in settings.flags_of(group)}
         given = {name for name in known if name in self.flags and self.flags[name].present}
         return list(settings.flag_lines(self.flags, set(self.flags) - given))
 
