@@ -11,7 +11,6 @@ summary.json, flags.txt and a picture in a result folder.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -49,6 +48,7 @@ from experiments.lib.hooks import family_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.settings import flags_of
+from experiments.lib.study import write_summary
 from experiments.lib.text import counted
 from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh
@@ -323,11 +323,8 @@ def report(
         "seconds": ledger.seconds,
         "best": best,
         "command": arguments,
-        "commit": folder.commit(),
-        "device": folder.device(),
-        "versions": folder.versions(),
     }
-    write_text(path / "summary.json", json.dumps(content, indent=1) + "\n")
+    write_summary(path, content)
     files = ["runs.csv", "summary.csv", "summary.json", *(picture.name for picture in drawn)]
     if page.is_installed():
         facts = dict[str, Any](runs=len(runs), failed=failed, seconds=round(ledger.seconds, 1))
