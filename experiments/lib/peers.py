@@ -242,12 +242,7 @@ def _one_run(job: runner.Job, steps: Any, seed: int) -> dict[str, Any]:
     key, problem = jax.random.key(seed), job.problems[0]
     federation = problem.federation.without_labels()
     began = time.perf_counter()
-    state = steps.start(federation, key)
-    state, _ = steps.setup(federation, key, state)
-    made = 0
-    while steps.goes_on(state, made, job.command.rounds):
-        state, _ = steps.one_round(federation, key, state, made)
-        made += 1
+    state, made = runner.trained(steps, job, federation, key)
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
     seconds = time.perf_counter() - began
     sent = of_run(steps.traffic(), made)

@@ -267,6 +267,18 @@ def steps_of(
     )
 
 
+def trained(steps: Steps, job: Job, federation: Federation, key: jax.Array) -> tuple[RunState, int]:
+    """Makes the setup and all rounds of a run; returns the state after, and how many were made."""
+    state, info = steps.setup(federation, key, steps.start(federation, key))
+    check_masked_sums(job.command.job, info)
+    made = 0
+    while steps.goes_on(state, made, job.command.rounds):
+        state, info = steps.one_round(federation, key, state, made)
+        check_masked_sums(job.command.job, info)
+        made += 1
+    return state, made
+
+
 # --- A job ----------------------------------------------------------------------------------------
 
 
