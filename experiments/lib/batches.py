@@ -304,7 +304,7 @@ class Program:
         """Returns the bytes that all clients send and receive over a run of so many rounds."""
         with self._counting:
             if self._stages is None:
-                self._stages = self._traffic_of_stages()
+                self._stages = _with_ends(self.group, self._traffic_of_stages())
         sent = of_run(self._stages, rounds)
         return {"bytes_up": sent.up, "bytes_down": sent.down}
 
@@ -327,8 +327,7 @@ class Program:
     def _traffic_of_stages(self) -> Mapping[str, Traffic]:
         group = self.group
         algorithm = group.make(group.hyperparams[0])
-        stages = engine.traffic(algorithm, group.federation, participation=group.participation)
-        return of_stages(group, stages)
+        return engine.traffic(algorithm, group.federation, participation=group.participation)
 
     def _of_size(self, size: int) -> Any:
         if size not in self._compiled:
@@ -364,7 +363,7 @@ class Program:
         return put((stack, seeds, places), sharding(self.mesh, "sweep"))
 
 
-def of_stages(group: Group, stages: Mapping[str, Traffic]) -> Mapping[str, Traffic]:
+def _with_ends(group: Group, stages: Mapping[str, Traffic]) -> Mapping[str, Traffic]:
     """Returns the bytes of the stages of a group's runs; every round may end with clusters."""
     if group.keep_from is None:
         return stages
@@ -556,8 +555,8 @@ def row_of(
         row["round_kept"] = 0 if out is None else int(out["kept"])
     if group.spent is not None:  # by runs that failed, too
         epsilon, delta = group.spent[setting]
-        of_run = math.nan if out is None or "spent" not in out else float(out["spent"][1])
-        row |= zip(SPENT, (epsilon, of_run if math.isnan(delta) else delta), strict=True)
+        own_delta = math.nan if out is None or "spent" not in out else float(out["spent"][1])
+        row |= zip(SPENT, (epsilon, own_delta if math.isnan(delta) else delta), strict=True)
     if group.n_clusters is None:
         row["clusters"] = math.nan
     else:
