@@ -83,7 +83,7 @@ def described(dataclass: type) -> dict[str, str]:
 def define(
     values: flags.FlagValues, dataclass: type, module: str, skip: tuple[str, ...] = ()
 ) -> None:
-    """Defines a flag for each field of a dataclass, but for those of the job and those in `skip`.
+    """Defines a flag for each field of a dataclass, but for those in `skip`.
 
     Args:
       values: Where the flags are defined.
