@@ -112,18 +112,9 @@ class Report:
             agents = {f"agent_{a}": result.labels[c][0][places] for a, c in enumerate(order)}
             found = pd.DataFrame({"seed": result.seed, "id": places, "row": rows} | agents)
         else:
-            found = pd.concat(
-                pd.DataFrame(
-                    {
-                        "seed": result.seed,
-                        "client": np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)),
-                        "row": problem.rows[np.asarray(cohort.sample_ids)[mask]],
-                        "cluster": labels[mask],
-                    }
-                )
-                for cohort, labels in zip(problem.federation.cohorts, result.labels, strict=True)
-                for mask in [np.asarray(cohort.mask)]
-            )
+            of_rows = {"client": result.owners(), "row": result.names()}
+            of_rows["cluster"] = result.of_rows(result.labels)
+            found = pd.DataFrame({"seed": result.seed} | of_rows)
         path = self.path / "labels.csv"
         found.to_csv(path, mode="a", header=not path.exists(), index=False)
 
@@ -237,12 +228,11 @@ class Report:
 
     def _sizes(self, last: SeedResult) -> Iterator[str]:
         """Yields the sizes of a seed's clusters, of all clients' rows; of agents, each one's."""
-        cohorts = last.problem.federation.cohorts
-        rows = [mine[np.asarray(c.mask)] for mine, c in zip(last.labels, cohorts, strict=True)]
-        agents = [int(np.asarray(c.client_ids)[0]) for c in cohorts]
-        found = [(f", agent {agents[i]}", rows[i]) for i in np.argsort(agents)]
-        if self.command.method.topology != "vertical":
-            found = [("", np.concatenate(rows))]
+        clusters, owners = last.of_rows(last.labels), last.owners()
+        found = [("", clusters)]
+        if self.command.method.topology == "vertical":
+            agents = np.concatenate([c.client_ids for c in last.problem.federation.cohorts])
+            found = [(f", agent {a}", clusters[owners == a]) for a in np.sort(agents)]
         for owner, labels in found:
             in_one = labels[labels >= 0]
             sizes = sorted(np.unique(in_one, return_counts=True)[1], reverse=True)
@@ -311,7 +301,7 @@ class Report:
         flat = None
         if has_one_width(last.embedding):
             title = f"t-SNE of the representation, {self.title}, seed {last.seed}"
-            flat = draw_embedding(self.path / "embedding.png", last, title)
+            flat = _draw_embedding(self.path / "embedding.png", last, title)
         if self.command.hooks.pictures is not None and not last.failed:
             self.command.hooks.pictures(self, last)
         if page.is_installed():
@@ -391,25 +381,19 @@ class Report:
             plots.curves(self.path / "curves.png", scores, losses, levels, title, kept)
 
 
-def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
+def _draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
     """Draws the t-SNE of all clients' representations, by class and by cluster; returns it."""
     federation = result.problem.federation
-    real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
     assert result.embedding is not None
-    points = np.concatenate([e[m] for e, m in zip(result.embedding, real, strict=True)])
-    clusters = np.concatenate([p[m] for p, m in zip(result.labels, real, strict=True)])
+    points, clusters = result.of_rows(result.embedding), result.of_rows(result.labels)
     colourings, named = {"by cluster": clusters}, "cluster"
     called: Callable[[int], str] = str
     if federation.labels is not None:
-        truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
-        classes = np.concatenate(truth)
+        classes = result.of_rows(federation.labels)
         colourings = {"by true class": classes, MATCHED: charts.coloured_as(classes, clusters)}
         named, called = "class", result.problem.called
-    kinds = [
-        np.full(m.sum(), not federation.holds_all_views(cohort))
-        for cohort, m in zip(federation.cohorts, real, strict=True)
-    ]
-    partial = np.concatenate(kinds).astype(int)
+    kinds = (np.full(c.mask.shape, not federation.holds_all_views(c)) for c in federation.cohorts)
+    partial = result.of_rows([*kinds]).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
     return plots.embedding(
         path, points, colourings, partial, names, title, named=named, called=called

@@ -91,21 +91,14 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
 def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
     """Returns the representation in the plane, coloured by cluster and by class."""
     federation = last.problem.federation
-    real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
-    clusters = np.concatenate([p[m] for p, m in zip(last.labels, real, strict=True)])
-    rows: list[int] = []
-    owners: list[int] = []
-    for cohort, mask in zip(federation.cohorts, real, strict=True):
-        rows += last.problem.rows[np.asarray(cohort.sample_ids)[mask]].tolist()
-        owners += np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)).tolist()
+    clusters = last.of_rows(last.labels)
     colourings = {"clusters": clusters}
     told = [
         f"client {owner}, row {row}, cluster {cluster}"
-        for owner, row, cluster in zip(owners, rows, clusters, strict=True)
+        for owner, row, cluster in zip(last.owners(), last.names().tolist(), clusters, strict=True)
     ]
     if federation.labels is not None:
-        truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
-        classes = np.concatenate(truth)
+        classes = last.of_rows(federation.labels)
         colourings = {"clusters": charts.coloured_as(classes, clusters), "classes": classes}
         told = [
             f"{text}, class {last.problem.called(c)}" for text, c in zip(told, classes, strict=True)
