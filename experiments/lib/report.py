@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from experiments.lib.command import Command, without
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
-from experiments.lib.run_page import write_run_page
+from experiments.lib.run_page import by_round, write_run_page
 from experiments.lib.text import counted, spread
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
@@ -346,28 +347,21 @@ class Report:
 
     def _draw_curves(self, kept: Sequence[int]) -> None:
         """Draws scores and what needs no labels by round, references as levels, and kept rounds."""
-        seeds = self.command.job.all_seeds
-        by_seed = [[row for row in self.rows if row["seed"] == seed] for seed in seeds]
-        if not all(by_seed) or max(map(len, by_seed)) < 2:
+        column = partial(by_round, self.rows)
+        made = column("round")
+        if made.size == len(made):  # of one round, or none
             return
-
-        def by_round(name: str) -> np.ndarray:
-            """[seeds, rounds]; a run that found its end earlier than others stays there."""
-            longest = max(map(len, by_seed))
-            runs = [[row[name] for row in rows] for rows in by_seed]
-            return np.asarray([run + [run[-1]] * (longest - len(run)) for run in runs], float)
-
         scores, losses = {}, {}
         for group in self.groups:
             for metric in ("acc", "nmi") if group == "all" else ("acc",):
-                values = by_round(f"{group}/{self.way}/{metric}")
+                values = column(f"{group}/{self.way}/{metric}")
                 if np.isfinite(values).all():
                     scores[f"{metric.upper()}, {_GROUP_TITLES[group]}"] = values
         names = [name for name in self.rows[0] if name.startswith("loss")]
         for name in names[1:] if len(names) > 2 else names[:1]:
-            losses[name.replace("_", " ")] = by_round(name)
+            losses[name.replace("_", " ")] = column(name)
         if "information" in self.rows[0]:
-            losses["information (nats)"] = by_round("information")
+            losses["information (nats)"] = column("information")
         levels = {}
         # Clients that exchange nothing name their clusters each for itself.
         apart = "per_client" if self.way == "pooled" else self.way
@@ -377,7 +371,7 @@ class Report:
                 title = f"ACC, {name}" + ", each matched" * (way != self.way)
                 levels[title] = float(np.mean([s[way]["acc"] for s in known]))
         if scores or losses:
-            title = f"{self.title}, {counted(len(seeds), 'seed')}"
+            title = f"{self.title}, {counted(len(made), 'seed')}"
             plots.curves(self.path / "curves.png", scores, losses, levels, title, kept)
 
 

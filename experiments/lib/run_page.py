@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,35 +55,40 @@ def write_run_page(
     page.write(path, title, facts, command, tables, figures)
 
 
+def by_round(rounds: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """Returns a column of rounds.csv [seeds, rounds]; a seed that ended before others stays there.
+
+    Args:
+      rounds: Rows of rounds.csv.
+      name: Of the column.
+    """
+    runs: dict[int, list[Any]] = {}
+    for row in rounds:
+        runs.setdefault(row["seed"], []).append(row[name])
+    longest = max(map(len, runs.values()), default=0)
+    return np.asarray([run + run[-1:] * (longest - len(run)) for run in runs.values()], float)
+
+
 def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
     """Returns scores and losses by round, and by what had been sent until then."""
-    seeds = sorted({row["seed"] for row in rounds})
-    runs = [[row for row in rounds if row["seed"] == seed] for seed in seeds]
-    longest = max(map(len, runs), default=0)
-    if longest < 2:
+    column = partial(by_round, rounds)
+    made = column("round")
+    if made.size == len(made):  # of one round, or none
         return []
-    filled = [run + [run[-1]] * (longest - len(run)) for run in runs]
     # A seed that has ended sends nothing more.
-    sent = [np.cumsum([(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in run]) for run in runs]
-    sent = [np.pad(one, (0, longest - len(one)), mode="edge") for one in sent]
-
-    def column(name: str) -> np.ndarray:
-        return np.asarray([[row[name] for row in run] for run in filled], float)
-
-    x = {
-        "rounds": np.asarray([row["round"] for row in max(runs, key=len)], float),
-        "MB of the rounds, both ways": np.mean(sent, axis=0),
-    }
+    goes_on = np.diff(made, axis=1, prepend=-1) > 0
+    sent = np.cumsum(goes_on * (column("bytes_up") + column("bytes_down")) / 1e6, axis=1)
+    x = {"rounds": made.max(axis=0), "MB of the rounds, both ways": sent.mean(axis=0)}
     drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
     drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
     found = [page.lines("Scores by round", drawn, x, "score")] if drawn else []
-    names = [name for name in filled[0][0] if name.startswith("loss")]
+    names = [name for name in rounds[0] if name.startswith("loss")]
     # With clients of one kind their loss is the loss of all.
     names = names if len(names) > 2 else names[:1]
     losses = {name.replace("_", " "): column(name) for name in names}
     losses = {name: values for name, values in losses.items() if np.isfinite(values).all()}
     found += [page.lines("Loss by round", losses, x, "loss")] if losses else []
-    if "information" in filled[0][0] and np.isfinite(told := column("information")).all():
+    if "information" in rounds[0] and np.isfinite(told := column("information")).all():
         title = "What a view tells of clusters, by round"
         found.append(page.lines(title, {"information": told}, x, "nats"))
     return found
