@@ -124,31 +124,21 @@ def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
 
 def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
     """Returns the confusion of classes and clusters, and the score of each client."""
-    federation = last.problem.federation
-    tables = host.tables(federation, last.labels)
-    clients = np.concatenate([np.asarray(c.client_ids) for c in federation.cohorts])
-    shown = tables.sum(axis=0) if way == "pooled" else tables[np.argmin(clients)]
-    seed = f", seed {last.seed}"
-    title = "Classes and clusters" + ("" if way == "pooled" else " of the first agent") + seed
-    of_agents = way != "pooled"  # of whom none holds all views
-    names = {
-        f"{client}{'' if full or of_agents else ' (partial)'}": host.table_scores(table)["acc"]
-        for client, table, full in sorted(
-            zip(
-                clients,
-                tables,
-                np.repeat(
-                    [federation.holds_all_views(c) for c in federation.cohorts],
-                    [c.n_clients for c in federation.cohorts],
-                ),
-                strict=True,
-            ),
-            key=lambda entry: entry[0],
-        )
-    }
-    whose = "agent" if of_agents else "client"
-    note = f"each {whose} with a matching of its own"
+    federation, of_agents = last.problem.federation, way != "pooled"
+    tables, cohorts = host.tables(federation, last.labels), federation.cohorts
+    clients = np.concatenate([np.asarray(c.client_ids) for c in cohorts])
+    # Of agents none holds all views.
+    full = [of_agents or federation.holds_all_views(c) for c in cohorts]
+    kinds = np.repeat(np.where(full, "", " (partial)"), [c.n_clients for c in cohorts])
+    order = np.argsort(clients)
+    names = {f"{clients[i]}{kinds[i]}": host.table_scores(tables[i])["acc"] for i in order}
+    seed, title, whose = f", seed {last.seed}", "Classes and clusters", "client"
+    shown = tables.sum(axis=0)
+    if of_agents:
+        title, whose = f"{title} of the first agent", "agent"
+        shown = tables[order[0]]
     figures = []
     if shown.shape[0] * shown.shape[1] <= 2500:
-        figures.append(page.confusion(title, shown, last.problem.called))
+        figures.append(page.confusion(f"{title}{seed}", shown, last.problem.called))
+    note = f"each {whose} with a matching of its own"
     return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note, whose)]
