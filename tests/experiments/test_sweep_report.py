@@ -275,7 +275,7 @@ def test_best_lines_do_without_labels_and_without_measures():
     [([1.0, 2.0, NAN], "fewer than 3 settings have both"), ([2.0] * 3, "all settings are alike")],
 )
 def test_no_correlation_is_told(losses, why):
-    lines = sweep_report.best_lines(summary_of([0.1, 0.2, 0.3], losses), ["x"], measures=["loss"])
+    lines = sweep_report.best_lines(summary_of([0.1, 0.2, 0.3], losses), ["x"])
     assert lines[-1] == f"    Spearman's correlation with mean ACC: none, {why}"
 
 
