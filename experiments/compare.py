@@ -194,10 +194,10 @@ def _unshared(values: Sequence[str]) -> list[str]:
     views = [value.split("; ") for value in values]
     shared = set(views[0]).intersection(*views[1:])
     own = [[view for view in mine if view not in shared] for mine in views]
-    dots = [f"; ... ({len(mine)})" if len(mine) > _VIEWS_SHOWN else "" for mine in own]
     return [
-        ("; ".join(mine[:_VIEWS_SHOWN]) or "no others") + more
-        for mine, more in zip(own, dots, strict=True)
+        ("; ".join(mine[:_VIEWS_SHOWN]) or "no others")
+        + (f"; ... ({len(mine)})" if len(mine) > _VIEWS_SHOWN else "")
+        for mine in own
     ]
 
 

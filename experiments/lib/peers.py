@@ -369,13 +369,12 @@ def draw(path: Path, table: pd.DataFrame, titles: Mapping[str, str], title: str)
     for (dataset, x), mine in table[table["seeds"] > 0].groupby(["set", "x"], sort=False):
         panel = panels.setdefault(f"ACC, {titles.get(dataset, dataset)} {x}", {})
         for _, line in mine.sort_values("acc").iterrows():
-            spread = 0.0 if np.isnan(line["acc_std"]) else line["acc_std"]
-            pair = {"here": (line["acc"], spread)}
+            pair = {"here": (line["acc"], np.nan_to_num(line["acc_std"]))}
             if not np.isnan(line["acc_published"]):
                 pair["published"] = (line["acc_published"], 0.0)
             if line.get("tuned_of", 0):
-                std = 0.0 if np.isnan(line["acc_tuned_std"]) else line["acc_tuned_std"]
-                pair["here, best of a grid by labels"] = (line["acc_tuned"], std)
+                best = line["acc_tuned"], np.nan_to_num(line["acc_tuned_std"])
+                pair["here, best of a grid by labels"] = best
             panel[line["method"]] = pair
     if not panels:
         return []

@@ -225,7 +225,7 @@ class Report:
         }
         if len(known) > 1:
             seed = max(known, key=lambda seed: known[seed])
-            yield (f"a view tells most of the clusters of seed {seed}: {known[seed]:.3f}")
+            yield f"a view tells most of the clusters of seed {seed}: {known[seed]:.3f}"
 
     def _sizes(self, last: SeedResult) -> Iterator[str]:
         """Yields the sizes of a seed's clusters, of all clients' rows; of agents, each one's."""
