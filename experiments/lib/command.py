@@ -156,7 +156,7 @@ FREE_FLAGS = {
     "resume",
 }
 # Flags that flags.txt, which starts the same job elsewhere, leaves out.
-_NOT_WRITTEN = {"output_dir", "resume", "help"}
+NOT_WRITTEN = {"output_dir", "resume", "help"}
 # Settings of how data of each kind are split.
 SPLITS = {
     "horizontal": HorizontalSettings,
@@ -221,7 +221,7 @@ class Command(NamedTuple):
 
     def flag_lines(self) -> list[str]:
         """Returns the flags as a --flagfile takes them."""
-        return list(settings.flag_lines(self.flags, _NOT_WRITTEN))
+        return list(settings.flag_lines(self.flags, NOT_WRITTEN))
 
 
 def value_of(arguments: Sequence[str], flag: str, default: str | None = None) -> str | None:
@@ -257,7 +257,7 @@ def without(arguments: Sequence[str], names: set[str]) -> list[str]:
     return found
 
 
-def method_of(name: str) -> Method:
+def _method_of(name: str) -> Method:
     """Returns the entry of a method.
 
     Raises:
@@ -285,7 +285,7 @@ def parse(
       ValueError: Says what is wrong, in one line.
     """
     name = value_of(arguments, "algorithm", algorithm) or algorithm
-    method = method_of(name)
+    method = _method_of(name)
     hooks = hooks_of(method)
     groups = [DataSettings, SPLITS[method.topology], JobSettings, FolderSettings]
     further = [*([hooks.settings] if hooks.settings else []), *extra]
@@ -306,7 +306,7 @@ def parse(
 
 def define_flags(name: str, groups: Sequence[type]) -> flags.FlagValues:
     """Defines the flags of a method and of these groups of settings."""
-    values, method = flags.FlagValues(), method_of(name)
+    values, method = flags.FlagValues(), _method_of(name)
     flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
     settings.define(values, MethodSettings, "this program")
     values.set_default("algorithm", name)

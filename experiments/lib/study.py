@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from experiments.lib import folder as folders
 from experiments.lib import plots, settings
 from experiments.lib.command import (
+    NOT_WRITTEN,
     FolderSettings,
     JobSettings,
     checked,
@@ -67,7 +68,7 @@ class Study(NamedTuple):
 
     def flag_lines(self) -> list[str]:
         """Returns the flags as a --flagfile takes them."""
-        return list(settings.flag_lines(self.flags, {"output_dir", "help", "resume"}))
+        return list(settings.flag_lines(self.flags, NOT_WRITTEN))
 
     def given(self, *groups: type) -> list[str]:
         """Returns those flags of dataclasses that the command line gave."""
