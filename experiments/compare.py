@@ -201,7 +201,7 @@ def _unshared(values: Sequence[str]) -> list[str]:
     ]
 
 
-def write_page(
+def _write_page(
     path: Path, lines: pd.DataFrame, rounds: Mapping[str, pd.DataFrame], notes: Sequence[str]
 ) -> None:
     """Writes the page: the table, bars, and ACC against what had been sent."""
@@ -267,7 +267,7 @@ def main(arguments: list[str]) -> None:
         notes, files = warnings(lines), ["comparison.csv", "runs.csv"]
         if page.is_installed():
             rounds = {name: frame for name, (*_, frame) in read_all.items()}
-            write_page(target / "comparison.html", lines, rounds, notes)
+            _write_page(target / "comparison.html", lines, rounds, notes)
             files.append("comparison.html")
         return [table(lines).to_string(), *notes, f"written: {target}/ ({', '.join(files)})"]
 

@@ -442,7 +442,7 @@ def execute(
                 made = Program(group, mesh) if program is None else program(group)
                 ahead.append((place, made))
                 if mesh is None:
-                    made.compile_ahead(first_size(made, place, ledger, batch), compilers)
+                    made.compile_ahead(_first_size(made, place, ledger, batch), compilers)
             place, made = ahead.popleft()
             if progress is not None:
                 progress.compiling(place, len(groups), f"program {place}")
@@ -455,7 +455,7 @@ def execute(
     return compilations
 
 
-def first_size(program: Program, place: int, ledger: Ledger, batch: int | None) -> int:
+def _first_size(program: Program, place: int, ledger: Ledger, batch: int | None) -> int:
     """Returns the size of the group's program that is needed first: its own, or to plan by."""
     if place in ledger.sizes:
         return ledger.sizes[place]
@@ -569,12 +569,12 @@ def row_of(
         return row | group.rate(place, [np.asarray(labels) for labels in out["labels"]])
     row |= {name: float(out[name]) for name in ("silhouette", "information")}
     if "tables" in out:
-        scores = scores_of(group.federation, out["tables"], out["participants"])
+        scores = _scores_of(group.federation, out["tables"], out["participants"])
         row |= {**scores["all"]["pooled"], **flattened(scores)}
     return row | _round_columns(program, out.get("by_round"), rounds)
 
 
-def scores_of(federation: Federation, tables: np.ndarray, participants: PyTree) -> host.Scores:
+def _scores_of(federation: Federation, tables: np.ndarray, participants: PyTree) -> host.Scores:
     """Scores contingency tables [clients, classes, clusters] by groups of clients."""
     return host.group_scores(tables, host.members(federation, participants))
 
@@ -587,7 +587,7 @@ def _round_columns(program: Program, by_round: PyTree | None, rounds: int) -> di
     if by_round is None:
         return dict.fromkeys((ROUNDS + name for name in names), math.nan)
     rows = [
-        flattened(scores_of(program.group.federation, **_of(by_round, r)))
+        flattened(_scores_of(program.group.federation, **_of(by_round, r)))
         | {"bytes": sum(program.traffic(r + 1).values())}
         for r in range(rounds)
     ]

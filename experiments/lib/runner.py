@@ -218,12 +218,6 @@ def matmul_precision(precision: str, backend: str) -> str:
     return (_GPU_PRECISIONS if backend == "gpu" else _PRECISIONS)[precision]
 
 
-def use_precision(precision: str) -> None:
-    """Sets the precision of products that programs leave open, as `--precision` names it."""
-    name = matmul_precision(precision, jax.default_backend())
-    jax.config.update("jax_default_matmul_precision", name)
-
-
 def start_devices(job: JobSettings) -> Any:
     """Sets the precision of products and lays devices out; returns the mesh or None.
 
@@ -239,7 +233,8 @@ def start_devices(job: JobSettings) -> Any:
         # Batched factorisations wait inside XLA's threads for others of them: as many devices as
         # threads would wait for ever.
         os.environ.setdefault("PJRT_NPROC", str(n_devices + (os.cpu_count() or 1)))
-    use_precision(job.precision)
+    precision = matmul_precision(job.precision, jax.default_backend())
+    jax.config.update("jax_default_matmul_precision", precision)
     return None if job.mesh is None else mesh.make_mesh(sizes)
 
 
