@@ -133,6 +133,10 @@ class Network:
     Attributes:
       address: Of the SuperLink, "host:port".
       folder: Where everything lies.
+      secure: Whether with TLS and keys of nodes.
+      keeps: Whether the SuperLink's database is a file.
+      env: The environment of all processes.
+      processes: Those that were started, by name.
     """
 
     def __init__(self, folder: Path, port: int, secure: bool, keeps: bool) -> None:

@@ -148,11 +148,11 @@ class Report:
             for way in ("up", "down")
         )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down, "rounds_made": number})
-        before, after = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
+        setup, finish = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
         run = f"{'a run' if fewest == made else 'the longest run'} of {counted(made, 'round')}"
         yield (
             f"\n{run}, all clients: {_megabytes(up)} MB up, {_megabytes(down)} MB down"
-            f" ({before} before and {after} after the rounds, both ways)"
+            f" ({setup} before and {finish} after the rounds, both ways)"
         )
         yield from _of_privacy(facts)
         # The last file, as it says that the job is finished.
