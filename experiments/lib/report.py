@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.lib import charts, folder, page, plots
+from experiments.lib import charts, folder, page, plots, run_page
 from experiments.lib.command import Command, without
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
-from experiments.lib.run_page import by_round, write_run_page
 from experiments.lib.text import counted, spread
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
@@ -315,6 +315,7 @@ class Report:
         shared = "shared_clusters" in flags and flags["shared_clusters"].value
         found = self.command.method.finds_n_clusters and "found by the method"
         tables = {f"Scores: {title}": scores for title, scores in self._tables().items()}
+        tables = tables or {"Clusters without labels, mean over clients": self._internal()}
         told = {
             "clients": self.federation.n_clients,
             "clusters": shared or found or facts["n_clusters"],
@@ -327,17 +328,13 @@ class Report:
             "versions": ", ".join(f"{k} {v}" for k, v in folder.versions().items()),
             "data": "; ".join(self.notes),
         }
-        write_run_page(
+        page.write(
             self.path / "report.html",
             self.title,
             told,
-            self._arguments(),
-            self.rows,
-            tables or {"Clusters without labels, mean over clients": self._internal()},
-            last,
-            self.way,
-            flat,
-            self.figures,
+            shlex.join(["python", "-m", "experiments.run", *self._arguments()]),
+            {f"{heading}, mean over the seeds": table for heading, table in tables.items()},
+            [*self.figures, *run_page.figures(self.rows, last, self.way, flat)],
         )
 
     def _arguments(self) -> list[str]:
@@ -347,7 +344,7 @@ class Report:
 
     def _draw_curves(self, kept: Sequence[int]) -> None:
         """Draws scores and what needs no labels by round, references as levels, and kept rounds."""
-        column = partial(by_round, self.rows)
+        column = partial(run_page.by_round, self.rows)
         made = column("round")
         if made.size == len(made):  # of one round, or none
             return

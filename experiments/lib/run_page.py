@@ -1,58 +1,38 @@
-"""The page of a run, `report.html`: rounds with bytes, the embedding, confusion, every client."""
+"""Figures of a run's page: rounds with bytes, the embedding, confusion, every client."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from experiments.lib import charts, page, plots
 from experiments.lib.hooks import SeedResult
 from jaxfedmvc.metrics import host
 
-# Columns of rounds.csv that are drawn, by the titles of their curves.
+# Scores that are drawn by round.
 _METRICS = ("acc", "nmi", "ari")
 
 
-def write_run_page(
-    path: Path,
-    title: str,
-    facts: Mapping[str, Any],
-    flags: Sequence[str],
-    rounds: Sequence[Mapping[str, Any]],
-    scores: Mapping[str, pd.DataFrame],
-    last: SeedResult,
-    way: str,
-    flat: np.ndarray | None,
-    more: Sequence[page.Figure] = (),
-) -> None:
-    """Writes the page.
+def figures(
+    rounds: Sequence[Mapping[str, Any]], last: SeedResult, way: str, flat: np.ndarray | None
+) -> list[page.Figure]:
+    """Returns the figures of the page.
 
     Args:
-      path: Of the file.
-      title: Of the page.
-      facts: Shown first.
-      flags: Of the command that makes the same run.
       rounds: Rows of rounds.csv.
-      scores: The method beside its references, by headings.
       last: The last seed's run, which is drawn.
       way: "pooled" or "per_client", how scores are matched.
       flat: Its representation in the plane [n, 2], or None.
-      more: Figures that come first.
     """
-    figures = [*more, *_curves(rounds, way)]
+    found = _curves(rounds, way)
     if flat is not None:
-        figures.append(_map(flat, last))
+        found.append(_map(flat, last))
     if last.problem.federation.labels is not None:
-        figures += _by_client(last, way)
-    command = shlex.join(["python", "-m", "experiments.run", *flags])
-    tables = {f"{heading}, mean over the seeds": table for heading, table in scores.items()}
-    page.write(path, title, facts, command, tables, figures)
+        found += _by_client(last, way)
+    return found
 
 
 def by_round(rounds: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
