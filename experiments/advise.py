@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from experiments.lib import runner, settings
+from experiments.lib import runner
 from experiments.lib.command import SPLITS, checked, parse
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.progress import Progress, require_tqdm
-from experiments.lib.study import parse_or_exit
+from experiments.lib.study import Study, parse_or_exit
 from experiments.lib.text import digits
 from jaxfedmvc import data
 from jaxfedmvc.algorithms import METHODS
@@ -65,14 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     study = parse_or_exit(arguments, __doc__, dict.fromkeys(groups), leaves_folder=False)
     asked = checked(lambda: study.read(AdviseSettings))
     checked(require_tqdm)
-    # A default is not passed on: methods have defaults of their own.
-    given = {n: study.flags[n].value for n in study.flags if study.flags[n].present}
     checked(lambda: _check_data(study.read(DataSettings)))
     with Progress(study.folder.progress) as progress:
         progress.expect(dict.fromkeys(METHODS, 1))
         fits, not_fit = [], []
         for name in METHODS:
-            found, why = _tried(name, asked, given)
+            found, why = _tried(name, asked, study)
             if why:
                 not_fit.append((name, why))
             else:
@@ -95,21 +93,16 @@ def _check_data(settings: DataSettings) -> None:
         )
 
 
-def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _tried(name: str, asked: AdviseSettings, study: Study) -> tuple[dict[str, Any], str]:
     """Builds a method for the data; returns its line, and why it does not apply, if so."""
     method = METHODS[name]
     told = reveals(name, method)
     if why := asked.excludes(name, told):
         return {}, why
-    fields = [
-        setting.flag
-        for group in (DataSettings, SPLITS[method.topology])
-        for setting in settings.settings_of(group)
-    ]
-    lines = [f"--algorithm={name}", "--compilation_cache="]
-    lines += [f"--{flag}={_text(given[flag])}" for flag in fields if flag in given]
+    # A default is not passed on: methods have defaults of their own.
+    given = study.given(DataSettings, SPLITS[method.topology])
     try:
-        command = parse(lines)
+        command = parse([f"--algorithm={name}", "--compilation_cache=", *given])
         job = runner.prepare(command)
         steps = runner.steps_of(job)
         if why := asked.excludes(name, told, steps.algorithm.peers):
@@ -129,10 +122,6 @@ def _tried(name: str, asked: AdviseSettings, given: dict[str, Any]) -> tuple[dic
         "which reveals": told.text,
     }
     return line, ""
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def report(fits: list[dict[str, Any]], not_fit: list[tuple[str, str]]) -> str:

@@ -22,7 +22,7 @@ from absl import app, flags
 
 from experiments.lib import folder, page
 from experiments.lib.command import SPLITS, checked
-from experiments.lib.groups import flags_of
+from experiments.lib.settings import flags_of
 from experiments.lib.text import digits, spread
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
@@ -200,14 +200,14 @@ def _unshared(values: Sequence[str]) -> list[str]:
     views = [value.split("; ") for value in values]
     shared = set(views[0]).intersection(*views[1:])
     own = [[view for view in mine if view not in shared] for mine in views]
-    dots = [f"; ... ({len(mine)})" if len(mine) > _VIEWS_SHOWN else "" for mine in own]
     return [
-        ("; ".join(mine[:_VIEWS_SHOWN]) or "no others") + more
-        for mine, more in zip(own, dots, strict=True)
+        ("; ".join(mine[:_VIEWS_SHOWN]) or "no others")
+        + (f"; ... ({len(mine)})" if len(mine) > _VIEWS_SHOWN else "")
+        for mine in own
     ]
 
 
-def write_page(
+def _write_page(
     path: Path, lines: pd.DataFrame, rounds: Mapping[str, pd.DataFrame], notes: Sequence[str]
 ) -> None:
     """Writes the page: the table, bars, and ACC against what had been sent."""
@@ -280,7 +280,7 @@ def main(arguments: list[str]) -> None:
         notes, files = warnings(lines), ["comparison.csv", "runs.csv"]
         if page.is_installed():
             rounds = {name: frame for name, (*_, frame) in read_all.items()}
-            write_page(target / "comparison.html", lines, rounds, notes)
+            _write_page(target / "comparison.html", lines, rounds, notes)
             files.append("comparison.html")
         of_all = [f"{name} of all runs: {value}" for name, value in shared(lines).items()]
         return [

@@ -31,7 +31,7 @@ data = "hospital{client}.npz"
 folder = "hospital{client}"
 
 [agrees]
-methods = ["{method}"]
+methods = ["e_fkmvc"]
 least_clients = 3
 share_counts = true
 share_information = true
@@ -55,29 +55,30 @@ def make_certificates(folder: Path) -> None:
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    ca, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+
     def named(name: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
-    def signed(name: str, key: Any, is_ca: bool, issuer: str, issuer_key: Any) -> bytes:
+    def signed(name: str, key: Any, is_ca: bool) -> bytes:
         now = datetime.datetime.now(datetime.UTC)
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         built = (
             x509.CertificateBuilder()
             .subject_name(named(name))
-            .issuer_name(named(issuer))
+            .issuer_name(named("demo ca"))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - datetime.timedelta(minutes=5))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(x509.BasicConstraints(is_ca, None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(issuer_key, hashes.SHA256())
+            .sign(ca, hashes.SHA256())
         )
         return built.public_bytes(serialization.Encoding.PEM)
 
-    ca, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    (folder / "ca.crt").write_bytes(signed("demo ca", ca, True, "demo ca", ca))
-    (folder / "server.pem").write_bytes(signed("localhost", server, False, "demo ca", ca))
+    (folder / "ca.crt").write_bytes(signed("demo ca", ca, is_ca=True))
+    (folder / "server.pem").write_bytes(signed("localhost", server, is_ca=False))
     (folder / "server.key").write_bytes(
         server.private_bytes(
             serialization.Encoding.PEM,
@@ -133,6 +134,10 @@ class Network:
     Attributes:
       address: Of the SuperLink, "host:port".
       folder: Where everything lies.
+      secure: Whether with TLS and keys of nodes.
+      keeps: Whether the SuperLink's database is a file.
+      env: The environment of all processes.
+      processes: Those that were started, by name.
     """
 
     def __init__(self, folder: Path, port: int, secure: bool, keeps: bool) -> None:
@@ -215,17 +220,16 @@ class Network:
             process.kill()
             process.wait()
 
-    def stop(self, name: str | None = None) -> None:
-        """Stops a process, or all of them."""
-        names = list(self.processes) if name is None else [name]
-        for each in names:
-            self.processes[each].terminate()
-        for each in names:
-            process = self.processes.pop(each)
+    def stop(self) -> None:
+        """Stops all processes."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
+        self.processes.clear()
 
 
 @contextlib.contextmanager
@@ -264,7 +268,7 @@ def write_hospitals(folder: Path) -> list[Path]:
             del views["view_0"]
         np.savez(folder / f"hospital{client}.npz", labels=labels[rows], **views)
         file = folder / f"hospital{client}.toml"
-        file.write_text(_NODE.format(client=client, method="e_fkmvc"))
+        file.write_text(_NODE.format(client=client))
         files.append(file)
     return files
 

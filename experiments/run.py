@@ -6,10 +6,7 @@ flags.txt (give it back as --flagfile) and pictures in a result folder.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-
-from absl import logging
 
 from experiments.lib import choice, folder
 from experiments.lib.command import parse_or_exit
@@ -26,11 +23,8 @@ def main(
       algorithm: The method where the command line names none.
       description: What --help begins with; this module's own if None.
     """
-    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
-    arguments = sys.argv[1:] if arguments is None else arguments
-    text = description or __doc__ or ""
     extra = (choice.ChoiceSettings,)
-    choice.run(parse_or_exit(arguments, text, algorithm=algorithm, extra=extra))
+    choice.run(parse_or_exit(arguments, description or __doc__, algorithm=algorithm, extra=extra))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ summary.json, flags.txt and a picture in a result folder.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 import pandas as pd
-from absl import logging
 
 from experiments.lib import folder, grid, page, plots, runner, sweep_report
 from experiments.lib.batches import (
@@ -46,10 +43,12 @@ from experiments.lib.command import (
     without,
 )
 from experiments.lib.grid import Axis
-from experiments.lib.groups import Group, data_of, flags_of, groups_of
+from experiments.lib.groups import Group, data_of, groups_of
 from experiments.lib.hooks import family_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
+from experiments.lib.settings import flags_of
+from experiments.lib.study import write_summary
 from experiments.lib.text import counted
 from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh
@@ -134,9 +133,7 @@ def _axis_flags(command: Command) -> set[str]:
     return set(command.flags) - how
 
 
-def commands_of(
-    arguments: Sequence[str], command: Command, settings: Sequence[dict[str, str]]
-) -> list[Command]:
+def commands_of(command: Command, settings: Sequence[dict[str, str]]) -> list[Command]:
     """Returns a command for each setting: the command line, with the setting's flags added.
 
     Raises:
@@ -148,7 +145,7 @@ def commands_of(
         raise ValueError(f"{names}: a sweep scores the final clusters; leave it out")
     return [
         parse(
-            [*arguments, *(f"--{name}={value}" for name, value in setting.items())],
+            [*command.arguments, *(f"--{name}={value}" for name, value in setting.items())],
             algorithm=command.name,
             extra=(SweepSettings,),
         )
@@ -236,13 +233,13 @@ def _one_setting(axes: Sequence[Axis]) -> str:
     return "" if axes else "; no --grid: one setting"
 
 
-def run(arguments: Sequence[str], command: Command) -> None:
+def run(command: Command) -> None:
     """Runs the sweep that a command line describes; bad input ends the program with one line."""
     sweep = command.extra[-1]
     folder.use_compilation_cache(command)
     devices = checked(partial(start_devices, command.job, sweep))
     axes, settings = checked(partial(settings_of, command, sweep))
-    commands = checked(partial(commands_of, arguments, command, settings))
+    commands = checked(partial(commands_of, command, settings))
     groups = checked(partial(groups_of, commands, settings, with_spent=True))
     if command.hooks.check is not None:
         checked(partial(command.hooks.check, commands, [group.config for group in groups]))
@@ -327,11 +324,8 @@ def report(
         "seconds": ledger.seconds,
         "best": best,
         "command": arguments,
-        "commit": folder.commit(),
-        "device": folder.device(),
-        "versions": folder.versions(),
     }
-    write_text(path / "summary.json", json.dumps(content, indent=1) + "\n")
+    write_summary(path, content)
     files = ["runs.csv", "summary.csv", "summary.json", *(picture.name for picture in drawn)]
     if page.is_installed():
         facts = dict[str, Any](runs=len(runs), failed=failed, seconds=round(ledger.seconds, 1))
@@ -348,9 +342,7 @@ def report(
 @folder.stoppable
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the command line, and runs the sweep."""
-    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
-    arguments = sys.argv[1:] if arguments is None else arguments
-    run(arguments, parse_or_exit(arguments, __doc__ or "", extra=(SweepSettings,)))
+    run(parse_or_exit(arguments, __doc__, extra=(SweepSettings,)))
 
 
 if __name__ == "__main__":

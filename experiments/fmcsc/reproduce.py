@@ -39,11 +39,11 @@ from experiments.lib import peers as peers_lib
 from experiments.lib.batches import Group, execute
 from experiments.lib.command import Command, FolderSettings, checked, fail, parse_or_exit
 from experiments.lib.data import count_classes, load_clients
-from experiments.lib.groups import data_of, data_read, flags_of, groups_of
+from experiments.lib.groups import data_of, data_read, groups_of
 from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import k_means
-from experiments.lib.settings import flag_lines
+from experiments.lib.settings import flag_lines, flags_of
 from experiments.lib.text import counted
 from experiments.sweep import asked_batch, plan
 from jaxfedmvc.engine import mesh

@@ -318,7 +318,7 @@ def peers(request: Request) -> list[Cell]:
 def _alone(command: Command) -> Command:
     """Returns k-means of each client on the data of a command: its own settings are no preset's."""
     groups = (DataSettings, HorizontalSettings, JobSettings)
-    shared = {s.flag for group in groups for s in settings.settings_of(group)} - {"rounds"}
+    shared = {flag for group in groups for flag in settings.flags_of(group)} - {"rounds"}
     lines = settings.flag_lines(command.flags, set(command.flags) - shared)
     return parse(["--algorithm=local_kmeans", *lines])
 

@@ -304,7 +304,7 @@ class Program:
         """Returns the bytes that all clients send and receive over a run of so many rounds."""
         with self._counting:
             if self._stages is None:
-                self._stages = self._traffic_of_stages()
+                self._stages = _with_ends(self.group, self._traffic_of_stages())
         sent = of_run(self._stages, rounds)
         return {"bytes_up": sent.up, "bytes_down": sent.down}
 
@@ -327,8 +327,7 @@ class Program:
     def _traffic_of_stages(self) -> Mapping[str, Traffic]:
         group = self.group
         algorithm = group.make(group.hyperparams[0])
-        stages = engine.traffic(algorithm, group.federation, participation=group.participation)
-        return of_stages(group, stages)
+        return engine.traffic(algorithm, group.federation, participation=group.participation)
 
     def _of_size(self, size: int) -> Any:
         if size not in self._compiled:
@@ -364,7 +363,7 @@ class Program:
         return put((stack, seeds, places), sharding(self.mesh, "sweep"))
 
 
-def of_stages(group: Group, stages: Mapping[str, Traffic]) -> Mapping[str, Traffic]:
+def _with_ends(group: Group, stages: Mapping[str, Traffic]) -> Mapping[str, Traffic]:
     """Returns the bytes of the stages of a group's runs; every round may end with clusters."""
     if group.keep_from is None:
         return stages
@@ -443,7 +442,7 @@ def execute(
                 made = Program(group, mesh) if program is None else program(group)
                 ahead.append((place, made))
                 if mesh is None:
-                    made.compile_ahead(first_size(made, place, ledger, batch), compilers)
+                    made.compile_ahead(_first_size(made, place, ledger, batch), compilers)
             place, made = ahead.popleft()
             if progress is not None:
                 progress.compiling(place, len(groups), f"program {place}")
@@ -456,7 +455,7 @@ def execute(
     return compilations
 
 
-def first_size(program: Program, place: int, ledger: Ledger, batch: int | None) -> int:
+def _first_size(program: Program, place: int, ledger: Ledger, batch: int | None) -> int:
     """Returns the size of the group's program that is needed first: its own, or to plan by."""
     if place in ledger.sizes:
         return ledger.sizes[place]
@@ -556,8 +555,8 @@ def row_of(
         row["round_kept"] = 0 if out is None else int(out["kept"])
     if group.spent is not None:  # by runs that failed, too
         epsilon, delta = group.spent[setting]
-        of_run = math.nan if out is None or "spent" not in out else float(out["spent"][1])
-        row |= zip(SPENT, (epsilon, of_run if math.isnan(delta) else delta), strict=True)
+        own_delta = math.nan if out is None or "spent" not in out else float(out["spent"][1])
+        row |= zip(SPENT, (epsilon, own_delta if math.isnan(delta) else delta), strict=True)
     if group.n_clusters is None:
         row["clusters"] = math.nan
     else:
@@ -570,12 +569,12 @@ def row_of(
         return row | group.rate(place, [np.asarray(labels) for labels in out["labels"]])
     row |= {name: float(out[name]) for name in ("silhouette", "information")}
     if "tables" in out:
-        scores = scores_of(group.federation, out["tables"], out["participants"])
+        scores = _scores_of(group.federation, out["tables"], out["participants"])
         row |= {**scores["all"]["pooled"], **flattened(scores)}
     return row | _round_columns(program, out.get("by_round"), rounds)
 
 
-def scores_of(federation: Federation, tables: np.ndarray, participants: PyTree) -> host.Scores:
+def _scores_of(federation: Federation, tables: np.ndarray, participants: PyTree) -> host.Scores:
     """Scores contingency tables [clients, classes, clusters] by groups of clients."""
     return host.group_scores(tables, host.members(federation, participants))
 
@@ -588,7 +587,7 @@ def _round_columns(program: Program, by_round: PyTree | None, rounds: int) -> di
     if by_round is None:
         return dict.fromkeys((ROUNDS + name for name in names), math.nan)
     rows = [
-        flattened(scores_of(program.group.federation, **_of(by_round, r)))
+        flattened(_scores_of(program.group.federation, **_of(by_round, r)))
         | {"bytes": sum(program.traffic(r + 1).values())}
         for r in range(rounds)
     ]

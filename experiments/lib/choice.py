@@ -30,7 +30,6 @@ from experiments.lib.hooks import Choosing
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.references import has_one_width
 from jaxfedmvc import keys
-from jaxfedmvc.engine.phases import RunState
 from jaxfedmvc.engine.steps import Evaluation, Steps
 from jaxfedmvc.engine.traffic import Traffic, of_run
 from jaxfedmvc.federation import Cohort, Federation
@@ -282,7 +281,7 @@ def _runs(
         key = _key(job, d)
         if trains_once:
             _expect(steps, job, progress, len(drawn) - d, len(numbers))
-            state, made = _trained(steps, job, federation, key)
+            state, made = runner.trained(steps, job, federation, key)
         for i, k in enumerate(numbers):
             this = steps.with_numbers(with_limit(k))
             if trains_once:
@@ -329,24 +328,10 @@ def _expect(steps: Steps, job: runner.Job, progress: Progress, runs: int, evalua
     progress.expect(left | {"evaluate": runs * evaluations}, steps.efforts())
 
 
-def _trained(
-    steps: Steps, job: runner.Job, federation: Federation, key: jax.Array
-) -> tuple[RunState, int]:
-    """Returns the state after the last round, and how many were made."""
-    state, info = steps.setup(federation, key, steps.start(federation, key))
-    runner.check_masked_sums(job.command.job, info)
-    made = 0
-    while steps.goes_on(state, made, job.command.rounds):
-        state, info = steps.one_round(federation, key, state, made)
-        runner.check_masked_sums(job.command.job, info)
-        made += 1
-    return state, made
-
-
 def _whole(
     steps: Steps, job: runner.Job, federation: Federation, key: jax.Array
 ) -> tuple[Evaluation, Traffic]:
-    state, made = _trained(steps, job, federation, key)
+    state, made = runner.trained(steps, job, federation, key)
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
     runner.check_masked_sums(job.command.job, found.info)
     return found, of_run(steps.traffic(), made)

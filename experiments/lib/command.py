@@ -11,9 +11,10 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn
 
-from absl import flags
+from absl import flags, logging
 
 from experiments.lib import settings
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
@@ -133,8 +134,8 @@ class FolderSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """What is run.
+class MethodSettings:
+    """Which method is run.
 
     Attributes:
       algorithm: Name of the method.
@@ -155,7 +156,7 @@ FREE_FLAGS = {
     "resume",
 }
 # Flags that flags.txt, which starts the same job elsewhere, leaves out.
-_NOT_WRITTEN = {"output_dir", "resume", "help"}
+NOT_WRITTEN = {"output_dir", "resume", "help"}
 # Settings of how data of each kind are split.
 SPLITS = {
     "horizontal": HorizontalSettings,
@@ -220,7 +221,7 @@ class Command(NamedTuple):
 
     def flag_lines(self) -> list[str]:
         """Returns the flags as a --flagfile takes them."""
-        return list(settings.flag_lines(self.flags, _NOT_WRITTEN))
+        return list(settings.flag_lines(self.flags, NOT_WRITTEN))
 
 
 def value_of(arguments: Sequence[str], flag: str, default: str | None = None) -> str | None:
@@ -256,7 +257,7 @@ def without(arguments: Sequence[str], names: set[str]) -> list[str]:
     return found
 
 
-def method_of(name: str) -> Method:
+def _method_of(name: str) -> Method:
     """Returns the entry of a method.
 
     Raises:
@@ -284,7 +285,7 @@ def parse(
       ValueError: Says what is wrong, in one line.
     """
     name = value_of(arguments, "algorithm", algorithm) or algorithm
-    method = method_of(name)
+    method = _method_of(name)
     if method.topology not in SPLITS:
         raise checks.wrong(f"topology of {name}", method.topology, " or ".join(SPLITS))
     hooks = hooks_of(method)
@@ -294,17 +295,10 @@ def parse(
     asked = DataSettings(
         dataset=value_of(arguments, "dataset"), data_dir=value_of(arguments, "data_dir")
     )
-    try:
-        own = {"ratio": "1:0"} if method.complete else {}
-        for flag, text in (own | dict(hooks.defaults(asked))).items():
-            values.set_default(flag, text)
-        rest = values(["", *arguments])[1:]
-    except flags.UnrecognizedFlagError as error:
-        raise ValueError(_unknown(error, name, hooks)) from error
-    except (flags.Error, OSError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    if rest:
-        raise ValueError(f"unexpected arguments {rest}; everything is a flag")
+    own = {"ratio": "1:0"} if method.complete else {}
+    for flag, text in (own | dict(hooks.defaults(asked))).items():
+        values.set_default(flag, text)
+    take(values, arguments, partial(_unknown, name, hooks))
     of_data, split, job, of_folder = (settings.read(values, group) for group in groups)
     more = tuple(settings.read(values, group) for group in further)
     return Command(
@@ -314,23 +308,49 @@ def parse(
 
 def define_flags(name: str, groups: Sequence[type]) -> flags.FlagValues:
     """Defines the flags of a method and of these groups of settings."""
-    values, method = flags.FlagValues(), method_of(name)
+    values, method = flags.FlagValues(), _method_of(name)
     flags.DEFINE_boolean("help", False, "Show all flags.", values, "this program")
-    settings.define(values, Choice, "this program")
+    settings.define(values, MethodSettings, "this program")
     values.set_default("algorithm", name)
     values["algorithm"].help = f"The method: {', '.join(sorted(METHODS))}."
     for group in groups:
-        settings.define(values, group, _heading(group))
+        settings.define(values, group, heading(group))
     settings.define(values, method.config, f"{name}: static", OF_THE_RUN)
     settings.define(values, method.hyperparams, f"{name}: traced, runs that differ share a program")
     return values
 
 
-def _heading(group: type) -> str:
+def heading(group: type) -> str:
+    """Returns what --help shows the flags of a dataclass under."""
     return group.__name__.removesuffix("Settings").lower()
 
 
-def _unknown(error: flags.UnrecognizedFlagError, name: str, hooks: Hooks) -> str:
+def take(
+    values: flags.FlagValues,
+    arguments: Sequence[str],
+    unknown: Callable[[flags.UnrecognizedFlagError], str],
+) -> None:
+    """Gives flags the values of a command line without the program's name.
+
+    Args:
+      values: The flags.
+      arguments: The command line.
+      unknown: Says what is wrong where one of them is no flag.
+
+    Raises:
+      ValueError: Says what is wrong, in one line.
+    """
+    try:
+        rest = values(["", *arguments])[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise ValueError(unknown(error)) from error
+    except (flags.Error, OSError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    if rest:
+        raise ValueError(f"unexpected arguments {rest}; everything is a flag")
+
+
+def _unknown(name: str, hooks: Hooks, error: flags.UnrecognizedFlagError) -> str:
     if error.flagname in hooks.replaced:
         return f"{error.flagname}: is no flag any more; {hooks.replaced[error.flagname]}"
     return f"{error.flagname}: is no flag of {name}{did_you_mean(error)} (--help shows all)"
@@ -371,16 +391,38 @@ def shown(show: Callable[[], Any]) -> Any:
 
 
 def parse_or_exit(
-    arguments: Sequence[str],
-    description: str,
+    arguments: Sequence[str] | None,
+    description: str | None,
     *,
     algorithm: str = "fmcsc",
     extra: Sequence[type] = (),
 ) -> Command:
-    """Parses a command line; shows help or one line about what is wrong, and leaves."""
-    if any(argument in ("--help", "-help", "-h") for argument in arguments):
-        rest = [a for a in arguments if a not in ("--help", "-help", "-h")]
-        command = checked(lambda: parse(rest, algorithm=algorithm, extra=extra))
-        shown(lambda: print(f"{description}\n\n{command.flags.get_help()}"))
+    """Parses as `parse` does; help, or one line about what is wrong, ends the program.
+
+    Args:
+      arguments: Those of this process if None.
+      description: What --help begins with.
+      algorithm: See `parse`.
+      extra: See `parse`.
+    """
+    return or_exit(partial(parse, algorithm=algorithm, extra=extra), arguments, description)
+
+
+def or_exit(
+    parse: Callable[[Sequence[str]], Any], arguments: Sequence[str] | None, description: str | None
+) -> Any:
+    """Returns `parse(arguments)`; help, or one line about what is wrong, ends the program.
+
+    Args:
+      parse: Returns something with `flags`.
+      arguments: Those of this process if None.
+      description: What --help begins with.
+    """
+    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
+    arguments = sys.argv[1:] if arguments is None else arguments
+    asks = {"--help", "-help", "-h"}
+    found = checked(lambda: parse([a for a in arguments if a not in asks]))
+    if asks & set(arguments):
+        shown(lambda: print(f"{description or ''}\n\n{found.flags.get_help()}"))
         sys.exit(0)
-    return checked(lambda: parse(arguments, algorithm=algorithm, extra=extra))
+    return found

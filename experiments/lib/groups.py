@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lib import runner, settings
+from experiments.lib import runner
 from experiments.lib.batches import Group, outline
 from experiments.lib.command import Command, FolderSettings
 from experiments.lib.data import DataSettings, count_classes, fingerprint, partitioned
 from experiments.lib.ends import check_ends
 from experiments.lib.references import internal_scores
+from experiments.lib.settings import flags_of
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine import batching, mesh
@@ -48,11 +49,6 @@ def data_of(groups: Iterable[Group]) -> dict[str, str]:
         for name, mine in group.data.items():
             found.setdefault(name, set()).add(mine)
     return {name: " ".join(sorted(forms)) for name, forms in found.items()}
-
-
-def flags_of(dataclass: type) -> list[str]:
-    """Returns the names of a dataclass' flags."""
-    return [setting.flag for setting in settings.settings_of(dataclass)]
 
 
 def groups_of(

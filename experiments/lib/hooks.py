@@ -42,6 +42,25 @@ class SeedResult(NamedTuple):
         """Whether no row is in any cluster, as after a model has turned NaN."""
         return all((mine < 0).all() for mine in self.labels)
 
+    def of_rows(self, values: Sequence[Any]) -> np.ndarray:
+        """Returns what each cohort has [clients, rows, ...] of all rows in one, without padding."""
+        masks = [np.asarray(cohort.mask) for cohort in self.problem.federation.cohorts]
+        return np.concatenate([np.asarray(x)[m] for x, m in zip(values, masks, strict=True)])
+
+    def owners(self) -> np.ndarray:
+        """Returns the client of each row, in the order of `of_rows`."""
+        cohorts = self.problem.federation.cohorts
+        ids = (np.asarray(cohort.client_ids)[:, None] for cohort in cohorts)
+        return self.of_rows(
+            [np.broadcast_to(i, c.mask.shape) for i, c in zip(ids, cohorts, strict=True)]
+        )
+
+    def names(self) -> np.ndarray:
+        """Returns what the data set calls each row, in the order of `of_rows`."""
+        return self.problem.rows[
+            self.of_rows([c.sample_ids for c in self.problem.federation.cohorts])
+        ]
+
 
 class Choosing(NamedTuple):
     """What is chosen without labels before a job runs.

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lib.batches import Group, Program, mean_silhouette, of_stages
+from experiments.lib.batches import Group, Program, mean_silhouette
 from experiments.lib.references import told
 from experiments.lib.report import losses_of
 from jaxfedmvc.checks import has_nan
@@ -142,9 +142,6 @@ class OneByOne(Program):
         return self._steps
 
     def _traffic_of_stages(self) -> Mapping[str, Traffic]:
-        return of_stages(self.group, self._traffic_of_steps())
-
-    def _traffic_of_steps(self) -> dict[str, Traffic]:
         try:
             return self._compile(1, None).traffic()
         except (jax.errors.JaxRuntimeError, MemoryError):

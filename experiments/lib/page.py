@@ -169,9 +169,9 @@ def write(
     for i, figure in enumerate(figures):
         parts.append(f"<h2>{html.escape(figure.heading)}</h2>")
         buttons = [
-            f'<button data-figure="figure{i}" aria-pressed="{"true" if first else "false"}">'
+            f'<button data-figure="figure{i}" aria-pressed="{"false" if k else "true"}">'
             f"{html.escape(name)}</button>"
-            for name, first in zip(figure.views, [True, *[False] * len(figure.views)], strict=False)
+            for k, name in enumerate(figure.views)
         ]
         parts.append(f"<div>{''.join(buttons)}</div>" if buttons else "")
         # Room for what is drawn once the page is there, so that nothing moves.

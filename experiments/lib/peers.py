@@ -25,7 +25,7 @@ from experiments.lib import charts, folder, runner
 from experiments.lib.command import Command, parse
 from experiments.lib.data import DataSettings, Problem
 from experiments.lib.progress import Progress
-from experiments.lib.settings import flag_lines, settings_of
+from experiments.lib.settings import flag_lines, flags_of
 from experiments.lib.text import counted, spread
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.engine.traffic import of_run
@@ -143,7 +143,7 @@ def title_of(table: str, n_seeds: int, share: float) -> str:
 
 def data_flags_of(command: Command) -> list[str]:
     """Returns a command's flags of `DataSettings` but for the set."""
-    shared = {setting.flag for setting in settings_of(DataSettings)} - {"dataset"}
+    shared = set(flags_of(DataSettings)) - {"dataset"}
     return list(flag_lines(command.flags, set(command.flags) - shared))
 
 
@@ -242,12 +242,7 @@ def _one_run(job: runner.Job, steps: Any, seed: int) -> dict[str, Any]:
     key, problem = jax.random.key(seed), job.problems[0]
     federation = problem.federation.without_labels()
     began = time.perf_counter()
-    state = steps.start(federation, key)
-    state, _ = steps.setup(federation, key, state)
-    made = 0
-    while steps.goes_on(state, made, job.command.rounds):
-        state, _ = steps.one_round(federation, key, state, made)
-        made += 1
+    state, made = runner.trained(steps, job, federation, key)
     found = steps.evaluate(federation, key, state, max(made - 1, 0))
     seconds = time.perf_counter() - began
     sent = of_run(steps.traffic(), made)
@@ -374,13 +369,12 @@ def draw(path: Path, table: pd.DataFrame, titles: Mapping[str, str], title: str)
     for (dataset, x), mine in table[table["seeds"] > 0].groupby(["set", "x"], sort=False):
         panel = panels.setdefault(f"ACC, {titles.get(dataset, dataset)} {x}", {})
         for _, line in mine.sort_values("acc").iterrows():
-            spread = 0.0 if np.isnan(line["acc_std"]) else line["acc_std"]
-            pair = {"here": (line["acc"], spread)}
+            pair = {"here": (line["acc"], np.nan_to_num(line["acc_std"]))}
             if not np.isnan(line["acc_published"]):
                 pair["published"] = (line["acc_published"], 0.0)
             if line.get("tuned_of", 0):
-                std = 0.0 if np.isnan(line["acc_tuned_std"]) else line["acc_tuned_std"]
-                pair["here, best of a grid by labels"] = (line["acc_tuned"], std)
+                best = line["acc_tuned"], np.nan_to_num(line["acc_tuned_std"])
+                pair["here, best of a grid by labels"] = best
             panel[line["method"]] = pair
     if not panels:
         return []

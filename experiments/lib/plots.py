@@ -159,10 +159,9 @@ def embedding(
       The places of the points that are drawn, [min(n, max_points), 2].
     """
     plt = require_matplotlib()
-    if len(points) > max_points:
-        kept = thinned(len(points), max_points)
-        points, markers = points[kept], markers[kept]
-        colourings = {name: values[kept] for name, values in colourings.items()}
+    kept = thinned(len(points), max_points)
+    points, markers = points[kept], markers[kept]
+    colourings = {name: values[kept] for name, values in colourings.items()}
     flat = _flattened(points)
     figure, axes = plt.subplots(
         1,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from experiments.lib import charts, folder, page, plots
+from experiments.lib import charts, folder, page, plots, run_page
 from experiments.lib.command import Command, without
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
-from experiments.lib.run_page import write_run_page
 from experiments.lib.text import counted, digits, spread
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
@@ -112,18 +113,9 @@ class Report:
             agents = {f"agent_{a}": result.labels[c][0][places] for a, c in enumerate(order)}
             found = pd.DataFrame({"seed": result.seed, "id": places, "row": rows} | agents)
         else:
-            found = pd.concat(
-                pd.DataFrame(
-                    {
-                        "seed": result.seed,
-                        "client": np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)),
-                        "row": problem.rows[np.asarray(cohort.sample_ids)[mask]],
-                        "cluster": labels[mask],
-                    }
-                )
-                for cohort, labels in zip(problem.federation.cohorts, result.labels, strict=True)
-                for mask in [np.asarray(cohort.mask)]
-            )
+            of_rows = {"client": result.owners(), "row": result.names()}
+            of_rows["cluster"] = result.of_rows(result.labels)
+            found = pd.DataFrame({"seed": result.seed} | of_rows)
         path = self.path / "labels.csv"
         found.to_csv(path, mode="a", header=not path.exists(), index=False)
 
@@ -156,11 +148,11 @@ class Report:
             for way in ("up", "down")
         )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down, "rounds_made": number})
-        before, after = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
+        setup, finish = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
         run = f"{'a run' if fewest == made else 'the longest run'} of {counted(made, 'round')}"
         yield (
             f"\n{run}, all clients: {_megabytes(up)} MB up, {_megabytes(down)} MB down"
-            f" ({before} before and {after} after the rounds, both ways)"
+            f" ({setup} before and {finish} after the rounds, both ways)"
         )
         yield from _of_privacy(facts)
         # The last file, as it says that the job is finished.
@@ -235,16 +227,15 @@ class Report:
         }
         if len(known) > 1:
             seed = max(known, key=lambda seed: known[seed])
-            yield (f"a view tells most of the clusters of seed {seed}: {known[seed]:.3f}")
+            yield f"a view tells most of the clusters of seed {seed}: {known[seed]:.3f}"
 
     def _sizes(self, last: SeedResult) -> Iterator[str]:
         """Yields the sizes of a seed's clusters, of all clients' rows; of agents, each one's."""
-        cohorts = last.problem.federation.cohorts
-        rows = [mine[np.asarray(c.mask)] for mine, c in zip(last.labels, cohorts, strict=True)]
-        agents = [int(np.asarray(c.client_ids)[0]) for c in cohorts]
-        found = [(f", agent {agents[i]}", rows[i]) for i in np.argsort(agents)]
-        if self.command.method.topology != "vertical":
-            found = [("", np.concatenate(rows))]
+        clusters, owners = last.of_rows(last.labels), last.owners()
+        found = [("", clusters)]
+        if self.command.method.topology == "vertical":
+            agents = np.concatenate([c.client_ids for c in last.problem.federation.cohorts])
+            found = [(f", agent {a}", clusters[owners == a]) for a in np.sort(agents)]
         for owner, labels in found:
             in_one = labels[labels >= 0]
             sizes = sorted(np.unique(in_one, return_counts=True)[1], reverse=True)
@@ -313,7 +304,7 @@ class Report:
         flat = None
         if has_one_width(last.embedding):
             title = f"t-SNE of the representation, {self.title}, seed {last.seed}"
-            flat = draw_embedding(self.path / "embedding.png", last, title)
+            flat = _draw_embedding(self.path / "embedding.png", last, title)
         if self.command.hooks.pictures is not None and not last.failed:
             self.command.hooks.pictures(self, last)
         if page.is_installed():
@@ -326,6 +317,7 @@ class Report:
         shared = "shared_clusters" in flags and flags["shared_clusters"].value
         found = self.command.method.finds_n_clusters and "found by the method"
         tables = {f"Scores: {title}": scores for title, scores in self._tables().items()}
+        tables = tables or {"Clusters without labels, mean over clients": self._internal()}
         told = {
             "clients": self.federation.n_clients,
             "clusters": shared or found or facts["n_clusters"],
@@ -338,17 +330,13 @@ class Report:
             "versions": ", ".join(f"{k} {v}" for k, v in folder.versions().items()),
             "data": "\n".join(self.notes),
         }
-        write_run_page(
+        page.write(
             self.path / "report.html",
             self.title,
             told,
-            self._arguments(),
-            self.rows,
-            tables or {"Clusters without labels, mean over clients": self._internal()},
-            last,
-            self.way,
-            flat,
-            self.figures,
+            shlex.join(["python", "-m", "experiments.run", *self._arguments()]),
+            {f"{heading}, mean over the seeds": table for heading, table in tables.items()},
+            [*self.figures, *run_page.figures(self.rows, last, self.way, flat)],
         )
 
     def _arguments(self) -> list[str]:
@@ -358,28 +346,21 @@ class Report:
 
     def _draw_curves(self, kept: Sequence[int]) -> None:
         """Draws scores and what needs no labels by round, references as levels, and kept rounds."""
-        seeds = self.command.job.all_seeds
-        by_seed = [[row for row in self.rows if row["seed"] == seed] for seed in seeds]
-        if not all(by_seed) or max(map(len, by_seed)) < 2:
+        column = partial(run_page.by_round, self.rows)
+        made = column("round")
+        if made.size == len(made):  # of one round, or none
             return
-
-        def by_round(name: str) -> np.ndarray:
-            """[seeds, rounds]; a run that found its end earlier than others stays there."""
-            longest = max(map(len, by_seed))
-            runs = [[row[name] for row in rows] for rows in by_seed]
-            return np.asarray([run + [run[-1]] * (longest - len(run)) for run in runs], float)
-
         scores, losses = {}, {}
         for group in self.groups:
             for metric in ("acc", "nmi") if group == "all" else ("acc",):
-                values = by_round(f"{group}/{self.way}/{metric}")
+                values = column(f"{group}/{self.way}/{metric}")
                 if np.isfinite(values).all():
                     scores[f"{metric.upper()}, {_GROUP_TITLES[group]}"] = values
         names = [name for name in self.rows[0] if name.startswith("loss")]
         for name in names[1:] if len(names) > 2 else names[:1]:
-            losses[name.replace("_", " ")] = by_round(name)
+            losses[name.replace("_", " ")] = column(name)
         if "information" in self.rows[0]:
-            losses["information (nats)"] = by_round("information")
+            losses["information (nats)"] = column("information")
         levels = {}
         # Clients that exchange nothing name their clusters each for itself.
         apart = "per_client" if self.way == "pooled" else self.way
@@ -389,29 +370,23 @@ class Report:
                 title = f"ACC, {name}" + ", each matched" * (way != self.way)
                 levels[title] = float(np.mean([s[way]["acc"] for s in known]))
         if scores or losses:
-            title = f"{self.title}, {counted(len(seeds), 'seed')}"
+            title = f"{self.title}, {counted(len(made), 'seed')}"
             plots.curves(self.path / "curves.png", scores, losses, levels, title, kept)
 
 
-def draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
+def _draw_embedding(path: Path, result: SeedResult, title: str) -> np.ndarray:
     """Draws the t-SNE of all clients' representations, by class and by cluster; returns it."""
     federation = result.problem.federation
-    real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
     assert result.embedding is not None
-    points = np.concatenate([e[m] for e, m in zip(result.embedding, real, strict=True)])
-    clusters = np.concatenate([p[m] for p, m in zip(result.labels, real, strict=True)])
+    points, clusters = result.of_rows(result.embedding), result.of_rows(result.labels)
     colourings, named = {"by cluster": clusters}, "cluster"
     called: Callable[[int], str] = str
     if federation.labels is not None:
-        truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
-        classes = np.concatenate(truth)
+        classes = result.of_rows(federation.labels)
         colourings = {"by true class": classes, MATCHED: charts.coloured_as(classes, clusters)}
         named, called = "class", result.problem.called
-    kinds = [
-        np.full(m.sum(), not federation.holds_all_views(cohort))
-        for cohort, m in zip(federation.cohorts, real, strict=True)
-    ]
-    partial = np.concatenate(kinds).astype(int)
+    kinds = (np.full(c.mask.shape, not federation.holds_all_views(c)) for c in federation.cohorts)
+    partial = result.of_rows([*kinds]).astype(int)
     names = ["multi-view clients", "partial-view clients"][: 1 + partial.max()]
     return plots.embedding(
         path, points, colourings, partial, names, title, named=named, called=called

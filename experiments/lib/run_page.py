@@ -1,88 +1,74 @@
-"""The page of a run, `report.html`: rounds with bytes, the embedding, confusion, every client."""
+"""Figures of a run's page: rounds with bytes, the embedding, confusion, every client."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from experiments.lib import charts, page, plots
 from experiments.lib.hooks import SeedResult
 from jaxfedmvc.metrics import host
 
-# Columns of rounds.csv that are drawn, by the titles of their curves.
+# Scores that are drawn by round.
 _METRICS = ("acc", "nmi", "ari")
 
 
-def write_run_page(
-    path: Path,
-    title: str,
-    facts: Mapping[str, Any],
-    flags: Sequence[str],
-    rounds: Sequence[Mapping[str, Any]],
-    scores: Mapping[str, pd.DataFrame],
-    last: SeedResult,
-    way: str,
-    flat: np.ndarray | None,
-    more: Sequence[page.Figure] = (),
-) -> None:
-    """Writes the page.
+def figures(
+    rounds: Sequence[Mapping[str, Any]], last: SeedResult, way: str, flat: np.ndarray | None
+) -> list[page.Figure]:
+    """Returns the figures of the page.
 
     Args:
-      path: Of the file.
-      title: Of the page.
-      facts: Shown first.
-      flags: Of the command that makes the same run.
       rounds: Rows of rounds.csv.
-      scores: The method beside its references, by headings.
       last: The last seed's run, which is drawn.
       way: "pooled" or "per_client", how scores are matched.
       flat: Its representation in the plane [n, 2], or None.
-      more: Figures that come first.
     """
-    figures = [*more, *_curves(rounds, way)]
+    found = _curves(rounds, way)
     if flat is not None:
-        figures.append(_map(flat, last))
+        found.append(_map(flat, last))
     if last.problem.federation.labels is not None:
-        figures += _by_client(last, way)
-    command = shlex.join(["python", "-m", "experiments.run", *flags])
-    tables = {f"{heading}, mean over the seeds": table for heading, table in scores.items()}
-    page.write(path, title, facts, command, tables, figures)
+        found += _by_client(last, way)
+    return found
+
+
+def by_round(rounds: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """Returns a column of rounds.csv [seeds, rounds]; a seed that ended before others stays there.
+
+    Args:
+      rounds: Rows of rounds.csv.
+      name: Of the column.
+    """
+    runs: dict[int, list[Any]] = {}
+    for row in rounds:
+        runs.setdefault(row["seed"], []).append(row[name])
+    longest = max(map(len, runs.values()), default=0)
+    return np.asarray([run + run[-1:] * (longest - len(run)) for run in runs.values()], float)
 
 
 def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
     """Returns scores and losses by round, and by what had been sent until then."""
-    seeds = sorted({row["seed"] for row in rounds})
-    runs = [[row for row in rounds if row["seed"] == seed] for seed in seeds]
-    longest = max(map(len, runs), default=0)
-    if longest < 2:
+    column = partial(by_round, rounds)
+    made = column("round")
+    if made.size == len(made):  # of one round, or none
         return []
-    filled = [run + [run[-1]] * (longest - len(run)) for run in runs]
     # A seed that has ended sends nothing more.
-    sent = [np.cumsum([(row["bytes_up"] + row["bytes_down"]) / 1e6 for row in run]) for run in runs]
-    sent = [np.pad(one, (0, longest - len(one)), mode="edge") for one in sent]
-
-    def column(name: str) -> np.ndarray:
-        return np.asarray([[row[name] for row in run] for run in filled], float)
-
-    x = {
-        "rounds": np.asarray([row["round"] for row in max(runs, key=len)], float),
-        "MB of the rounds, both ways": np.mean(sent, axis=0),
-    }
+    goes_on = np.diff(made, axis=1, prepend=-1) > 0
+    sent = np.cumsum(goes_on * (column("bytes_up") + column("bytes_down")) / 1e6, axis=1)
+    x = {"rounds": made.max(axis=0), "MB of the rounds, both ways": sent.mean(axis=0)}
     drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
     drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
     found = [page.lines("Scores by round", drawn, x, "score")] if drawn else []
-    names = [name for name in filled[0][0] if name.startswith("loss")]
+    names = [name for name in rounds[0] if name.startswith("loss")]
     # With clients of one kind their loss is the loss of all.
     names = names if len(names) > 2 else names[:1]
     losses = {name.replace("_", " "): column(name) for name in names}
     losses = {name: values for name, values in losses.items() if np.isfinite(values).all()}
     found += [page.lines("Loss by round", losses, x, "loss")] if losses else []
-    if "information" in filled[0][0] and np.isfinite(told := column("information")).all():
+    if "information" in rounds[0] and np.isfinite(told := column("information")).all():
         title = "What a view tells of clusters, by round"
         found.append(page.lines(title, {"information": told}, x, "nats"))
     return found
@@ -91,21 +77,14 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
 def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
     """Returns the representation in the plane, coloured by cluster and by class."""
     federation = last.problem.federation
-    real = [np.asarray(cohort.mask) for cohort in federation.cohorts]
-    clusters = np.concatenate([p[m] for p, m in zip(last.labels, real, strict=True)])
-    rows: list[int] = []
-    owners: list[int] = []
-    for cohort, mask in zip(federation.cohorts, real, strict=True):
-        rows += last.problem.rows[np.asarray(cohort.sample_ids)[mask]].tolist()
-        owners += np.repeat(np.asarray(cohort.client_ids), mask.sum(axis=1)).tolist()
+    clusters = last.of_rows(last.labels)
     colourings = {"clusters": clusters}
     told = [
         f"client {owner}, row {row}, cluster {cluster}"
-        for owner, row, cluster in zip(owners, rows, clusters, strict=True)
+        for owner, row, cluster in zip(last.owners(), last.names().tolist(), clusters, strict=True)
     ]
     if federation.labels is not None:
-        truth = [np.asarray(t)[m] for t, m in zip(federation.labels, real, strict=True)]
-        classes = np.concatenate(truth)
+        classes = last.of_rows(federation.labels)
         colourings = {"clusters": charts.coloured_as(classes, clusters), "classes": classes}
         told = [
             f"{text}, class {last.problem.called(c)}" for text, c in zip(told, classes, strict=True)
@@ -125,31 +104,21 @@ def _map(flat: np.ndarray, last: SeedResult) -> page.Figure:
 
 def _by_client(last: SeedResult, way: str) -> list[page.Figure]:
     """Returns the confusion of classes and clusters, and the score of each client."""
-    federation = last.problem.federation
-    tables = host.tables(federation, last.labels)
-    clients = np.concatenate([np.asarray(c.client_ids) for c in federation.cohorts])
-    shown = tables.sum(axis=0) if way == "pooled" else tables[np.argmin(clients)]
-    seed = f", seed {last.seed}"
-    title = "Classes and clusters" + ("" if way == "pooled" else " of the first agent") + seed
-    of_agents = way != "pooled"  # of whom none holds all views
-    names = {
-        f"{client}{'' if full or of_agents else ' (partial)'}": host.table_scores(table)["acc"]
-        for client, table, full in sorted(
-            zip(
-                clients,
-                tables,
-                np.repeat(
-                    [federation.holds_all_views(c) for c in federation.cohorts],
-                    [c.n_clients for c in federation.cohorts],
-                ),
-                strict=True,
-            ),
-            key=lambda entry: entry[0],
-        )
-    }
-    whose = "agent" if of_agents else "client"
-    note = f"each {whose} with a matching of its own"
+    federation, of_agents = last.problem.federation, way != "pooled"
+    tables, cohorts = host.tables(federation, last.labels), federation.cohorts
+    clients = np.concatenate([np.asarray(c.client_ids) for c in cohorts])
+    # Of agents none holds all views.
+    full = [of_agents or federation.holds_all_views(c) for c in cohorts]
+    kinds = np.repeat(np.where(full, "", " (partial)"), [c.n_clients for c in cohorts])
+    order = np.argsort(clients)
+    names = {f"{clients[i]}{kinds[i]}": host.table_scores(tables[i])["acc"] for i in order}
+    seed, title, whose = f", seed {last.seed}", "Classes and clusters", "client"
+    shown = tables.sum(axis=0)
+    if of_agents:
+        title, whose = f"{title} of the first agent", "agent"
+        shown = tables[order[0]]
     figures = []
     if shown.shape[0] * shown.shape[1] <= 2500:
-        figures.append(page.confusion(title, shown, last.problem.called))
+        figures.append(page.confusion(f"{title}{seed}", shown, last.problem.called))
+    note = f"each {whose} with a matching of its own"
     return [*figures, page.bars(f"ACC of every {whose}{seed}", names, "ACC", note, whose)]

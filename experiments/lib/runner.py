@@ -218,12 +218,6 @@ def matmul_precision(precision: str, backend: str) -> str:
     return (_GPU_PRECISIONS if backend == "gpu" else _PRECISIONS)[precision]
 
 
-def use_precision(precision: str) -> None:
-    """Sets the precision of products that programs leave open, as `--precision` names it."""
-    name = matmul_precision(precision, jax.default_backend())
-    jax.config.update("jax_default_matmul_precision", name)
-
-
 def start_devices(job: JobSettings) -> Any:
     """Sets the precision of products and lays devices out; returns the mesh or None.
 
@@ -239,7 +233,8 @@ def start_devices(job: JobSettings) -> Any:
         # Batched factorisations wait inside XLA's threads for others of them: as many devices as
         # threads would wait for ever.
         os.environ.setdefault("PJRT_NPROC", str(n_devices + (os.cpu_count() or 1)))
-    use_precision(job.precision)
+    precision = matmul_precision(job.precision, jax.default_backend())
+    jax.config.update("jax_default_matmul_precision", precision)
     return None if job.mesh is None else mesh.make_mesh(sizes)
 
 
@@ -265,6 +260,18 @@ def steps_of(
         ahead=devices is None,
         on_call=on_call,
     )
+
+
+def trained(steps: Steps, job: Job, federation: Federation, key: jax.Array) -> tuple[RunState, int]:
+    """Makes the setup and all rounds of a run; returns the state after, and how many were made."""
+    state, info = steps.setup(federation, key, steps.start(federation, key))
+    check_masked_sums(job.command.job, info)
+    made = 0
+    while steps.goes_on(state, made, job.command.rounds):
+        state, info = steps.one_round(federation, key, state, made)
+        check_masked_sums(job.command.job, info)
+        made += 1
+    return state, made
 
 
 # --- A job ----------------------------------------------------------------------------------------
@@ -327,23 +334,26 @@ class _Runner:
     ) -> None:
         self.job, self.path, self.devices, self.progress = job, path, devices, progress
         self.choice = choice
-        command = job.command
-        stem = command.data.stem
-        self.report = Report(command, path, job.problems[0], f"{command.name} on {stem}")
+        title = f"{job.command.name} on {job.command.data.stem}"
+        self.report = Report(job.command, path, job.problems[0], title)
         if choice is not None:
             self.report.figures.extend(choice.figures())
         self.steps = steps_of(job, devices, progress.done)
         self.last: SeedResult  # of the last seed, which is drawn
         self.kept: tuple[int, RunState] | None = None  # of this seed, with --keep_from
         algorithm = self.steps.algorithm
-        self.compacts = command.job.compact and algorithm.compact is not None
+        self.compacts = job.command.job.compact and algorithm.compact is not None
         self.store = path / _CHECKPOINT
+
+    @property
+    def command(self) -> Command:
+        """That of the job."""
+        return self.job.command
 
     def run_all(self) -> list[str]:
         """Runs the seeds that are left; returns the last lines for the terminal."""
-        command, write = self.job.command, self.progress.write
-        resumes = command.folder.resume
-        at = checked(self._reopened) if resumes else (*self._beginning(), [])
+        command, write = self.command, self.progress.write
+        at = checked(self._reopened) if command.folder.resume else self._beginning()
         seed, made, state, rows = at
         if state is not None:
             write(f"goes on with seed {seed}, after round {made}")
@@ -376,7 +386,7 @@ class _Runner:
     # --- One seed ---------------------------------------------------------------------------------
 
     def _one_seed(self, seed: int, problem: Problem, made: int, state: RunState | None) -> None:
-        command, steps = self.job.command, self.steps
+        command, steps = self.command, self.steps
         key = jax.random.key(seed)
         federation = self._placed(problem.federation)
         before, began = self.report.seconds["run"], time.perf_counter()
@@ -390,7 +400,7 @@ class _Runner:
         if state is None:
             state = steps.start(federation, key)
             state, info = steps.setup(federation, key, state)
-            check_masked_sums(self.job.command.job, info)
+            check_masked_sums(command.job, info)
             begins = steps.goes_on(state, 0, command.rounds)
             count_seconds()
             if begins:
@@ -406,7 +416,7 @@ class _Runner:
                 break
             earlier = found
             state, info = steps.one_round(federation, key, state, made)
-            check_masked_sums(self.job.command.job, info)
+            check_masked_sums(command.job, info)
             made += 1
             found = None if self.compacts else self._evaluate(federation, key, state, made - 1)
             self._add_round(seed, made, problem, info, found, state, earlier)
@@ -440,13 +450,13 @@ class _Runner:
         found = self.steps.evaluate(federation, key, state, r)
         self.progress.done("evaluate")
         labels = found.labels
-        hooks = self.job.command.hooks
+        hooks = self.command.hooks
         if hooks.labels is not None:
-            labels = hooks.labels(self.job.command.extra[0], found.state.server, labels)
+            labels = hooks.labels(self.command.extra[0], found.state.server, labels)
         if has_nan((found.state.server, found.state.clients)):  # whatever it says is no clustering
             nowhere = [np.full(np.shape(mine), -1, np.int32) for mine in labels]
             return found._replace(labels=nowhere, embedding=None)
-        check_masked_sums(self.job.command.job, found.info)
+        check_masked_sums(self.command.job, found.info)
         return found._replace(labels=labels)
 
     def _keep(self, seed: int, made: int, state: RunState) -> None:
@@ -457,7 +467,7 @@ class _Runner:
 
     def _kept_round(self, seed: int) -> int | None:
         """Returns the first of a seed's rounds of whose clusters a view tells most, if it may."""
-        least = self.job.command.job.keep_from
+        least = self.command.job.keep_from
         if least is None:
             return None
         rows = [r for r in self.report.rows if r["seed"] == seed and r["round"] >= least]
@@ -466,14 +476,14 @@ class _Runner:
 
     def _is_stable(self, seed: int) -> bool:
         """Whether a seed's last rounds left the clusters as they were."""
-        least = self.job.command.job.until_stable
+        least = self.command.job.until_stable
         last = [row.get("agreement") for row in self.report.rows if row["seed"] == seed][-_STABLE:]
         return least is not None and len(last) == _STABLE and all((a or 0) >= least for a in last)
 
     def _traffic(self) -> dict[str, Traffic]:
         """Returns the bytes of the stages; where every round ends with clusters, as its own."""
-        found, job = self.steps.traffic(), self.job.command.job
-        if not self.job.command.rounds or not looks_at_rounds(job):
+        found, job = self.steps.traffic(), self.command.job
+        if not self.command.rounds or not looks_at_rounds(job):
             return found
         return with_ends(
             found,
@@ -501,14 +511,14 @@ class _Runner:
         row: dict[str, Any] = {"seed": seed, "round": made}
         row |= losses_of(info, federation) | flattened(scores)
         row |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
-        if self.job.command.job.until_stable is not None:
+        if self.command.job.until_stable is not None:
             both = [x.labels for x in (earlier, found) if x is not None]
             row["agreement"] = self._agreement(*both) if len(both) == 2 else None
-        if self.job.command.job.keep_from is not None:
+        if self.command.job.keep_from is not None:
             assert found is not None
             row["information"] = told(federation, found.labels, self.job.n_clusters)
-        if self.job.command.hooks.columns is not None and made:
-            row |= self.job.command.hooks.columns(info, problem)
+        if self.command.hooks.columns is not None and made:
+            row |= self.command.hooks.columns(info, problem)
         self._show(row)
         self.report.add_round(row)
 
@@ -527,7 +537,7 @@ class _Runner:
         self.progress.write(self.report.line(row))
 
     def _end_seed(self, seed: int, problem: Problem, found: Any, state: RunState) -> None:
-        command, k = self.job.command, self.job.n_clusters
+        command, k = self.command, self.job.n_clusters
         federation = problem.federation
         rows = [row for row in self.report.rows if row["seed"] == seed]
         result = SeedResult(
@@ -555,7 +565,7 @@ class _Runner:
     ) -> dict[str, Any]:
         """Returns scores, if there are labels, and what clusters say of themselves."""
         internal = {"internal": internal_scores(federation, labels, self.job.n_clusters)}
-        is_own = name == self.job.command.name and not are_shared(self.steps.traffic())
+        is_own = name == self.command.name and not are_shared(self.steps.traffic())
         if name == ALONE or is_own:  # each client's clusters are its own
             internal["internal"]["information"] = math.nan
         if federation.labels is None:
@@ -564,11 +574,11 @@ class _Runner:
 
     # --- Resuming ---------------------------------------------------------------------------------
 
-    def _beginning(self) -> tuple[int, int, RunState | None]:
-        return self.job.command.job.seed, 0, None
+    def _beginning(self) -> tuple[int, int, RunState | None, list[dict[str, Any]]]:
+        return self.command.job.seed, 0, None, []
 
     def _save(self, seed: int, made: int, state: RunState | None) -> None:
-        every = self.job.command.folder.checkpoint_every
+        every = self.command.folder.checkpoint_every
         if not every or made % every:
             return
         report = self.report
@@ -580,7 +590,7 @@ class _Runner:
             "seconds": report.seconds,
             "labels": self._size_of_labels(),
         }
-        if self.job.command.job.keep_from is None:
+        if self.command.job.keep_from is None:
             checkpoint.save(self.store, state, meta)
             return
         meta["kept"], kept = self.kept or (0, state)
@@ -600,9 +610,9 @@ class _Runner:
         """
         if not self.store.exists():
             (self.path / "labels.csv").unlink(missing_ok=True)
-            return (*self._beginning(), [])
+            return self._beginning()
         like = self.steps.state_shapes()
-        keeps = self.job.command.job.keep_from is not None
+        keeps = self.command.job.keep_from is not None
         both = (like, like) if keeps else like
         saved, meta = checkpoint.restore(self.store, both, any_shape=self.compacts)
         # Copies, as the programs give their memory away.
@@ -642,9 +652,9 @@ class _Runner:
 
     def _expect(self, seed: int, made: int, begun: bool) -> None:
         """Tells the progress bar what is left, of this seed and those after it."""
-        job = self.job.command.job
+        job = self.command.job
         calls, n_left = self.steps.calls(), job.seed + job.seeds - seed
-        rounds = n_left * self.job.command.rounds - made
+        rounds = n_left * self.command.rounds - made
         n_setups = n_left - begun
         left = {name: n * n_setups for name, n in calls["setup"].items()}
         left |= {name: n * rounds for name, n in calls["round"].items()}
@@ -654,24 +664,24 @@ class _Runner:
         self.progress.expect(left, self.steps.efforts())
 
     def _facts(self) -> dict[str, Any]:
-        job, hooks = self.job, self.job.command.hooks
-        facts: dict[str, Any] = {"n_clusters": job.n_clusters}
-        if job.command.job.keep_from is not None:
-            facts["rounds_kept"] = [self._kept_round(seed) for seed in job.command.job.all_seeds]
+        job, hooks = self.command.job, self.command.hooks
+        facts: dict[str, Any] = {"n_clusters": self.job.n_clusters}
+        if job.keep_from is not None:
+            facts["rounds_kept"] = [self._kept_round(seed) for seed in job.all_seeds]
         if self.choice is not None:
             facts |= self.choice.facts()
-        if job.command.job.secure_aggregation:
+        if job.secure_aggregation:
             facts["secure_aggregation"] = {
                 "covered": "where messages are summed, the server sees the sum and no message",
                 "not_covered": [
-                    f"phases in clear: {', '.join(job.command.job.in_clear) or 'none'}",
+                    f"phases in clear: {', '.join(job.in_clear) or 'none'}",
                     "what a sum itself tells; malicious clients or servers, dropout",
                     "this folder: losses and scores are computed in the clear, and the seed, from"
                     " which masks are drawn, stands in flags.txt",
                 ],
             }
         if hooks.facts is not None:
-            facts |= hooks.facts(job)
+            facts |= hooks.facts(self.job)
         return facts
 
 

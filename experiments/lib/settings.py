@@ -3,10 +3,10 @@
     define(values, FMCSCConfig)      # one flag a field
     config = read(values, FMCSCConfig, n_clusters=10)
 
-The annotation chooses the parser (int, float, bool, str, `Literal`, tuples of these, each also with
-`| None`, and int with a `Literal`), the class docstring's "Attributes:" the help. Array types in an
-annotation are passed over: hyper-parameters are numbers on the command line. A field's metadata may
-give the flag another name, `{"flag": "lambda"}`.
+The annotation chooses the parser (bool, int, float, str, `Literal`, tuples of these but bool, each
+also with `| None`, and int with a `Literal`), the class docstring's "Attributes:" the help. Array
+types in an annotation are passed over: hyper-parameters are numbers on the command line. A field's
+metadata may give the flag another name, `{"flag": "lambda"}`.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ def settings_of(dataclass: type) -> list[Setting]:
     return found
 
 
+def flags_of(dataclass: type) -> list[str]:
+    """Returns the names of a dataclass' flags."""
+    return [setting.flag for setting in settings_of(dataclass)]
+
+
 def described(dataclass: type) -> dict[str, str]:
     """Returns the entries under "Attributes:" of a class and its bases, by field name."""
     found: dict[str, str] = {}
@@ -78,7 +83,7 @@ def described(dataclass: type) -> dict[str, str]:
 def define(
     values: flags.FlagValues, dataclass: type, module: str, skip: tuple[str, ...] = ()
 ) -> None:
-    """Defines a flag for each field of a dataclass, but for those of the job and those in `skip`.
+    """Defines a flag for each field of a dataclass, but for those in `skip`.
 
     Args:
       values: Where the flags are defined.
@@ -89,16 +94,12 @@ def define(
     for setting in settings_of(dataclass):
         if setting.name in skip:
             continue
-        flag = flags.Flag(
-            _parser(setting),
-            _Serializer(),
-            setting.flag,
-            setting.default,
-            setting.help,
-        )
         if setting.kind is bool:
-            flag = flags.BooleanFlag(setting.flag, setting.default, setting.help)
+            flag: flags.Flag = flags.BooleanFlag(setting.flag, setting.default, setting.help)
             flag.parser = _BooleanParser()
+        else:
+            parser = _Parser(*_parse_function(setting.kind), setting.optional)
+            flag = flags.Flag(parser, _Serializer(), setting.flag, setting.default, setting.help)
         flags.DEFINE_flag(flag, values, module)
 
 
@@ -181,10 +182,6 @@ class _BooleanParser(flags.BooleanParser):
             raise ValueError("allowed is true or false") from error
 
 
-def _parser(setting: Setting) -> flags.ArgumentParser:
-    return _Parser(*_parse_function(setting.kind), setting.optional)
-
-
 def _parse_function(kind: Any) -> tuple[Any, str]:
     """Returns a function from text to a value, and what it takes, in words."""
     if kind == "number":
@@ -192,8 +189,6 @@ def _parse_function(kind: Any) -> tuple[Any, str]:
     if isinstance(kind, tuple):
         (first, one), (second, other) = map(_parse_function, kind)
         return partial(_either, first, second), f"{one} or {other}"
-    if kind is bool:
-        return _boolean, "true or false"
     if kind in (int, float, str):
         return kind, {int: "a whole number", float: "a number", str: "text"}[kind]
     if get_origin(kind) is Literal:
@@ -220,12 +215,6 @@ def _either(first: Any, second: Any, text: str) -> Any:
         return first(text)
     except ValueError:
         return second(text)
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError(text)
-    return text.lower() == "true"
 
 
 def _one_of(allowed: tuple) -> Any:

@@ -10,17 +10,26 @@ Flags are fields of documented dataclasses, as everywhere, in a `FlagValues` of 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import flags, logging
+from absl import flags
 from jax.sharding import Mesh
 
 from experiments.lib import folder as folders
 from experiments.lib import plots, settings
-from experiments.lib.command import FolderSettings, JobSettings, checked, did_you_mean, shown
+from experiments.lib.command import (
+    NOT_WRITTEN,
+    FolderSettings,
+    JobSettings,
+    checked,
+    did_you_mean,
+    heading,
+    or_exit,
+    take,
+)
 from experiments.lib.devices import each
 from experiments.lib.progress import require_tqdm
 from experiments.lib.runner import start_devices
@@ -34,7 +43,6 @@ _OF_THE_FOLDER = ("output_dir", "compilation_cache", "resume")
 # Flags that earlier versions took from all binaries, whether or not they had a use for them.
 _UNUSED: tuple[str, ...] = ("dataset", "scale", "n_clusters", "checkpoint_every", "split", "agents")
 _UNUSED += ("feature_order", "overlap", "max_overlap", "overlap_order", "categorical")
-_REPLACED = dict.fromkeys(_UNUSED, "it had no effect here; leave it out")
 
 
 class Study(NamedTuple):
@@ -60,11 +68,11 @@ class Study(NamedTuple):
 
     def flag_lines(self) -> list[str]:
         """Returns the flags as a --flagfile takes them."""
-        return list(settings.flag_lines(self.flags, {"output_dir", "help", "resume"}))
+        return list(settings.flag_lines(self.flags, NOT_WRITTEN))
 
     def given(self, *groups: type) -> list[str]:
-        """Returns those flags of dataclasses that the command line gave, for rows to name."""
-        known = {setting.flag for group in groups for setting in settings.settings_of(group)}
+        """Returns those flags of dataclasses that the command line gave."""
+        known = {flag for group in groups for flag in settings.flags_of(group)}
         given = {name for name in known if name in self.flags and self.flags[name].present}
         return list(settings.flag_lines(self.flags, set(self.flags) - given))
 
@@ -113,20 +121,17 @@ def parse(
     for group, names in {**groups, **more}.items():
         every = [setting.name for setting in settings.settings_of(group)]
         skip = tuple(name for name in every if names is not None and name not in names)
-        settings.define(values, group, group.__name__.removesuffix("Settings").lower(), skip)
+        settings.define(values, group, heading(group), skip)
     for flag, text in defaults.items():
         values.set_default(flag, text)
-    try:
-        rest = values(["", *arguments])[1:]
-    except flags.UnrecognizedFlagError as error:
-        instead = _REPLACED.get(error.flagname, "")
-        hint = f"; {instead}" if instead else f"{did_you_mean(error)} (--help shows all)"
-        raise ValueError(f"{error.flagname}: is no flag here{hint}") from error
-    except (flags.Error, OSError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    if rest:
-        raise ValueError(f"unexpected arguments {rest}; everything is a flag")
+    take(values, arguments, _unknown)
     return Study(values, settings.read(values, FolderSettings))
+
+
+def _unknown(error: flags.UnrecognizedFlagError) -> str:
+    if error.flagname in _UNUSED:
+        return f"{error.flagname}: is no flag here; it had no effect here; leave it out"
+    return f"{error.flagname}: is no flag here{did_you_mean(error)} (--help shows all)"
 
 
 def parse_or_exit(
@@ -150,14 +155,8 @@ def parse_or_exit(
       leaves_folder: See `parse`.
       over_clients: Whether --mesh may lay out the clients of a run, too, and not runs alone.
     """
-    logging.set_verbosity(logging.WARNING)  # jax tells of every backend that is not there
-    arguments = sys.argv[1:] if arguments is None else arguments
-    asks = {"--help", "-help", "-h"}
-    rest = [argument for argument in arguments if argument not in asks]
-    study = checked(lambda: parse(rest, groups, defaults, leaves_folder=leaves_folder))
-    if asks & set(arguments):
-        shown(lambda: print(f"{description or ''}\n\n{study.flags.get_help()}"))
-        sys.exit(0)
+    parse_here = partial(parse, groups=groups, defaults=defaults, leaves_folder=leaves_folder)
+    study = or_exit(parse_here, arguments, description)
     return checked(lambda: _with_devices(study, over_clients)) if JobSettings in groups else study
 
 

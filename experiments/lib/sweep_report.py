@@ -137,19 +137,17 @@ def table(
 def best_lines(
     summary: pd.DataFrame,
     names: Sequence[str],
-    by: str = "acc",
-    measures: Sequence[str] = ("information", "silhouette", "loss"),
     part_of: Mapping[str, Sequence[str]] | None = None,
 ) -> list[str]:
-    """Says which setting is best by a score, and what choosing without labels would have come to.
+    """Says which setting is best by ACC, and what choosing without labels would have come to.
+
+    For each measure that needs none there is a line with the setting that comes first by it, that
+    setting's ACC and rank by ACC, and one with Spearman's correlation over settings between the
+    measure and ACC.
 
     Args:
       summary: Of `summarise`.
       names: Columns that tell settings apart.
-      by: A score that needs labels.
-      measures: Metrics that need none; for each a line with the setting that comes first by it,
-        that setting's score and rank by score, and one with Spearman's correlation over settings
-        between the measure and the score.
       part_of: For measures the columns that change what they measure, see `axes_in`: where there
         are some, no setting is first by it.
     """
@@ -157,17 +155,15 @@ def best_lines(
         return ["no run ended well: there is no best setting"]
     if not names:
         entry = summary.loc[0]
-        return [f"mean {_named(by)} of the one setting: {_spread(entry, by)}{_failures(entry)}"]
-    means = summary[f"{by}_mean"]
+        return [f"mean ACC of the one setting: {_spread(entry, 'acc')}{_failures(entry)}"]
+    means = summary["acc_mean"]
     scored = bool(means.notna().any())
-    entry = summary.loc[ranking(summary, by)[0]]
-    found = f"{_setting(entry, names)}: {_spread(entry, by)}{_failures(entry)}"
-    if (n_alike := int((means == entry[f"{by}_mean"]).sum())) > 1:
+    entry = summary.loc[ranking(summary, "acc")[0]]
+    found = f"{_setting(entry, names)}: {_spread(entry, 'acc')}{_failures(entry)}"
+    if (n_alike := int((means == entry["acc_mean"]).sum())) > 1:
         found = f"{n_alike} settings are level, of which the first is {found}"
-    lines = [
-        f"best by mean {_named(by)} (needs labels): {found if scored else 'no setting has one'}"
-    ]
-    for measure in measures:
+    lines = [f"best by mean ACC (needs labels): {found if scored else 'no setting has one'}"]
+    for measure in ("information", "silhouette", "loss"):
         changing = (part_of or {}).get(measure)
         if changing and f"{measure}_mean" in summary and summary[f"{measure}_mean"].notna().any():
             lines.append(
@@ -175,7 +171,7 @@ def best_lines(
                 f" {', '.join(changing)}"
             )
             continue
-        lines += _chosen_by(summary, names, by, measure)
+        lines += _chosen_by(summary, names, measure)
     return lines
 
 
@@ -216,40 +212,36 @@ def idle_lines(summary: pd.DataFrame, axes: Sequence[Axis]) -> list[str]:
     return lines
 
 
-def _chosen_by(summary: pd.DataFrame, names: Sequence[str], by: str, measure: str) -> list[str]:
+def _chosen_by(summary: pd.DataFrame, names: Sequence[str], measure: str) -> list[str]:
     """Returns the lines about choosing by a measure that needs no labels."""
     head = f"first by {measure} (no labels)"
-    score = summary[f"{by}_mean"]
+    score = summary["acc_mean"]
     if f"{measure}_mean" not in summary or summary[f"{measure}_mean"].isna().all():
         return [f"{head}: not measured in any setting"]
     values = summary[f"{measure}_mean"]
     entry = summary.loc[ranking(summary, measure)[0]]
     line = f"{head}: {_setting(entry, names)}: {measure} {_mean(entry, measure)}"
-    if math.isfinite(entry[f"{by}_mean"]):
-        rank = 1 + (score > entry[f"{by}_mean"]).sum()
-        line += f", {_named(by)} {_spread(entry, by)}, rank {rank} of {score.count()}"
-        line += f" by {_named(by)}"
+    if math.isfinite(entry["acc_mean"]):
+        rank = 1 + (score > entry["acc_mean"]).sum()
+        line += f", ACC {_spread(entry, 'acc')}, rank {rank} of {score.count()} by ACC"
     line += _failures(entry)
     ran = summary["n_ok"] > 0
     if missing := (ran & values.isna()).sum():
         line += f"; not measured in {missing} of {ran.sum()} settings"
-    return (
-        [line, f"    {_correlation(values, score, by, measure)}"] if score.notna().any() else [line]
-    )
+    return [line, f"    {_correlation(values, score, measure)}"] if score.notna().any() else [line]
 
 
-def _correlation(values: pd.Series, score: pd.Series, by: str, measure: str) -> str:
-    """Says Spearman's, and what it would be if the measure ranked as the score does."""
+def _correlation(values: pd.Series, score: pd.Series, measure: str) -> str:
+    """Says Spearman's with ACC, and what it would be if the measure ranked as ACC does."""
     both = pd.DataFrame({"value": values, "score": score}).dropna()
-    head = f"Spearman's correlation with mean {_named(by)}:"
+    head = "Spearman's correlation with mean ACC:"
     if len(both) < _FEWEST:
         return f"{head} none, fewer than {_FEWEST} settings have both"
     if (both.nunique() == 1).any():
         return f"{head} none, all settings are alike"
     rho = both["value"].rank().corr(both["score"].rank())
     ideal = "-1" if measure in SMALLER_IS_BETTER else "1"
-    would = f"({ideal} would rank as {_named(by)} does)"
-    return f"{head} {_short(rho)} over {len(both)} settings {would}"
+    return f"{head} {_short(rho)} over {len(both)} settings ({ideal} would rank as ACC does)"
 
 
 # --- Pictures -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How numbers are written."""
+"""How numbers are written, and a line that several families write."""
 
 from __future__ import annotations
 

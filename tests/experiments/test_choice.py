@@ -122,7 +122,7 @@ def test_what_all_numbers_share_is_made_and_counted_once(reads, monkeypatch):
             return types.SimpleNamespace(labels=[self.k], embedding=["H"], info=None)
 
     monkeypatch.setattr(choice, "_limited", lambda *_: (Programs(), lambda k: k))
-    monkeypatch.setattr(choice, "_trained", lambda *_: trained.append(1) or (None, 3))
+    monkeypatch.setattr(runner, "trained", lambda *_: trained.append(1) or (None, 3))
     monkeypatch.setattr(choice, "_expect", lambda *_: None)
     monkeypatch.setattr(runner, "check_masked_sums", lambda *_: None)
     job = runner.Job(*[None] * len(runner.Job._fields))._replace(

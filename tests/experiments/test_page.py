@@ -116,8 +116,8 @@ def test_runs_that_cannot_be_drawn_are_named_and_leave_no_empty_figures(tmp_path
         "a<b": row.assign(**{"all/pooled/acc": [0.4, 0.5]}),
     }
     lines = pd.DataFrame({"acc": [np.nan, 0.2, 0.5]}, index=list(rounds))
-    compare.write_page(tmp_path, lines, rounds, [])
-    compare.write_page(tmp_path, lines[:1], {"unlabelled": rounds["unlabelled"]}, [])
+    compare._write_page(tmp_path, lines, rounds, [])
+    compare._write_page(tmp_path, lines[:1], {"unlabelled": rounds["unlabelled"]}, [])
     (bars, curves), none = drawn
     assert none == [] and bars.traces[0]["x"] == ["silent", "a&lt;b"]
     assert [trace["name"] for trace in curves.traces] == ["a&lt;b"]

@@ -370,7 +370,7 @@ def test_a_family_may_change_labels_without_flags_of_its_own(toy):
     arguments = [*FEDHK, *toy]
     command = parse(arguments, extra=(sweep.SweepSettings,))
     family = Hooks(labels=lambda settings, server, labels: labels)
-    (made,) = sweep.commands_of(arguments, command._replace(hooks=family), [{"rounds": "3"}])
+    (made,) = sweep.commands_of(command._replace(hooks=family), [{"rounds": "3"}])
     assert made.rounds == 3
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.lib import batches, grid, groups, hooks, plots, plots_sweep, sweep_report
+from experiments.lib import batches, grid, hooks, plots, plots_sweep, sweep_report
+from experiments.lib.settings import flags_of
 from experiments.lib.text import counted
 from jaxfedmvc import Federation, engine
 from jaxfedmvc.algorithms import METHODS
@@ -167,7 +168,7 @@ def test_settings_of_other_data_are_compared_by_no_measure_of_them(axis):
 def test_settings_in_the_loss_are_settings_of_the_family():
     flags = {}
     for method in METHODS.values():
-        mine = {*groups.flags_of(method.config), *groups.flags_of(method.hyperparams)}
+        mine = {*flags_of(method.config), *flags_of(method.hyperparams)}
         flags.setdefault(hooks.family_of(method), set()).update(mine, ["n_clusters"])
     for family, names in sweep_report.IN_LOSS.items():
         assert set(names) <= flags[family], family
@@ -274,7 +275,7 @@ def test_best_lines_do_without_labels_and_without_measures():
     [([1.0, 2.0, NAN], "fewer than 3 settings have both"), ([2.0] * 3, "all settings are alike")],
 )
 def test_no_correlation_is_told(losses, why):
-    lines = sweep_report.best_lines(summary_of([0.1, 0.2, 0.3], losses), ["x"], measures=["loss"])
+    lines = sweep_report.best_lines(summary_of([0.1, 0.2, 0.3], losses), ["x"])
     assert lines[-1] == f"    Spearman's correlation with mean ACC: none, {why}"
 
 
