@@ -189,6 +189,9 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
     k-means on pooled samples, view by view, whose clusters of different views do not belong
     together. What is sent here still tells of few samples each, and is no sum over clients:
     `private` starts without it.
+
+    The sum of a client's rows was sent before, and less the summaries it is the sum of those left
+    out, which may be one. With `min_cluster_size` they are that many, too, or none (`_kept`).
     """
     n_summaries = 2 * config.n_clusters
     least, average = _sizes(config)
@@ -218,7 +221,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         limit = jnp.sum(client.mask) // average
         found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
         means, counts = means_of(rows, found.labels, n_summaries)
-        kept = counts >= least
+        kept = counts >= least if config.min_cluster_size is None else _kept(counts, least)
         return state, (jnp.where(kept[:, None], means, 0.0), counts * kept), {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
@@ -265,6 +268,19 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         return state._replace(basis=basis, models=models, of_views=of_views), {}
 
     return Phase(broadcast, client, server)
+
+
+def _kept(counts: Array, least: int) -> Array:
+    """Says which clusters' sums may be sent where that of all rows is known, bool [clusters].
+
+    Those of `least` rows or more; without the smallest of them where the others have fewer rows
+    than that together, whose sum could be worked out.
+    """
+    kept = counts >= least
+    n_others = jnp.sum(counts, where=~kept)
+    smallest = jnp.argmin(jnp.where(kept, counts, jnp.inf))
+    too_few = (n_others > 0) & (n_others < least)
+    return kept & ~(too_few & (jnp.arange(len(counts)) == smallest))
 
 
 def may_leave_out(config: FedHKConfig, n_views: int) -> bool:

@@ -32,6 +32,7 @@ from jaxfedmvc.algorithms.fedhk.client import (
 from jaxfedmvc.algorithms.fedhk.method import best, best_start
 from jaxfedmvc.algorithms.fedhk.model import Averages, Model, Scale, ServerState, Sums, whole
 from jaxfedmvc.algorithms.fedhk.rounds import broadcast, guarded, statistics_round
+from jaxfedmvc.algorithms.fedhk.setup import _kept
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import check_sums, secure_aggregation
@@ -616,6 +617,37 @@ def test_with_a_least_cluster_size_no_summary_stands_for_fewer():
         counts = np.asarray(counts)
         assert counts.max() > 0 and counts[counts > 0].min() >= found
         assert not np.asarray(rows)[counts == 0].any()
+
+
+def test_a_row_far_from_all_others_is_not_what_the_summaries_leave_of_a_sum():
+    """Two clusters of 24 rows, of which one is that row: the sum of all less the other gives it."""
+    views, _ = make_views()
+    views = [np.concatenate([x[:1] + 1e3, x[1:]]) for x in views]
+    algorithm = e_fkmvc(FedHKConfig(C, min_cluster_size=5))
+    fed = federation(views, [np.arange(ROWS)])
+    server, (states,) = algorithm.init(KEY, fed)
+    scales = started(views).scales
+    state, client = (jax.tree.map(lambda x: x[0], tree) for tree in (states, fed.cohorts[0]))
+    state = dataclasses.replace(state, scales=scales)
+    sent = algorithm.setup[2].broadcast(server._replace(scales=scales), (0, 1))
+    _, (_, counts), _ = jax.jit(algorithm.setup[2].client)(KEY, sent, state, client)
+    assert np.sum(counts) in (0, *range(5, 20), 24)
+
+
+@pytest.mark.parametrize(
+    ("counts", "sent"),
+    [
+        ([7, 5, 9], [7, 5, 9]),
+        # The sum of all rows less those of 7 and 9 would be a row, and less that of 9 it is of 8.
+        ([7, 1, 9], [0, 0, 9]),
+        ([5, 2, 2], [0, 0, 0]),
+        ([8, 3, 2], [8, 0, 0]),  # those left out are five
+        ([6, 4, 6], [0, 0, 6]),
+    ],
+)
+def test_rows_in_no_summary_are_as_many_as_a_summary_needs(counts, sent):
+    kept = jax.jit(_kept, static_argnums=1)(np.asarray(counts, np.float32), 5)
+    np.testing.assert_array_equal(counts * np.asarray(kept), sent)
 
 
 def test_clients_with_fewer_rows_than_a_sum_needs_are_refused():
