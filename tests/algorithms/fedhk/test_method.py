@@ -1035,6 +1035,7 @@ def test_secure_sums_give_the_same_clusters():
     "values, reason",
     [
         ({"fuzzifier": 1.0}, r"fuzzifier: got 1.0; .* more than 1: .* farthest centre"),
+        ({"fuzzifier": 1 + 1e-9}, r"fuzzifier: got 1\.000000001; .* 1\.000001 at least"),
         ({"fuzzifier": np.inf}, "fuzzifier: got inf"),
         ({"alpha": 1.0}, r"alpha: got 1.0; .* more than 1, .* linear in the view weights"),
         ({"alpha": 0.5}, r"alpha: got 0.5; .* concave"),
