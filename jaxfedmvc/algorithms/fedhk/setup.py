@@ -191,7 +191,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
     `private` starts without it.
 
     The sum of a client's rows was sent before, and less the summaries it is the sum of those left
-    out, which may be one. With `min_cluster_size` they are that many, too, or none (`_kept`).
+    out, which may be one. With `min_cluster_size` they are as many as it says, or none.
     """
     n_summaries = 2 * config.n_clusters
     least, average = _sizes(config)
@@ -221,7 +221,10 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         limit = jnp.sum(client.mask) // average
         found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
         means, counts = means_of(rows, found.labels, n_summaries)
-        kept = counts >= least if config.min_cluster_size is None else _kept(counts, least)
+        if config.min_cluster_size is not None:
+            labels = _none_left_alone(found.labels, counts, least)
+            means, counts = means_of(rows, labels, n_summaries)
+        kept = counts >= least
         return state, (jnp.where(kept[:, None], means, 0.0), counts * kept), {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
@@ -270,17 +273,21 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
     return Phase(broadcast, client, server)
 
 
-def _kept(counts: Array, least: int) -> Array:
-    """Says which clusters' sums may be sent where that of all rows is known, bool [clusters].
+def _none_left_alone(labels: Array, counts: Array, least: int) -> Array:
+    """Joins small clusters to the smallest of the others where they are of too few rows together.
 
-    Those of `least` rows or more; without the smallest of them where the others have fewer rows
-    than that together, whose sum could be worked out.
+    They would be left out, and their sum is that of all rows, which is known, less what is sent.
+
+    Args:
+      labels: Cluster of each row, int32 [n], -1 for none.
+      counts: Rows of each cluster, [clusters].
+      least: Rows of a cluster that is sent.
     """
-    kept = counts >= least
-    n_others = jnp.sum(counts, where=~kept)
-    smallest = jnp.argmin(jnp.where(kept, counts, jnp.inf))
-    too_few = (n_others > 0) & (n_others < least)
-    return kept & ~(too_few & (jnp.arange(len(counts)) == smallest))
+    is_small = counts < least
+    n_small = jnp.sum(counts, where=is_small)
+    smallest = jnp.argmin(jnp.where(is_small, jnp.inf, counts)).astype(labels.dtype)
+    joins = is_small[labels] & (labels >= 0) & (n_small < least)
+    return jnp.where(joins, smallest, labels)
 
 
 def may_leave_out(config: FedHKConfig, n_views: int) -> bool:

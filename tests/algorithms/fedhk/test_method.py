@@ -32,7 +32,7 @@ from jaxfedmvc.algorithms.fedhk.client import (
 from jaxfedmvc.algorithms.fedhk.method import best, best_start
 from jaxfedmvc.algorithms.fedhk.model import Averages, Model, Scale, ServerState, Sums, whole
 from jaxfedmvc.algorithms.fedhk.rounds import broadcast, guarded, statistics_round
-from jaxfedmvc.algorithms.fedhk.setup import _kept
+from jaxfedmvc.algorithms.fedhk.setup import _none_left_alone
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import check_sums, secure_aggregation
@@ -635,19 +635,20 @@ def test_a_row_far_from_all_others_is_not_what_the_summaries_leave_of_a_sum():
 
 
 @pytest.mark.parametrize(
-    ("counts", "sent"),
+    ("counts", "joined"),
     [
-        ([7, 5, 9], [7, 5, 9]),
-        # The sum of all rows less those of 7 and 9 would be a row, and less that of 9 it is of 8.
-        ([7, 1, 9], [0, 0, 9]),
-        ([5, 2, 2], [0, 0, 0]),
-        ([8, 3, 2], [8, 0, 0]),  # those left out are five
-        ([6, 4, 6], [0, 0, 6]),
+        ([7, 5, 9, 0], [7, 5, 9, 0]),
+        ([7, 1, 9, 0], [8, 0, 9, 0]),
+        ([6, 2, 9, 2], [10, 0, 9, 0]),
+        ([8, 3, 2, 0], [8, 3, 2, 0]),  # those that are left out are five
+        ([5, 4, 5, 0], [9, 0, 5, 0]),
     ],
 )
-def test_rows_in_no_summary_are_as_many_as_a_summary_needs(counts, sent):
-    kept = jax.jit(_kept, static_argnums=1)(np.asarray(counts, np.float32), 5)
-    np.testing.assert_array_equal(counts * np.asarray(kept), sent)
+def test_rows_in_no_summary_are_as_many_as_a_summary_needs(counts, joined):
+    labels = np.append(np.repeat(np.arange(4), counts), [-1, -1]).astype(np.int32)
+    found = jax.jit(_none_left_alone, static_argnums=2)(labels, np.float32(counts), 5)
+    np.testing.assert_array_equal(found[-2:], -1)
+    np.testing.assert_array_equal(np.bincount(found[:-2], minlength=4), joined)
 
 
 def test_clients_with_fewer_rows_than_a_sum_needs_are_refused():
