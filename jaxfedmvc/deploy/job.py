@@ -160,7 +160,8 @@ class Job:
         """Returns the value that a setting has in this job.
 
         `rounds` and `n_clients` are the job's. `dp_epsilon` of a private method is what the run
-        spends, which its `noise_multiplier` decides where it has one.
+        spends, which its `noise_multiplier` decides where it has one, and infinite with shared
+        keys, of which the server knows the seed and so the noise.
 
         Raises:
           ValueError: The method has no such setting.
@@ -169,7 +170,8 @@ class Job:
         if name in ("rounds", "n_clients"):
             return self.n_rounds if name == "rounds" else self.clients
         if name == "dp_epsilon" and issubclass(method.config, PrivateFedHKConfig):
-            return spent(*self._configured(self.clients))[0]
+            is_known = self.keys == "shared"
+            return math.inf if is_known else spent(*self._configured(self.clients))[0]
         fields = (*dataclasses.fields(method.config), *dataclasses.fields(method.hyperparams))
         for field in fields:
             if field.name == name:
