@@ -30,12 +30,12 @@ plain sum, and `trimmed_mean(0.0)` is the plain sum without ratios only.
 QUORUM. A client says nothing of a quotient where it has no weight, as of a cluster that it holds no
 rows of, and a hostile one can claim them all. Among the few that are left two could decide. So no
 more than a quorum of clients makes a quotient nothing: numerators and denominators are zero, and
-the server does what it does where nobody says anything (E-FKMVC's keeps the centre). As long as the
-hostile clients are no more than half of the quorum, they are fewer than the honest ones that
-speak, of every quotient that counts: a quarter of those that are reduced together for the quorum of
-a half. The rule bounds them then if it bears half of those who speak, or is told of as many. What
-hostile clients can do by silence is to keep a quotient from counting. Without it, quorum=0, the
-bounds of the rules hold among the clients that speak of a quotient only.
+the server does what it does where nobody says anything (E-FKMVC's keeps the centre); nor is it part
+of any distance. As long as the hostile clients are no more than half of the quorum, they are fewer
+than the honest ones that speak, of every quotient that counts: a quarter of those that are reduced
+together for the quorum of a half. The rule bounds them then if it bears half of those who speak, or
+is told of as many. What hostile clients can do by silence is to keep a quotient from counting.
+Without it, quorum=0, the bounds of the rules hold among the clients that speak of a quotient only.
 
 LIMITS. A rule helps while the hostile clients are fewer than it can bear, among those that are
 reduced together: cohorts whose messages have the same structure and shapes are, others are not, so
