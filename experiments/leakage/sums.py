@@ -3,9 +3,10 @@
 The quotient of a client's sum and its weight is a mean of few rows, and of one where a cluster
 holds no more. A fuzzy sum for a cluster that holds none is the worst: its weight goes to whichever
 row is nearest, by a high power of distances, and the quotient is that row. Read are each client's
-summaries at the start, its sums of all rounds, and by how much each differs from the round before,
-which is a sum over the rows that came or went. Where sums are added up before anybody reads them,
-it is the summaries alone.
+summaries at the start, by how much the sum of all its rows, which is sent first, exceeds them, its
+sums of all rounds, and by how much each differs from the round before, which is a sum over the rows
+that came or went. Where sums are added up before anybody reads them, it is the summaries, and what
+all clients' rows exceed them by.
 
 Of so many means some are near a row by chance. So beside them stand those of a run on public
 samples that are dealt out alike, which anyone can make without any message.
@@ -26,8 +27,8 @@ from jaxfedmvc.metrics import host
 
 # Rounds at most; the method mostly ends before.
 _ROUNDS = 30
-# Place of the exchange of summaries in the setup.
-_SUMMARIES = 2
+# Places in the setup of the sums of all rows, and of the exchange of summaries.
+_TOTALS, _SUMMARIES = 0, 2
 # A row counts as exposed where a mean has it up to this share of the features' variance. In a view
 # of few features any mean is so close to some rows: hence the control.
 _CLOSE = 0.01
@@ -61,7 +62,7 @@ class SumAttacks:
         Args:
           scenario: The data.
           seed: Of everything random.
-          summed: Whether only summaries are read, as with secure aggregation.
+          summed: Whether no sum of a single client is read, as with secure aggregation.
         """
         n, key = len(scenario.labels), jax.random.key(seed)
         parts = hybrid_partition(seed, n, len(scenario.views), self.n_clients, ratio=(1, 0))
@@ -97,22 +98,29 @@ def told(result: engine.RunResult, summed: bool) -> list[dict[int, np.ndarray]]:
 
     Args:
       result: Of a run in which all clients hold all views.
-      summed: Whether only summaries are read.
+      summed: Whether no sum of a single client is read.
     """
     scales, n_rounds = result.state.server.scales, int(result.n_rounds)
-    summaries, sums = (
+    setup = result.info["setup"]
+    (totals, n_rows), summaries, sums = (
         jax.tree.map(np.asarray, phase["clients"][0]["message"])
-        for phase in (result.info["setup"][_SUMMARIES], result.info["rounds"][0])
+        for phase in (setup[_TOTALS], setup[_SUMMARIES], result.info["rounds"][0])
     )
     means, counts = summaries
     by_view = np.split(means, np.cumsum([len(s.origin) for s in scales.values()])[:-1], axis=2)
     found: list[dict[int, np.ndarray]] = []
     for c, count in enumerate(counts):
         found.append({})
+        # What the summaries leave out of each client's rows, or of all clients' together.
+        whose = slice(None) if summed else slice(c, c + 1)
         for (v, scale), part in zip(scales.items(), by_view, strict=True):
             origin = np.asarray(scale.origin)
-            unscaled = part[c] * np.sqrt(np.asarray(scale.variance))
-            heard = [means_of(unscaled * count[:, None], count, origin)]
+            own = part * np.sqrt(np.asarray(scale.variance)) * counts[..., None]
+            rest = totals[v] - n_rows[:, None] * origin - own.sum(axis=1)
+            left_out = rest[whose].sum(axis=0, keepdims=True)
+            n_left_out = (n_rows - counts.sum(axis=1))[whose].sum(keepdims=True)
+            of_start = np.concatenate([own[c], left_out]), np.concatenate([count, n_left_out])
+            heard = [means_of(*of_start, origin)]
             if not summed:
                 numerators, weights = (
                     _with_changes(x[v][:n_rounds, c]) for x in (sums.numerators, sums.weights)

@@ -20,14 +20,14 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits
+from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits, check_room
 from jaxfedmvc.algorithms.fedhk.accounting import spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
@@ -140,11 +140,28 @@ class Job:
         of_the_run = {"n_clients": n_clients, "rounds": self.n_rounds}
         return configured(method, settings, of_the_run)
 
+    def check_room(self, n_clients: int, view_dims: Sequence[int], rows: int) -> None:
+        """Checks that secure sums of central noise can be read, whatever the clients' rows are.
+
+        Args:
+          n_clients: Number of clients.
+          view_dims: Width of each view.
+          rows: Rows of a client at most.
+
+        Raises:
+          ValueError: Values of a client may exceed what `fraction_bits` hold.
+        """
+        config, hyper = self._configured(n_clients)
+        is_central = isinstance(config, PrivateFedHKConfig) and config.noise == "central"
+        if is_central and self.fraction_bits is not None:
+            check_room(config, hyper, self.fraction_bits, view_dims, rows)
+
     def setting(self, name: str) -> Any:
         """Returns the value that a setting has in this job.
 
         `rounds` and `n_clients` are the job's. `dp_epsilon` of a private method is what the run
-        spends, which its `noise_multiplier` decides where it has one.
+        spends, which its `noise_multiplier` decides where it has one, and infinite with shared
+        keys, of which the server knows the seed and so the noise.
 
         Raises:
           ValueError: The method has no such setting.
@@ -153,7 +170,8 @@ class Job:
         if name in ("rounds", "n_clients"):
             return self.n_rounds if name == "rounds" else self.clients
         if name == "dp_epsilon" and issubclass(method.config, PrivateFedHKConfig):
-            return spent(*self._configured(self.clients))[0]
+            is_known = self.keys == "shared"
+            return math.inf if is_known else spent(*self._configured(self.clients))[0]
         fields = (*dataclasses.fields(method.config), *dataclasses.fields(method.hyperparams))
         for field in fields:
             if field.name == name:

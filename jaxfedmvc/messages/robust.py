@@ -30,12 +30,12 @@ plain sum, and `trimmed_mean(0.0)` is the plain sum without ratios only.
 QUORUM. A client says nothing of a quotient where it has no weight, as of a cluster that it holds no
 rows of, and a hostile one can claim them all. Among the few that are left two could decide. So no
 more than a quorum of clients makes a quotient nothing: numerators and denominators are zero, and
-the server does what it does where nobody says anything (E-FKMVC's keeps the centre). As long as the
-hostile clients are no more than half of the quorum, they are fewer than the honest ones that
-speak, of every quotient that counts: a quarter of those that are reduced together for the quorum of
-a half. The rule bounds them then if it bears half of those who speak, or is told of as many. What
-hostile clients can do by silence is to keep a quotient from counting. Without it, quorum=0, the
-bounds of the rules hold among the clients that speak of a quotient only.
+the server does what it does where nobody says anything (E-FKMVC's keeps the centre); nor is it part
+of any distance. As long as the hostile clients are no more than half of the quorum, they are fewer
+than the honest ones that speak, of every quotient that counts: a quarter of those that are reduced
+together for the quorum of a half. The rule bounds them then if it bears half of those who speak, or
+is told of as many. What hostile clients can do by silence is to keep a quotient from counting.
+Without it, quorum=0, the bounds of the rules hold among the clients that speak of a quotient only.
 
 LIMITS. A rule helps while the hostile clients are fewer than it can bear, among those that are
 reduced together: cohorts whose messages have the same structure and shapes are, others are not, so
@@ -486,13 +486,10 @@ def _of_ratio(
     def quotients(w: Array, top: PyTree) -> PyTree:
         return jax.tree.map(lambda x: x / _widened(jnp.where(w > least, w, 1.0), x), top)
 
-    def said_of(w: Array, top: PyTree) -> PyTree:
+    def said_of(said: Array, top: PyTree) -> PyTree:
         # A quotient that overflows says nothing either.
-        return jax.tree.map(lambda x: _widened(w > least, x) & jnp.isfinite(x), top)
+        return jax.tree.map(lambda x: _widened(said, x) & jnp.isfinite(x), top)
 
-    means = jax.tree.map(quotients, denominators, numerators)
-    mean = _of_part(rule, means, mask, jax.tree.map(said_of, denominators, means))
-    bottom = _of_part(rule, denominators, mask, has_said)
     n = jnp.maximum(jnp.sum(mask), 1)
 
     def share_of(said: Array) -> Array:
@@ -500,6 +497,12 @@ def _of_ratio(
         return jnp.where(n_said > ratio.quorum * n + _ROUNDING, n_said / n, 0.0)
 
     share = jax.tree.map(share_of, has_said)
+    # Nor does what does not count: where hostile clients are most of the few that speak, it would
+    # be the honest ones who lie far from the others, by whatever distance.
+    has_said = jax.tree.map(lambda said, share: said & (share > 0)[None], has_said, share)
+    means = jax.tree.map(quotients, denominators, numerators)
+    mean = _of_part(rule, means, mask, jax.tree.map(said_of, has_said, means))
+    bottom = _of_part(rule, denominators, mask, has_said)
     bottom = jax.tree.map(jnp.multiply, bottom, share)
     top = jax.tree.map(lambda w, x: jax.tree.map(lambda x: _widened(w, x) * x, x), bottom, mean)
     return top, bottom

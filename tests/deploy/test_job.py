@@ -444,12 +444,12 @@ def test_a_job_that_asks_for_more_is_refused_with_a_reason(tmp_path):
 def test_bounds_hold_for_what_a_run_is_and_spends():
     """Known answers: 3 + rounds releases of multiplier z spend epsilon(z / sqrt(3 + rounds))."""
     bounds = {"dp_epsilon": {"most": 8}, "rounds": {"most": 10}, "n_clients": {"least": 3}}
-    policy = Policy(("private_e_fkmvc", "e_fkmvc"), settings=bounds)
+    policy = Policy(("private_e_fkmvc", "e_fkmvc"), settings=bounds, shared_keys=True)
     others = {"noise": "local"}
 
-    def refusal(clients=3, method="private_e_fkmvc", rounds=5, **changed):
+    def refusal(clients=3, method="private_e_fkmvc", rounds=5, keys="own", **changed):
         settings = SETTINGS | (others if method == "private_e_fkmvc" else {}) | changed
-        job = Job("a", method, clients, settings, rounds=rounds)
+        job = Job("a", method, clients, settings, rounds=rounds, keys=keys)
         with pytest.raises(Refused) as refused:
             policy.check(job, clients, 6)
         return str(refused.value)
@@ -461,6 +461,8 @@ def test_bounds_hold_for_what_a_run_is_and_spends():
     assert refusal(noise_multiplier=2**0.5).startswith("dp_epsilon: 9.99")
     assert refusal(noise_multiplier=1e-6).startswith("dp_epsilon: 4")
     assert refusal(noise_multiplier=0).startswith("dp_epsilon: inf")
+    # Whoever knows the job's seed draws the noise again.
+    assert refusal(keys="shared", dp_epsilon=1).startswith("dp_epsilon: inf")
     assert refusal(rounds=11).startswith("rounds: 11")
     assert refusal(clients=2).startswith("n_clients: 2")
     # Those that take part count, and not how many the job says that there are.

@@ -7,8 +7,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from jaxfedmvc.deploy import Node, Server, server, wire
+from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.masks import Party, _stream, read_identity, read_public
-from jaxfedmvc.deploy.plan import Plan
+from jaxfedmvc.deploy.plan import Card, Plan
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine.streaming import run_streaming
 from jaxfedmvc.messages.secure import secure_aggregation
@@ -237,6 +238,33 @@ def test_a_sum_with_what_was_clipped_is_read_by_nobody(tmp_path):
             ones[kind] += int(np.frombuffer(body, "<u4")[-1])  # the last leaf is the check
     wrong = {kind: n % 2**32 for kind, n in ones.items() if n % 2**32 != {2: 3, 1: 2}[len(kind)]}
     assert wrong and all(n > 5 for n in wrong.values())  # no number of clients: nothing cancels
+
+
+def test_a_private_sum_that_might_not_fit_is_refused_before_it_tells_of_a_client(tmp_path):
+    """Whether it does would be a bit of a message with a part of the noise."""
+    ((_, clients), _) = CLIENTS
+    federation = common.federation("horizontal", common.parts("horizontal", (((0, 1), clients),)))
+    paths = local.write_nodes(tmp_path, federation, ["private_e_fkmvc"])
+    transport = local.Local(local.nodes_of(paths))
+    job = Job(
+        "job",
+        "private_e_fkmvc",
+        len(clients),
+        {"n_clusters": 2, "noise_multiplier": 1.0},
+        rounds=1,
+        fraction_bits=27,
+        deadline=0.1,
+        patience=0.5,
+    )
+    with pytest.raises(ValueError, match=r"fraction_bits: got 27; allowed is .* sums of 8 rows"):
+        quiet(job, transport, tmp_path).run()
+    cards = [wire.unpack(reply)[0]["card"] for _, _, reply in transport.log]
+    told = [Card(c["client"], {int(v): w for v, w in c["views"].items()}, c["rows"]) for c in cards]
+    plan = Plan.of_cards(told, False).to_json()
+    join = wire.pack({"kind": "join", "settings": job.to_json(), "plan": plan})
+    for node in transport.handles.values():
+        refusal = wire.unpack(node.handle(join))[0]
+        assert refusal["error"] == "plan" and "fraction_bits: got 27" in refusal["text"]
 
 
 def exchange(request):

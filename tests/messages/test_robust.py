@@ -326,6 +326,27 @@ def test_who_has_no_weight_says_nothing_of_a_quotient():
     assert not sums[0].any() and not sums[1].any()
 
 
+@each_rule
+def test_a_quotient_that_does_not_count_changes_no_other(name):
+    """Of cluster 1 two honest clients of eight speak, and two who claim it: half, and no more.
+
+    Their median lies far from all four, who would then be those that differ in cluster 0, too.
+    """
+    rng = np.random.default_rng(3)
+    weights = np.ones((8, 2), np.float32)
+    weights[:4, 1] = 0
+    centres = rng.normal(size=(8, 2, 3)).astype(np.float32)
+    centres[6:, 0], centres[6:, 1] = 100, 1e3
+    guarded = robust(method(summing()), RULES[name], ratios=RATIO)
+    found = []
+    for w in (weights, weights * np.float32([1, 0])):
+        (sums,), _ = served(guarded, ((w[..., None] * centres, w),), (np.ones(8),))
+        assert not sums[0][1].any() and sums[1][1] == 0
+        found.append((sums[0][0], sums[1][0]))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
 def test_a_quotient_that_overflows_says_nothing():
     """2 is the median of 1 and 3; with infinity it would be 3."""
     numerators, weights = np.float32([1, 3, 3e38]), np.float32([1, 1, 1e-3])

@@ -138,7 +138,7 @@ def privacy_statement(
         "covered": "in the rounds, the server sees sums over a cohort and no message",
         "not_covered": [
             "the clients' summaries before the rounds, centres of five samples on average and two"
-            " at least, which are read one by one",
+            " at least, which are read one by one, and the sum of the samples that are in none",
             "what a sum itself tells; nothing is noised",
             "malicious clients or a malicious server, key agreement, dropout",
             _SIMULATED,

@@ -88,6 +88,8 @@ _LEAST_VARIANCE = 1e-6
 _TINY = 1e-30
 # Largest coefficient delta: times a distance of zero it is zero, where that of infinity is a NaN.
 _MOST_DELTA = 1e30
+# No noise is farther out than so many deviations (`messages.gaussian_noise`).
+_FARTHEST = 9.5
 
 
 class Release(NamedTuple):
@@ -116,6 +118,40 @@ def sensitivity(kind: str, dims: Sequence[int]) -> float:
 def _unit(*dims: int) -> float:
     """Computes g of a weight that goes with the sums over views of these widths."""
     return math.sqrt(len(dims)) / math.sqrt(math.sqrt(sum(dims)))
+
+
+def check_room(
+    config: PrivateFedHKConfig,
+    hyperparams: PrivateFedHKHyperparams | None,
+    fraction_bits: int,
+    dims: Sequence[int],
+    rows: int,
+) -> None:
+    """Checks that secure aggregation's fixed-point numbers hold whatever a client may send.
+
+    A sum cannot be read where a client's value does not fit, and whether it can would tell of this
+    client's message, which has a part of central noise only.
+
+    Args:
+      config: The method's.
+      hyperparams: The method's.
+      fraction_bits: b.
+      dims: Width of each view.
+      rows: Samples of a client at most.
+
+    Raises:
+      ValueError: A client of so many samples could exceed the numbers' range.
+      ImportError: Noise must be calibrated and dp-accounting is not installed.
+    """
+    settings = privacy_settings(config, hyperparams)
+    share = float(np.asarray(settings.noise_multiplier)) / math.sqrt(settings.shared_by)
+    delta = max(sensitivity(kind, dims) for kind in ("moments", "start", "round"))
+    # A sample adds 1 at most to an entry, or g to that of a size.
+    largest = 1.001 * rows * max(1.0, _unit(*dims)) + _FARTHEST * share * delta
+    most = math.floor(31 - 1e-6 - math.log2(largest * settings.shared_by))
+    if fraction_bits > most:
+        allowed = f"{most} or less, for sums of {rows} rows and the noise of a client"
+        raise checks.wrong("fraction_bits", fraction_bits, allowed)
 
 
 def private_e_fkmvc(

@@ -12,6 +12,10 @@ from jax import Array
 
 from jaxfedmvc import checks
 
+# Nearer to 1 the logarithms of memberships are so large that their rounding overflows, for some
+# samples and not for others: a server could tell by a NaN which ones a private client has.
+_LEAST_FUZZIFIER = 1.000001
+
 
 @dataclasses.dataclass(frozen=True)
 class FedHKConfig:
@@ -90,8 +94,8 @@ class FedHKHyperparams:
     """Numbers of E-FKMVC that may be traced.
 
     Attributes:
-      fuzzifier: Exponent m of the memberships, above 1. With many features larger values let
-        clusters collapse.
+      fuzzifier: Exponent m of the memberships, 1.000001 or more. With many features larger values
+        let clusters collapse.
       alpha: Exponent of the view weights, above 1; inf: views of equal weight. The weights favour
         compact views, that is those of few features, whether they are informative or not.
       beta: Scale of the bandwidth coefficient, positive.
@@ -135,9 +139,10 @@ def check_hyperparams(hyper: FedHKHyperparams) -> None:
         hyper,
         {
             "fuzzifier": (
-                lambda m: (m > 1) & (m < np.inf),
+                lambda m: (m >= _LEAST_FUZZIFIER) & (m < np.inf),
                 "more than 1: the exponent -1/(m-1) of the memberships has no value at 1, and"
-                " below it samples would go to the farthest centre",
+                " below it samples would go to the farthest centre;"
+                f" {_LEAST_FUZZIFIER} at least, since nearer to 1 they overflow",
             ),
             "alpha": (
                 lambda a: a > 1,

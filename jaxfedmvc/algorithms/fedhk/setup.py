@@ -189,6 +189,9 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
     k-means on pooled samples, view by view, whose clusters of different views do not belong
     together. What is sent here still tells of few samples each, and is no sum over clients:
     `private` starts without it.
+
+    The sum of a client's rows was sent before, and less the summaries it is the sum of those left
+    out, which may be one. With `min_cluster_size` they are as many as it says, or none.
     """
     n_summaries = 2 * config.n_clusters
     least, average = _sizes(config)
@@ -218,6 +221,9 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         limit = jnp.sum(client.mask) // average
         found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
         means, counts = means_of(rows, found.labels, n_summaries)
+        if config.min_cluster_size is not None:
+            labels = _none_left_alone(found.labels, counts, least)
+            means, counts = means_of(rows, labels, n_summaries)
         kept = counts >= least
         return state, (jnp.where(kept[:, None], means, 0.0), counts * kept), {}
 
@@ -265,6 +271,23 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         return state._replace(basis=basis, models=models, of_views=of_views), {}
 
     return Phase(broadcast, client, server)
+
+
+def _none_left_alone(labels: Array, counts: Array, least: int) -> Array:
+    """Joins small clusters to the smallest of the others where they are of too few rows together.
+
+    They would be left out, and their sum is that of all rows, which is known, less what is sent.
+
+    Args:
+      labels: Cluster of each row, int32 [n], -1 for none.
+      counts: Rows of each cluster, [clusters].
+      least: Rows of a cluster that is sent.
+    """
+    is_small = counts < least
+    n_small = jnp.sum(counts, where=is_small)
+    smallest = jnp.argmin(jnp.where(is_small, jnp.inf, counts)).astype(labels.dtype)
+    joins = is_small[labels] & (labels >= 0) & (n_small < least)
+    return jnp.where(joins, smallest, labels)
 
 
 def may_leave_out(config: FedHKConfig, n_views: int) -> bool:

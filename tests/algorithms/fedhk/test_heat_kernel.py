@@ -142,6 +142,14 @@ def test_memberships_and_view_weights_by_hand():
     np.testing.assert_allclose(view_weights(row[0], 1.5), [16 / 17, 1 / 17], rtol=1e-5)
 
 
+def test_memberships_are_shares_of_one_at_the_least_fuzzifier():
+    """Logarithms of up to 69 over 1e-6; over 1e-8 their rounding overflows in some rows."""
+    rng = np.random.default_rng(0)
+    distances = 10 ** rng.uniform(-30, 0, size=(500, 1)) * rng.uniform(size=(500, 3)) ** 4
+    found = jax.jit(lambda x: memberships(x, 1.000001))(distances.astype(np.float32))
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
+
+
 def test_kernel_distance_is_exact_near_the_centre():
     phi = np.array([0.0, 1e-9, 1e-4, 1.0, 200.0], np.float32)
     np.testing.assert_allclose(kernel_distance(phi), -np.expm1(-phi.astype(float)), rtol=1e-6)

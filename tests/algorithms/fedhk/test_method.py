@@ -32,6 +32,7 @@ from jaxfedmvc.algorithms.fedhk.client import (
 from jaxfedmvc.algorithms.fedhk.method import best, best_start
 from jaxfedmvc.algorithms.fedhk.model import Averages, Model, Scale, ServerState, Sums, whole
 from jaxfedmvc.algorithms.fedhk.rounds import broadcast, guarded, statistics_round
+from jaxfedmvc.algorithms.fedhk.setup import _none_left_alone
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.messages.secure import check_sums, secure_aggregation
@@ -618,6 +619,38 @@ def test_with_a_least_cluster_size_no_summary_stands_for_fewer():
         assert not np.asarray(rows)[counts == 0].any()
 
 
+def test_a_row_far_from_all_others_is_not_what_the_summaries_leave_of_a_sum():
+    """Two clusters of 24 rows, of which one is that row: the sum of all less the other gives it."""
+    views, _ = make_views()
+    views = [np.concatenate([x[:1] + 1e3, x[1:]]) for x in views]
+    algorithm = e_fkmvc(FedHKConfig(C, min_cluster_size=5))
+    fed = federation(views, [np.arange(ROWS)])
+    server, (states,) = algorithm.init(KEY, fed)
+    scales = started(views).scales
+    state, client = (jax.tree.map(lambda x: x[0], tree) for tree in (states, fed.cohorts[0]))
+    state = dataclasses.replace(state, scales=scales)
+    sent = algorithm.setup[2].broadcast(server._replace(scales=scales), (0, 1))
+    _, (_, counts), _ = jax.jit(algorithm.setup[2].client)(KEY, sent, state, client)
+    assert np.sum(counts) in (0, *range(5, 20), 24)
+
+
+@pytest.mark.parametrize(
+    ("counts", "joined"),
+    [
+        ([7, 5, 9, 0], [7, 5, 9, 0]),
+        ([7, 1, 9, 0], [8, 0, 9, 0]),
+        ([6, 2, 9, 2], [10, 0, 9, 0]),
+        ([8, 3, 2, 0], [8, 3, 2, 0]),  # those that are left out are five
+        ([5, 4, 5, 0], [9, 0, 5, 0]),
+    ],
+)
+def test_rows_in_no_summary_are_as_many_as_a_summary_needs(counts, joined):
+    labels = np.append(np.repeat(np.arange(4), counts), [-1, -1]).astype(np.int32)
+    found = jax.jit(_none_left_alone, static_argnums=2)(labels, np.float32(counts), 5)
+    np.testing.assert_array_equal(found[-2:], -1)
+    np.testing.assert_array_equal(np.bincount(found[:-2], minlength=4), joined)
+
+
 def test_clients_with_fewer_rows_than_a_sum_needs_are_refused():
     views, _ = make_views()
     algorithm = e_fkmvc(FedHKConfig(C, min_cluster_size=2))
@@ -1003,6 +1036,7 @@ def test_secure_sums_give_the_same_clusters():
     "values, reason",
     [
         ({"fuzzifier": 1.0}, r"fuzzifier: got 1.0; .* more than 1: .* farthest centre"),
+        ({"fuzzifier": 1 + 1e-9}, r"fuzzifier: got 1\.000000001; .* 1\.000001 at least"),
         ({"fuzzifier": np.inf}, "fuzzifier: got inf"),
         ({"alpha": 1.0}, r"alpha: got 1.0; .* more than 1, .* linear in the view weights"),
         ({"alpha": 0.5}, r"alpha: got 0.5; .* concave"),

@@ -157,11 +157,16 @@ def test_a_row_alone_in_a_sum_is_found_and_nothing_where_nothing_is_sent():
 
 
 def test_means_of_summaries_and_of_all_rounds_are_read():
-    """Two clients and a view of two features, about (1, 1) and in units of two."""
+    """Two clients and a view of two features, about (1, 1) and in units of two.
+
+    The summaries leave a row of the one, (9, 1), and two of the other out, (2, 0) and (4, -2): what
+    the sums of all rows exceed them by.
+    """
     scales = {0: Scale(jnp.ones(2), jnp.float32(4.0), jnp.zeros(0), jnp.zeros(0))}
     state = types.SimpleNamespace(server=types.SimpleNamespace(scales=scales))
     means = np.array([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]])
     summaries = (means, np.array([[3.0, 0.0], [0.0, 0.0]]))
+    totals = ({0: np.array([[3 * 3 + 9, 3 * 1 + 1], [6, -2]])}, np.array([4.0, 2.0]))
     # Three rounds are recorded, of which two were made: [rounds, clients, starts, clusters, ...].
     numerators = np.zeros((3, 2, 1, 1, 2))
     numerators[:, 0, 0, 0] = [[2, 2], [4, 0], [9, 9]]
@@ -172,16 +177,18 @@ def test_means_of_summaries_and_of_all_rounds_are_read():
     def heard(message):
         return {"clients": ({"message": message},)}
 
-    info = {"setup": [{}, {}, heard(summaries)], "rounds": [heard(sums)]}
+    info = {"setup": [heard(totals), {}, heard(summaries)], "rounds": [heard(sums)]}
     result = engine.RunResult(state, (), info, None, None, jnp.int32(2))
     one, other = told(result, summed=False)
-    # Of the summary, of either round, and of what came in the second: (2, -2) with 1.5.
-    means = [[3, 1], [1, 1], [5, 5], [3, 1], [7 / 3, -1 / 3], [1, 1]]
+    # Of the summary, of the row that is in none, of either round, and of what came in the second:
+    # (2, -2) with 1.5.
+    means = [[3, 1], [9, 1], [1, 1], [5, 5], [3, 1], [7 / 3, -1 / 3], [1, 1]]
     np.testing.assert_allclose(one[0], means)
-    np.testing.assert_allclose(other[0], [[1, 1]] * 2)
+    np.testing.assert_allclose(other[0], [[3, -1], [1, 1], [1, 1]])
+    # Of a sum over both clients only what is left out of both can be told: three rows.
     one, other = told(result, summed=True)
-    np.testing.assert_allclose(one[0], [[3, 1], [1, 1]])
-    np.testing.assert_allclose(other[0], [[1, 1]])
+    np.testing.assert_allclose(one[0], [[3, 1], [5, -1 / 3], [1, 1]])
+    np.testing.assert_allclose(other[0], [[5, -1 / 3], [1, 1]])
 
 
 @pytest.mark.slow
