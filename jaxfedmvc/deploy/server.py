@@ -523,14 +523,19 @@ class Server:
           told: What clients said when they found their clusters.
 
         Returns:
-          Their number and `metrics.information` of their rows; None without any, or where one of
-          them tells its sizes and no more.
+          Their number and `metrics.information` of their rows; None without any, or where what one
+          of them tells cannot be used.
         """
-        sizes = {
-            i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
-            for i, reply in told.items()
-            if "sizes" in reply
-        }
+        # By now all have their clusters: whatever is wrong here is no reason to stop the job.
+        try:
+            sizes = {
+                i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
+                for i, reply in told.items()
+                if "sizes" in reply
+            }
+        except Refused as refusal:
+            self.say(f"no information: {refusal}")
+            return None
         found = max(map(len, sizes.values()), default=0)
         asked = self.job.settings.get("n_clusters")  # clusters that nobody found count, too
         k = max(found, asked) if isinstance(asked, int) else found
@@ -547,7 +552,7 @@ class Server:
         def read(i: int, reply: bytes) -> float:
             try:
                 return _sum_log_q(i, reply)
-            except Refused as refusal:  # all have their clusters: no reason to stop the job
+            except Refused as refusal:
                 self.say(f"no information: client {i}: {refusal}")
                 return math.nan
 
@@ -704,14 +709,15 @@ def _checked_sizes(client: int, sizes: Any, n_rows: int) -> np.ndarray:
     """Returns the sizes of a client's clusters, int64.
 
     Raises:
-      Stopped: They are unreadable, or not of rows that the client has.
+      Refused: They are unreadable, or not of rows that the client has.
     """
     try:
         found = np.asarray([int(n) for n in sizes], np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Stopped(f"client {client}: sizes: unreadable") from error
+        raise Refused("malformed", f"client {client}: sizes: unreadable") from error
     if (found < 0).any() or (found > n_rows).any() or found.sum() > n_rows:
-        raise Stopped(f"client {client}: sizes: below zero, or more than its {n_rows} rows")
+        text = f"client {client}: sizes: below zero, or more than its {n_rows} rows"
+        raise Refused("malformed", text)
     return found
 
 

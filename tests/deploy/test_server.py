@@ -279,6 +279,8 @@ def test_a_client_that_tells_no_information_stops_no_job(tmp_path, monkeypatch):
     nodes.answers[2] = wire.pack({"error": "replayed", "text": "information: told already"})
     assert made._inform({0: {"sizes": [2, 3]}, 1: {}, 2: {"sizes": [4]}}) is None
     assert "no information: client 2: information: told already" in said
+    assert made._inform({0: {"sizes": [2, 3]}, 2: {"sizes": [6]}}) is None
+    assert said[-1].startswith("no information: client 2: sizes: ") and len(nodes.asked) == 1
 
 
 def test_a_folder_of_a_version_whose_cards_had_no_columns_is_named(tmp_path, monkeypatch):
@@ -294,7 +296,7 @@ def test_a_folder_of_a_version_whose_cards_had_no_columns_is_named(tmp_path, mon
     [([5, 1], "more than"), ([-1, 2], "below zero"), ([[1]], "unreadable"), (7, "unreadable")],
 )
 def test_sizes_of_no_rows_of_a_client_are_refused(sizes, text):
-    with pytest.raises(Stopped, match=f"client 4: sizes: .*{text}"):
+    with pytest.raises(wire.Refused, match=f"client 4: sizes: .*{text}"):
         server_module._checked_sizes(4, sizes, 5)
 
 
