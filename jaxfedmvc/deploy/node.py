@@ -8,9 +8,9 @@ job are numbered. The state after the last one and its answer lie in one file, s
 that is repeated has the same answer, whether or not the node was killed in between; a request with
 an earlier number, or another one under the same number, is refused, and so is a place in the run
 that was answered or left behind, or that the job does not have. Clusters are found once, too, by
-one model, and what views tell of them is told once. What an operator did not agree to is refused
-with a reason, also where the file has changed since the node joined. An error in here is told to
-nobody but the node's own log.
+one model, after which no exchange is answered, and what views tell of them is told once. What an
+operator did not agree to is refused with a reason, also where the file has changed since the node
+joined. An error in here is told to nobody but the node's own log.
 """
 
 from __future__ import annotations
