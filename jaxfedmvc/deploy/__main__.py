@@ -83,11 +83,13 @@ def _check(asked: argparse.Namespace) -> int:
         f"{name}: {'there' if is_there else 'none'}" for name, is_there in has.items()
     )
     print(f"client {holding.client}: {holding.n_rows} rows; {parts}")
+    hashed = holding.hashed_columns()
     for v, x in sorted(holding.views.items()):
         # Of a column in other units than elsewhere nobody but its operator can know.
         print(f"  view {v}: {x.shape[1]} features, from {x.min():.4g} to {x.max():.4g}")
         if names := holding.columns.get(v):
-            print(f"    columns: {some(names)}")
+            # Nodes compare hashes alone: by these their operators find out whose is another.
+            print(f"    columns: {some(names)} (hash {hashed[v][:8]})")
             if holding.ranges is not None and (outside := ((x < 0) | (x > 1)).sum(axis=0)).any():
                 most = int(outside.argmax())
                 print(

@@ -8,9 +8,9 @@ job are numbered. The state after the last one and its answer lie in one file, s
 that is repeated has the same answer, whether or not the node was killed in between; a request with
 an earlier number, or another one under the same number, is refused, and so is a place in the run
 that was answered or left behind, or that the job does not have. Clusters are found once, too, by
-one model, and what views tell of them is told once. What an operator did not agree to is refused
-with a reason, also where the file has changed since the node joined. An error in here is told to
-nobody but the node's own log.
+one model, after which no exchange is answered, and what views tell of them is told once. What an
+operator did not agree to is refused with a reason, also where the file has changed since the node
+joined. An error in here is told to nobody but the node's own log.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ PyTree = Any
 _LOG = logging.getLogger(__name__)
 # Jobs at hand in memory; others are read from their folders when they are asked for.
 _MOST_JOBS = 8
+# Clusters whose sizes are told, which fit beside a request.
+MOST_CLUSTERS = 5 * 10**4
 _sum_log_q = jax.jit(sum_log_q)
 
 
@@ -197,11 +199,11 @@ class Node:
 
         The server does not ask a node that starts again, with its key, who it is.
         """
-        if told.get("card", ours["card"]) != ours["card"]:
-            raise Refused("identity", f"job {name}: joined with other data")
         if told.get("versions", ours["versions"]) != ours["versions"]:
             then, now = json.dumps(told["versions"]), json.dumps(ours["versions"])
             raise Refused("version", f"job {name}: joined with {then}; this node has {now}")
+        if told.get("card", ours["card"]) != ours["card"]:
+            raise Refused("identity", f"job {name}: joined with other data")
 
     def _check_agent(self) -> None:
         """What the server of a vertical federation cannot check."""
@@ -310,6 +312,9 @@ class Node:
         asked = hashlib.sha256(json.dumps(meta, sort_keys=True).encode() + body).hexdigest()
         if number <= joined.exchange:
             return self._again(joined, number, asked)
+        if (self._folder(joined.job.name) / "assigned").exists():
+            # The model that found clusters once would find others by the state that comes of it.
+            raise Refused("place", f"exchange {number}: asked for after clusters were found")
         known, sent = self._told(joined, number, place, body)
         phase, so_far = joined.wire.phase(place), joined.asked
         if phase.who == "everyone":
@@ -379,7 +384,9 @@ class Node:
             raise Refused("place", "information: asked for before clusters are found")
         with open(folder / "labels.csv", encoding="utf-8", newline="") as opened:
             found = np.asarray([int(row["cluster"]) for row in csv.DictReader(opened)], np.int32)
-        sizes = _sizes_of(meta, self._sizes(found)["sizes"], holding)
+        if "sizes" not in (own := self._sizes(found)):
+            raise Refused("oversized", "information: this node has too many clusters")
+        sizes = _sizes_of(meta, own["sizes"], holding)
         others = json.dumps(sizes.tolist())
         _check_alike(folder / "informed", others, "information: told already, with other sizes")
         told = _sum_log_q(list(holding.views.values()), found, sizes / sizes.sum())
@@ -510,8 +517,12 @@ class Node:
         return {"counts": counts}
 
     def _sizes(self, found: np.ndarray) -> dict[str, Any]:
-        """Returns the number of rows in each cluster, from 0 on, if the operator shares them."""
-        if not self.holding.policy.share_information:
+        """Returns the number of rows in each cluster, from 0 on, if the operator shares them.
+
+        Not of clusters whose numbers are too high: where the server names the clusters, it may
+        name any, and the list would take whatever memory there is.
+        """
+        if not self.holding.policy.share_information or found.max(initial=0) >= MOST_CLUSTERS:
             return {}
         return {"sizes": np.bincount(found[found >= 0]).tolist()}
 
@@ -627,14 +638,16 @@ def _sizes_of(meta: dict[str, Any], own: Sequence[int], holding: Holding) -> np.
         agreed on for.
     """
     try:
-        sizes = np.asarray([int(n) for n in meta["sizes"]], np.float64)
+        sizes = np.asarray([int(n) for n in meta["sizes"]], np.int64).astype(np.float64)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise Refused("malformed", "sizes: unreadable") from error
     if len(sizes) < len(own) or (sizes < np.pad(own, (0, len(sizes) - len(own)))).any():
         raise Refused("malformed", "sizes: less than this client's own rows make")
     if not sizes.any():
         raise Refused("malformed", "sizes: no row is in any cluster")
-    if 4 * len(sizes) * min(holding.n_rows, MOST_ROWS) > holding.policy.most_bytes:
+    # Numbers of each row and cluster that are held at once: indicators, and what each view says.
+    held = (2 + len(holding.views)) * len(sizes) * min(holding.n_rows, MOST_ROWS)
+    if len(sizes) > MOST_CLUSTERS or 4 * held > holding.policy.most_bytes:
         raise Refused("oversized", f"sizes: {len(sizes)} clusters are too many for this node")
     return sizes
 

@@ -417,7 +417,7 @@ def _ranges_of(file: Path) -> dict[str, tuple[float, float]]:
                 f"ranges: {column!r} is from {least:g} to {most:g} in {file}; allowed is a least"
                 " below the most"
             )
-        found[column] = float(least), float(most)
+        found[column] = float(least) + 0.0, float(most) + 0.0  # -0 is another text than 0
     return found
 
 

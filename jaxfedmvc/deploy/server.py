@@ -30,7 +30,7 @@ from jaxfedmvc import files, keys
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import wire
 from jaxfedmvc.deploy.job import Job
-from jaxfedmvc.deploy.node import versions
+from jaxfedmvc.deploy.node import MOST_CLUSTERS, versions
 from jaxfedmvc.deploy.plan import (
     Card,
     Place,
@@ -59,8 +59,8 @@ _QUIET = 2.0
 _BESIDE = ("join", "keys", "assign", "inform")
 # Entries of the tables of all clients' classes against clusters, of 8 bytes.
 _MOST_COUNTS = 10**8
-# Clusters whose sizes fit beside a request.
-_MOST_CLUSTERS = 5 * 10**4
+# More nats than any sum of a client's is; a few of these add up to a finite number.
+_MOST_NATS = 1e30
 
 
 class Transport(Protocol):
@@ -234,7 +234,8 @@ class Server:
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Refused("malformed", "card: unreadable") from error
         is_right = 0 <= card.client < keys.CLIENT_IDS and 0 < card.rows < 2**31 and views
-        if not is_right or not all(0 <= v and 0 < w < 2**31 for v, w in views.items()):
+        are_held = columns.keys() <= views.keys()  # or a client's would be others' who hold it
+        if not (is_right and are_held and all(0 <= v and 0 < w < 2**31 for v, w in views.items())):
             raise Refused("malformed", "card: numbers that cannot be")
         return card
 
@@ -522,17 +523,23 @@ class Server:
           told: What clients said when they found their clusters.
 
         Returns:
-          Their number and `metrics.information` of their rows; None without any.
+          Their number and `metrics.information` of their rows; None without any, or where what one
+          of them tells cannot be used.
         """
-        sizes = {
-            i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
-            for i, reply in told.items()
-            if "sizes" in reply
-        }
+        # By now all have their clusters: whatever is wrong here is no reason to stop the job.
+        try:
+            sizes = {
+                i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
+                for i, reply in told.items()
+                if "sizes" in reply
+            }
+        except Refused as refusal:
+            self.say(f"no information: {refusal}")
+            return None
         found = max(map(len, sizes.values()), default=0)
         asked = self.job.settings.get("n_clusters")  # clusters that nobody found count, too
         k = max(found, asked) if isinstance(asked, int) else found
-        if found and k > _MOST_CLUSTERS:
+        if found and k > MOST_CLUSTERS:
             self.say(f"no information: {k} clusters are too many")
             return None
         total = np.zeros(k, np.int64)
@@ -541,7 +548,17 @@ class Server:
         if not total.any():
             return None
         request = wire.pack(self._meta("inform", self.exchange) | {"sizes": total.tolist()})
-        sums = self._ask_beside("inform", dict.fromkeys(sizes, request), _sum_log_q)
+
+        def read(i: int, reply: bytes) -> float:
+            try:
+                return _sum_log_q(i, reply)
+            except Refused as refusal:
+                self.say(f"no information: client {i}: {refusal}")
+                return math.nan
+
+        sums = self._ask_beside("inform", dict.fromkeys(sizes, request), read)
+        if math.isnan(sum(sums.values())):
+            return None
         rows = sum(sizes[i].sum() * len(self.cards[i].views) for i in sizes)
         return {
             "clients": len(sizes),
@@ -608,6 +625,11 @@ class Server:
         file = self.folder / "server.npz"
         meta = checkpoint.read_meta(file)
         for told in meta["cards"]:
+            if "columns" not in told:
+                raise ValueError(
+                    f"folder: {self.folder} holds a job of an earlier version; allowed is another"
+                    " name of the job, or another folder"
+                )
             views = {int(v): width for v, width in told["views"].items()}
             columns = {int(v): hashed for v, hashed in told["columns"].items()}
             of_rows = told["rows"], told["samples"]
@@ -687,14 +709,15 @@ def _checked_sizes(client: int, sizes: Any, n_rows: int) -> np.ndarray:
     """Returns the sizes of a client's clusters, int64.
 
     Raises:
-      Stopped: They are unreadable, or not of rows that the client has.
+      Refused: They are unreadable, or not of rows that the client has.
     """
     try:
         found = np.asarray([int(n) for n in sizes], np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Stopped(f"client {client}: sizes: unreadable") from error
+        raise Refused("malformed", f"client {client}: sizes: unreadable") from error
     if (found < 0).any() or (found > n_rows).any() or found.sum() > n_rows:
-        raise Stopped(f"client {client}: sizes: below zero, or more than its {n_rows} rows")
+        text = f"client {client}: sizes: below zero, or more than its {n_rows} rows"
+        raise Refused("malformed", text)
     return found
 
 
@@ -705,7 +728,7 @@ def _sum_log_q(client: int, reply: bytes) -> float:
       Refused: The client refused, or its reply is no sum of logarithms of shares.
     """
     told = _opened(reply, 0)[0].get("sum_log_q")
-    if type(told) is not float or not -math.inf < told <= 0:
+    if type(told) is not float or not -_MOST_NATS < told <= 0:
         raise Refused("malformed", "information: no number of zero or less")
     return told
 

@@ -726,6 +726,8 @@ def test_who_is_silent_is_asked_again_while_somebody_is_missing(tmp_path):
         ({"views": {"-1": 3}}, False),
         ({"views": {"0": 0}}, False),
         ({"views": {"0": 2**31}}, False),
+        ({"columns": {"0": "a hash"}}, True),
+        ({"columns": {"1": "of a view of others"}}, False),
     ],
 )
 def test_numbers_of_a_card_that_cannot_be_are_refused(changed, fits, tmp_path):
@@ -785,7 +787,7 @@ def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
         lab.server().run()
 
 
-@pytest.mark.parametrize("what", ["data", "versions"])
+@pytest.mark.parametrize("what", ["data", "versions", "both"])
 def test_a_node_that_starts_again_with_its_key_and_something_else_is_refused(
     what, joined, tmp_path, monkeypatch
 ):
@@ -794,10 +796,10 @@ def test_a_node_that_starts_again_with_its_key_and_something_else_is_refused(
     folder = node.holding.folder.parent
     shutil.copy(folder / "node0.toml", tmp_path)
     shutil.copytree(folder / "state0", tmp_path / "state0")
-    views = node.holding.views
-    if what == "data":
-        views, text = {v: x[:-1] for v, x in views.items()}, "job job: joined with other data"
-    else:
+    views, text = node.holding.views, "job job: joined with other data"
+    if what != "versions":
+        views = {v: x[:-1] for v, x in views.items()}
+    if what != "data":  # of another version the card may be another, too
         ours = node_module.versions()
         monkeypatch.setattr(node_module, "versions", lambda: ours | {"jax": "9.9"})
         text = f'"jax": "{ours["jax"]}".*this node has .*"jax": "9.9"'
@@ -984,6 +986,7 @@ def test_what_views_tell_is_told_once_and_of_real_sizes(undisturbed, joined, mon
             ([0] * len(meta["sizes"]), "malformed"),
             ([10**9, -1, *meta["sizes"][2:]], "malformed"),
             ("none", "malformed"),
+            ([10**300] * len(meta["sizes"]), "malformed"),  # whose sum would be infinite
             ([99] * 10**4, "oversized"),
         ):
             answer, _ = wire.unpack(node.handle(wire.pack(meta | {"sizes": sizes})))
@@ -991,6 +994,29 @@ def test_what_views_tell_is_told_once_and_of_real_sizes(undisturbed, joined, mon
     node, earlier = joined
     meta = wire.unpack(earlier)[0] | {"kind": "inform"}
     assert wire.unpack(node.handle(wire.pack(meta)))[0]["error"] == "place"
+
+
+def test_no_exchange_is_answered_once_clusters_are_found(undisturbed, tmp_path):
+    """The state that comes of it would make other clusters, and sizes, by the same model."""
+    lab, _ = undisturbed
+    identity = lab.node(0)
+    asked = {kind(r): r for i, r, _ in reversed(lab.transport.log) if i == identity}
+    node = Node(local.write_nodes(tmp_path, FEDERATION, [METHOD])[0])
+    for name in ("join", "assign"):  # as of one that came late
+        assert "error" not in wire.unpack(node.handle(asked[name]))[0]
+    answer, _ = wire.unpack(node.handle(asked["exchange"]))
+    assert answer["error"] == "place" and "after clusters were found" in answer["text"]
+    assert "error" not in wire.unpack(node.handle(asked["assign"]))[0]
+
+
+def test_clusters_of_high_numbers_take_no_memory_and_are_not_told(tmp_path):
+    """Of MGCD and others the server names the clusters, as it likes."""
+    views, more = {0: np.ones((2, 2), np.float32)}, "share_information = true"
+    node = Node(local.write_node(tmp_path, 0, views, ["mgcd"], more=more))
+    assert node._sizes(np.array([0, node_module.MOST_CLUSTERS], np.int32)) == {}
+    most = node._sizes(np.array([0, node_module.MOST_CLUSTERS - 1], np.int32))["sizes"]
+    assert len(most) == node_module.MOST_CLUSTERS and sum(most) == 2
+    assert node._sizes(np.full(2, -1, np.int32)) == {"sizes": []}
 
 
 def test_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):

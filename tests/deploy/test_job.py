@@ -275,8 +275,23 @@ def test_columns_are_scaled_by_the_ranges_of_a_file(tmp_path, capsys):
     np.testing.assert_allclose(x, [[0.25, 0.5, 0.1], [1.5, 0.25, 0.2]], rtol=1e-6)
     assert main(["check", str(path)]) == 0
     told = capsys.readouterr().out
-    assert "columns: wbc, hb, hc" in told
+    assert f"columns: wbc, hb, hc (hash {load(path).hashed_columns()[0][:8]})" in told
     assert "outside their ranges: 1 of 6 numbers, most in wbc (1)" in told
+
+
+def test_ranges_that_are_written_otherwise_have_the_same_hash(tmp_path):
+    rows = "1,1700000001,5,40\n0,1700000002,30,50\n"
+    texts = (
+        RANGES,
+        "\ufeffmost , least,column\n99,1,age\n3.0,-1, hb \n\n17.0000001e8,1700000000.0,hc\n"
+        '2e1,-0,"wbc"\n1,0,"not, here"\n',  # in another order, with columns of no view
+        RANGES.replace("-1e0", "-1.0000001"),
+    )
+    same, other, changed = (
+        load(table_node(tmp_path, i, rows, ranges=text)).hashed_columns()
+        for i, text in enumerate(texts)
+    )
+    assert same == other != changed
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.deploy import Server, Stopped, wire
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Card, Place, Plan, advanced, digest_of
+from jaxfedmvc.engine import checkpoint
 from tests.deploy import local
 
 N = 3
@@ -265,8 +266,29 @@ def test_information_is_of_the_clients_that_share_it(tmp_path, monkeypatch):
         2: [6, 3, 0, 0],
     }
     assert made._inform({0: {"sizes": []}, 1: {}}) is None and len(nodes.asked) == 1
-    monkeypatch.setattr(server_module, "_MOST_CLUSTERS", 3)
+    monkeypatch.setattr(server_module, "MOST_CLUSTERS", 3)
     assert made._inform(told) is None and len(nodes.asked) == 1
+
+
+def test_a_client_that_tells_no_information_stops_no_job(tmp_path, monkeypatch):
+    """By then all have their clusters. One is asked in vain once it has told of other sizes."""
+    made, nodes = server_of(tmp_path, monkeypatch)
+    said: list[str] = []
+    made.say = said.append
+    nodes.answers[0] = wire.pack({"sum_log_q": -0.5})
+    nodes.answers[2] = wire.pack({"error": "replayed", "text": "information: told already"})
+    assert made._inform({0: {"sizes": [2, 3]}, 1: {}, 2: {"sizes": [4]}}) is None
+    assert "no information: client 2: information: told already" in said
+    assert made._inform({0: {"sizes": [2, 3]}, 2: {"sizes": [6]}}) is None
+    assert said[-1].startswith("no information: client 2: sizes: ") and len(nodes.asked) == 1
+
+
+def test_a_folder_of_a_version_whose_cards_had_no_columns_is_named(tmp_path, monkeypatch):
+    made, _ = server_of(tmp_path, monkeypatch)
+    card = {"client": 0, "views": {"0": 2}, "rows": 5, "samples": ""}
+    checkpoint.save(tmp_path / "server.npz", {}, {"cards": [card]})
+    with pytest.raises(ValueError, match=f"folder: {tmp_path} holds a job of an earlier version"):
+        made._reopen()
 
 
 @pytest.mark.parametrize(
@@ -274,11 +296,11 @@ def test_information_is_of_the_clients_that_share_it(tmp_path, monkeypatch):
     [([5, 1], "more than"), ([-1, 2], "below zero"), ([[1]], "unreadable"), (7, "unreadable")],
 )
 def test_sizes_of_no_rows_of_a_client_are_refused(sizes, text):
-    with pytest.raises(Stopped, match=f"client 4: sizes: .*{text}"):
+    with pytest.raises(wire.Refused, match=f"client 4: sizes: .*{text}"):
         server_module._checked_sizes(4, sizes, 5)
 
 
-@pytest.mark.parametrize("told", ["-1.0", "0.5", "NaN", "-Infinity", "null"])
+@pytest.mark.parametrize("told", ["-1.0", "0.5", "NaN", "-Infinity", "-1e308", "null"])
 def test_what_is_no_sum_of_logarithms_is_refused(told):
     reply = wire.pack({"sum_log_q": json.loads(told)})
     if told == "-1.0":
