@@ -23,7 +23,7 @@ from absl import app, flags
 from experiments.lib import folder, page
 from experiments.lib.command import SPLITS, checked
 from experiments.lib.settings import flags_of
-from experiments.lib.text import digits, spread
+from experiments.lib.text import digits, spread, table_lines, width_of_terminal
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import METRICS
@@ -284,7 +284,7 @@ def main(arguments: list[str]) -> None:
             files.append("comparison.html")
         of_all = [f"{name} of all runs: {value}" for name, value in shared(lines).items()]
         return [
-            table(lines).to_string(),
+            *table_lines(table(lines), width_of_terminal()),
             *of_all,
             *notes,
             f"written: {target}/ ({', '.join(files)})",

@@ -49,7 +49,7 @@ from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.settings import flags_of
 from experiments.lib.study import write_summary
-from experiments.lib.text import counted
+from experiments.lib.text import counted, width_of_terminal
 from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh
 from jaxfedmvc.files import write_text
@@ -300,7 +300,9 @@ def report(
     shown = [m for m in metrics if m != "purity" and summary[f"{m}_mean"].notna().any()]
     best = sweep_report.best_lines(summary, names, part_of=part_of)
     best += sweep_report.idle_lines(summary, axes)
-    yield from ("", *sweep_report.table(summary, names, shown, by=by, spent=spent[:1]), "", *best)
+    width = width_of_terminal()
+    table = sweep_report.table(summary, names, shown, by=by, spent=spent[:1], width=width)
+    yield from ("", *table, "", *best)
     failed = int((runs["status"] != "ok").sum())
     if failed:
         yield f"{counted(failed, 'run')} failed; runs.csv says why"

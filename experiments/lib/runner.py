@@ -534,7 +534,8 @@ class _Runner:
         if not self.report.rows:
             for line in self.report.header(row):
                 self.progress.write(line)
-        self.progress.write(self.report.line(row))
+        for line in self.report.lines(row):
+            self.progress.write(line)
 
     def _end_seed(self, seed: int, problem: Problem, found: Any, state: RunState) -> None:
         command, k = self.command, self.job.n_clusters

@@ -18,6 +18,7 @@ import pandas as pd
 from experiments.lib import page, plots_sweep
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.grid import Axis
+from experiments.lib.text import table_lines
 from jaxfedmvc.metrics.host import METRICS as SCORES  # these need labels; all at most 1
 
 SMALLER_IS_BETTER = frozenset({"loss"})
@@ -103,6 +104,7 @@ def table(
     by: str = "acc",
     most: int = 30,
     spent: Sequence[str] = (),
+    width: int | None = None,
 ) -> list[str]:
     """Returns lines for the terminal: a setting each, the best by mean `by` first.
 
@@ -113,6 +115,7 @@ def table(
       by: What settings are sorted by.
       most: Settings beyond so many are left out, and their number is said.
       spent: Columns of what a run costs.
+      width: Of a line; see `table_lines`.
     """
     best = summary.loc[ranking(summary, by)[:most]]
     cells = best[list(names)].copy()
@@ -125,7 +128,7 @@ def table(
         f"{e.n_failed} of {e.n_ok + e.n_failed}" if e.n_failed else "-" for e in best.itertuples()
     ]
     cells.index = pd.Index(range(1, len(best) + 1))
-    lines = cells.to_string().splitlines()
+    lines = table_lines(cells, width)
     if len(summary) > most:
         left = len(summary) - most
         lines.append(
