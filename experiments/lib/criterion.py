@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.lib import page, plots
+from experiments.lib.text import megabytes
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.choice import LEAST_STABILITY
 
@@ -46,9 +47,9 @@ def spent(tried: pd.DataFrame) -> dict[str, Any]:
 def cost_line(tried: pd.DataFrame) -> str:
     """Returns what a choice cost, for the terminal."""
     cost = spent(tried)
-    up, down = (cost["bytes_choice"][way] / 1e6 for way in ("up", "down"))
+    up, down = (megabytes(cost["bytes_choice"][way]) for way in ("up", "down"))
     return (
-        f"the trials' messages, all clients: {up:.3f} MB up, {down:.3f} MB down"
+        f"the trials' messages, all clients: {up} MB up, {down} MB down"
         f" ({cost['seconds_choice']:.1f} s, compilation included)"
     )
 

@@ -22,6 +22,7 @@ from experiments.lib.text import (
     counted,
     digits,
     in_lines,
+    megabytes,
     spread,
     table_lines,
     width_of_terminal,
@@ -93,7 +94,7 @@ class Report:
         for group in self.groups:
             cells = (_cell(row[f"{group}/{self.way}/{metric}"]) for metric in METRICS)
             blocks.append("| " + " ".join(cells))
-        up, down = _megabytes(row["bytes_up"]), _megabytes(row["bytes_down"])
+        up, down = megabytes(row["bytes_up"]), megabytes(row["bytes_down"])
         blocks.append(f"|{up:>7s} {down:>7s}")
         for name in self._own_columns(row):
             value = "-" if row[name] is None else digits(row[name], 4)
@@ -162,10 +163,10 @@ class Report:
             for way in ("up", "down")
         )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down, "rounds_made": number})
-        setup, finish = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
+        setup, finish = (megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
         run = f"{'a run' if fewest == made else 'the longest run'} of {counted(made, 'round')}"
         yield (
-            f"\n{run}, all clients: {_megabytes(up)} MB up, {_megabytes(down)} MB down"
+            f"\n{run}, all clients: {megabytes(up)} MB up, {megabytes(down)} MB down"
             f" ({setup} before and {finish} after the rounds, both ways)"
         )
         yield from _of_privacy(facts)
@@ -326,7 +327,7 @@ class Report:
 
     def _write_page(self, last: SeedResult, facts: Row, flat: np.ndarray | None) -> None:
         seeds = self.command.job.all_seeds
-        up, down = (_megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
+        up, down = (megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
         flags = self.command.flags
         shared = "shared_clusters" in flags and flags["shared_clusters"].value
         found = self.command.method.finds_n_clusters and "found by the method"
@@ -482,12 +483,6 @@ def _count_cell(values: Sequence[float]) -> str:
     return digits(values[0]) if np.ptp(values) == 0 else f"{np.mean(values):.1f}{deviation}"
 
 
-def _megabytes(n_bytes: float) -> str:
-    """Returns bytes in MB; two digits of what three places would show as little or nothing."""
-    mb = n_bytes / 1e6
-    return f"{mb:.2g}" if 0 < mb < 0.01 else f"{mb:.3f}"
-
-
 def _held(federation: Federation) -> int:
     """Returns how many samples clients hold, each once."""
     ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
@@ -509,7 +504,7 @@ def _of_choice(facts: Row) -> dict[str, str]:
     """Returns what a choice of settings cost, for the page; nothing where there was none."""
     if "bytes_choice" not in facts:
         return {}
-    up, down = (_megabytes(facts["bytes_choice"][way]) for way in ("up", "down"))
+    up, down = (megabytes(facts["bytes_choice"][way]) for way in ("up", "down"))
     return {"MB of the choice before them, up and down": f"{up} and {down}"}
 
 

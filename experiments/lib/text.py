@@ -27,6 +27,15 @@ def digits(value: float, n: int = 3) -> str:
     )
 
 
+def megabytes(n_bytes: float) -> str:
+    """Returns bytes in MB, without a unit; two digits of what three places would show as nothing.
+
+    Nothing at all is 0, so that it is told from little.
+    """
+    mb = n_bytes / 1e6
+    return f"{mb:.2g}" if mb < 0.01 else f"{mb:.3f}"
+
+
 def counted(n: int, what: str) -> str:
     """Returns a number of things: 1 run, 2 runs."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"

@@ -13,6 +13,7 @@ from experiments.lib.text import (
     digits,
     in_lines,
     left_out,
+    megabytes,
     spread,
     table_lines,
     width_of_terminal,
@@ -30,6 +31,11 @@ def test_numbers_have_few_digits_and_no_exponents():
     shown = [digits(x) for x in (0.0, 9.2e-05, 0.051549, 1, 25.26, 1767.2, 2e9, math.inf, math.nan)]
     assert shown == ["0", "0.000092", "0.0515", "1", "25.3", "1767", "2000000000", "inf", "nan"]
     assert digits(123456, 4) == "123456"
+
+
+def test_no_bytes_are_told_from_few():
+    shown = [megabytes(n) for n in (0, 1, 9_200, 12_345, 3_000_000)]
+    assert shown == ["0", "1e-06", "0.0092", "0.012", "3.000"]
 
 
 def test_things_are_counted():
