@@ -359,7 +359,7 @@ class _Runner:
             write(f"goes on with seed {seed}, after round {made}")
         for line in self.job.problems[0].notes:
             write(line)
-        write(self.job.federation.describe())
+        write(self.job.federation.describe(self.job.problems[0].view_names))
         if command.job.rounds and not self.steps.algorithm.round:
             write(f"rounds: {command.name} exchanges nothing in them; --rounds repeats its result")
         given = command.data.n_clusters is not None and command.method.finds_n_clusters
