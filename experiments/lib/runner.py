@@ -262,6 +262,11 @@ def steps_of(
     )
 
 
+def may_end(steps: Steps, job: JobSettings) -> bool:
+    """Says whether a run may end before all its rounds are made."""
+    return steps.algorithm.done is not None or job.until_stable is not None
+
+
 def trained(steps: Steps, job: Job, federation: Federation, key: jax.Array) -> tuple[RunState, int]:
     """Makes the setup and all rounds of a run; returns the state after, and how many were made."""
     state, info = steps.setup(federation, key, steps.start(federation, key))
@@ -662,7 +667,7 @@ class _Runner:
         evaluated = n_left if self.compacts else max(rounds, n_left)
         left |= {name: n * evaluated for name, n in calls["finish"].items()}
         left |= {"evaluate": evaluated, "references": n_left}
-        self.progress.expect(left, self.steps.efforts())
+        self.progress.expect(left, self.steps.efforts(), may_end(self.steps, job))
 
     def _facts(self) -> dict[str, Any]:
         job, hooks = self.command.job, self.command.hooks
