@@ -90,7 +90,7 @@ def run(command: Command) -> Path:
             found = choosing.make(plan, progress)
             for line in found.lines():
                 progress.write(line)
-        found.save(path)
+        found.save(path, f"{command.name} on {command.data.stem}")
     return runner.run(choosing.applied(found), path, found)
 
 

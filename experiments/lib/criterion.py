@@ -21,8 +21,13 @@ _CHOSEN = "chosen"
 class Found(Protocol):
     """What was chosen before a job runs, whatever it is."""
 
-    def save(self, path: Path) -> None:
-        """Writes it to the job's folder, the table that `read_table` reads last."""
+    def save(self, path: Path, title: str) -> None:
+        """Writes it to the job's folder, the table that `read_table` reads last.
+
+        Args:
+          path: The folder.
+          title: Of pictures: the method and the data.
+        """
 
     def lines(self) -> Iterator[str]:
         """Yields what was chosen, and why, for the terminal."""
@@ -85,9 +90,9 @@ class Choice(NamedTuple):
         """Whether the clusters of no number come back."""
         return bool((self.tried["stability"] < LEAST_STABILITY).all())
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, title: str) -> None:
         """Writes n_clusters.png and then n_clusters.csv, which says that the choice is made."""
-        _draw(path / _PICTURE, self)
+        _draw(path / _PICTURE, self, title)
         row = int(np.argmax(self.tried["n_clusters"] == self.n_clusters))
         write_table(path / _TABLE, self.tried, row)
 
@@ -145,7 +150,7 @@ def saved(path: Path) -> Choice | None:
     return Choice(int(tried["n_clusters"].iloc[row]), tried)
 
 
-def _draw(path: Path, choice: Choice) -> None:
+def _draw(path: Path, choice: Choice, title: str) -> None:
     plt = plots.require_matplotlib()
     # A panel each: on the scale of stability the silhouettes, which decide, would be one flat line.
     figure, (upper, lower) = plt.subplots(2, sharex=True, figsize=(7.2, 5.6), layout="constrained")
@@ -166,5 +171,5 @@ def _draw(path: Path, choice: Choice) -> None:
         axis.grid(alpha=0.3)
     handles = {line.get_label(): line for axis in (upper, lower) for line in axis.get_lines()}
     figure.legend(handles=handles.values(), fontsize=8, loc="outside lower center", ncols=2)
-    figure.suptitle(f"{choice.n_clusters} clusters chosen, no label seen")
+    figure.suptitle(f"{title}: {choice.n_clusters} clusters chosen, no label seen")
     plots.save(figure, path)
