@@ -428,13 +428,17 @@ def test_a_picture_says_of_how_many_seeds_its_means_are(tmp_path, figures):
 def test_random_settings_are_points_in_a_panel_for_each_axis(tmp_path, figures):
     text = "lr=log(1e-4,1e-2,7); parts=AB,BC; one=1"
     settings = grid.draws(grid.parse(text), 8, seed=0)
-    axes, summary = swept(text, lambda s: float(s["lr"]), settings)
+    failing = settings[3]
+    axes, summary = swept(text, lambda s: None if s == failing else float(s["lr"]), settings)
     (path,) = sweep_report.draw(tmp_path, summary, axes, "acc")
     assert path == tmp_path / "points.png"
     left, right = figures[0].axes
     assert (left.get_xlabel(), left.get_xscale()) == ("lr", "log")
     lrs = np.array([float(s["lr"]) for s in settings])
-    np.testing.assert_allclose(left.containers[0].lines[0].get_xydata().T, [lrs, lrs + 0.01])
+    means = np.where(np.arange(8) == 3, NAN, lrs + 0.01)
+    np.testing.assert_allclose(left.containers[0].lines[0].get_xydata().T, [lrs, means])
+    crosses = left.get_lines()[-1]
+    assert crosses.get_xdata().tolist() == [lrs[3]] and crosses.get_label() == "failed"
     assert names(right.get_xticklabels()) == ["AB", "BC"]
     places = right.containers[0].lines[0].get_xdata()
     assert ["AB" if place == 0 else "BC" for place in places] == [s["parts"] for s in settings]
