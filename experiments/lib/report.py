@@ -32,7 +32,6 @@ from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import GROUPS, METRICS, WAYS, Scores
 
-_TITLES = {"pooled": "pooled labels, one matching", "per_client": "mean over clients, each matched"}
 _GROUP_TITLES = {
     "all": "all clients",
     "multi_view": "multi-view",
@@ -185,8 +184,8 @@ class Report:
         """
         if not self.is_scored:
             return {}
-        ways = ["per_client"] if self.command.method.topology == "vertical" else list(_TITLES)
-        return {_TITLES[way]: self._scores(way) for way in ways}
+        ways = ["per_client"] if self.command.method.topology == "vertical" else list(run_page.WAYS)
+        return {run_page.WAYS[way]: self._scores(way) for way in ways}
 
     def _scores(self, way: str) -> pd.DataFrame:
         """Returns the method and its references as rows; mean +- deviation over the seeds."""
@@ -386,6 +385,7 @@ class Report:
                 levels[title] = float(np.mean([s[way]["acc"] for s in known]))
         if scores or losses:
             title = f"{self.title}, {counted(len(made), 'seed')}"
+            title += f"\nscores: {run_page.WAYS[self.way]}" if scores else ""
             plots.curves(self.path / "curves.png", scores, losses, levels, title, kept)
 
 

@@ -207,7 +207,7 @@ def test_curves_of_seeds_that_end_at_different_rounds_go_to_the_last(monkeypatch
         for r in range(1, rounds + 1)
     ]
     run_page._curves(rows, "pooled")
-    x = drawn["Scores by round"]
+    x = drawn["Scores by round: pooled labels, one matching"]
     np.testing.assert_array_equal(x["rounds"], [1, 2, 3, 4])
     np.testing.assert_array_equal(x["MB of the rounds, both ways"], [2, 4, 5, 6])
 
