@@ -335,7 +335,8 @@ def report(
         title = f"sweep of {of}"
         text = shlex.join(["python", "-m", "experiments.sweep", *arguments])
         figures = sweep_report.figures(summary, names, shown, by)
-        page.write(path / "report.html", title, facts, text, {"Settings": summary}, figures)
+        tables = {"Settings, mean over the seeds": sweep_report.titled(summary, metrics)}
+        page.write(path / "report.html", title, facts, text, tables, figures)
         files.append("report.html")
     yield f"\n{ledger.seconds:.1f} s, {compilations} compilations in this process"
     yield f"written: {path}/ ({', '.join(files)})"

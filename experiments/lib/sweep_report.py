@@ -137,6 +137,19 @@ def table(
     return lines
 
 
+def titled(summary: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """Returns a summary for the page: its columns by titles, without what no setting has.
+
+    Args:
+      summary: Of `summarise`.
+      metrics: Of its columns.
+    """
+    titles = {"n_ok": "runs ended well", "n_failed": "runs failed"}
+    for metric in metrics:
+        titles |= {f"{metric}_mean": _named(metric), f"{metric}_std": f"{_named(metric)} deviation"}
+    return summary.dropna(axis="columns", how="all").rename(columns=titles)
+
+
 def best_lines(
     summary: pd.DataFrame,
     names: Sequence[str],

@@ -74,6 +74,13 @@ def test_one_setting_without_axes_is_summarised():
     assert sweep_report.table(summary, [], ["acc"])[1].split() == ["1", ".300", "+-", ".141", "-"]
 
 
+def test_the_pages_table_has_titles_and_no_empty_columns():
+    summary = summary_of([0.5, None])  # of one seed each, which has no deviation
+    shown = sweep_report.titled(summary, METRICS)
+    assert list(shown) == ["x", "runs ended well", "runs failed", "ACC"]
+    assert shown["ACC"].tolist() == pytest.approx([0.5, NAN], nan_ok=True)
+
+
 def test_ranking_puts_nan_last_and_keeps_ties_in_order():
     summary = summary_of([0.5, NAN, 0.7, 0.5, None])
     assert sweep_report.ranking(summary, "acc") == [2, 0, 3, 1, 4]
