@@ -49,7 +49,7 @@ from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.settings import flags_of
 from experiments.lib.study import write_summary
-from experiments.lib.text import counted, width_of_terminal
+from experiments.lib.text import counted, width_of_terminal, wrapped
 from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh
 from jaxfedmvc.files import write_text
@@ -302,7 +302,7 @@ def report(
     best += sweep_report.idle_lines(summary, axes)
     width = width_of_terminal()
     table = sweep_report.table(summary, names, shown, by=by, spent=spent[:1], width=width)
-    yield from ("", *table, "", *best)
+    yield from ("", *table, "", *(line for text in best for line in wrapped(text, width)))
     failed = int((runs["status"] != "ok").sum())
     if failed:
         yield f"{counted(failed, 'run')} failed; runs.csv says why"
