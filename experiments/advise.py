@@ -22,7 +22,7 @@ from experiments.lib.command import SPLITS, checked, parse
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.study import Study, parse_or_exit
-from experiments.lib.text import digits
+from experiments.lib.text import digits, width_of_terminal, wrapped
 from jaxfedmvc import data
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.reveals import KINDS, Reveals, reveals
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             else:
                 fits.append(found)
             progress.done(name)
-    print(report(fits, not_fit))
+    print(report(fits, not_fit, width_of_terminal()))
 
 
 def _check_data(settings: DataSettings) -> None:
@@ -124,8 +124,16 @@ def _tried(name: str, asked: AdviseSettings, study: Study) -> tuple[dict[str, An
     return line, ""
 
 
-def report(fits: list[dict[str, Any]], not_fit: list[tuple[str, str]]) -> str:
-    """Returns the table of methods that apply, what tells least first, and the others' reasons."""
+def report(
+    fits: list[dict[str, Any]], not_fit: list[tuple[str, str]], width: int | None = None
+) -> str:
+    """Returns the table of methods that apply, what tells least first, and the others' reasons.
+
+    Args:
+      fits: A line of the table each.
+      not_fit: Methods with their reasons.
+      width: That texts are wrapped to; None: a line each.
+    """
     lines = []
     if fits:
         table = pd.DataFrame(fits)
@@ -133,12 +141,14 @@ def report(fits: list[dict[str, Any]], not_fit: list[tuple[str, str]]) -> str:
         table = table.assign(order=order).sort_values(["order", "MB up"]).drop(columns="order")
         texts = zip(table["method"], table.pop("which reveals"), strict=True)
         lines += [table.to_string(index=False, float_format=digits), ""]
-        lines += _told_once(texts)
+        told = _told_once(texts)
+        lines += [line for text in told for line in wrapped(text, width)]
     else:
         lines.append("no method applies")
     if not_fit:
         lines += ["", "do not apply:"]
-        lines += [f"  {line}" for line in _told_once(not_fit)]
+        told = _told_once(not_fit)
+        lines += [line for text in told for line in wrapped(f"  {text}", width)]
     return "\n".join(lines)
 
 

@@ -23,7 +23,7 @@ from absl import app, flags
 from experiments.lib import folder, page
 from experiments.lib.command import SPLITS, checked
 from experiments.lib.settings import flags_of
-from experiments.lib.text import digits, spread
+from experiments.lib.text import digits, spread, table_lines, width_of_terminal, wrapped
 from jaxfedmvc import checks
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import METRICS
@@ -282,11 +282,12 @@ def main(arguments: list[str]) -> None:
             rounds = {name: frame for name, (*_, frame) in read_all.items()}
             _write_page(target / "comparison.html", lines, rounds, notes)
             files.append("comparison.html")
+        width = width_of_terminal()
         of_all = [f"{name} of all runs: {value}" for name, value in shared(lines).items()]
         return [
-            table(lines).to_string(),
+            *table_lines(table(lines), width),
             *of_all,
-            *notes,
+            *(line for note in notes for line in wrapped(note, width)),
             f"written: {target}/ ({', '.join(files)})",
         ]
 

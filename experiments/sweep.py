@@ -49,7 +49,7 @@ from experiments.lib.ledger import Ledger
 from experiments.lib.progress import Progress, require_tqdm
 from experiments.lib.settings import flags_of
 from experiments.lib.study import write_summary
-from experiments.lib.text import counted
+from experiments.lib.text import counted, width_of_terminal, wrapped
 from jaxfedmvc import checks
 from jaxfedmvc.engine import mesh
 from jaxfedmvc.files import write_text
@@ -300,7 +300,9 @@ def report(
     shown = [m for m in metrics if m != "purity" and summary[f"{m}_mean"].notna().any()]
     best = sweep_report.best_lines(summary, names, part_of=part_of)
     best += sweep_report.idle_lines(summary, axes)
-    yield from ("", *sweep_report.table(summary, names, shown, by=by, spent=spent[:1]), "", *best)
+    width = width_of_terminal()
+    table = sweep_report.table(summary, names, shown, by=by, spent=spent[:1], width=width)
+    yield from ("", *table, "", *(line for text in best for line in wrapped(text, width)))
     failed = int((runs["status"] != "ok").sum())
     if failed:
         yield f"{counted(failed, 'run')} failed; runs.csv says why"
@@ -333,7 +335,8 @@ def report(
         title = f"sweep of {of}"
         text = shlex.join(["python", "-m", "experiments.sweep", *arguments])
         figures = sweep_report.figures(summary, names, shown, by)
-        page.write(path / "report.html", title, facts, text, {"Settings": summary}, figures)
+        tables = {"Settings, mean over the seeds": sweep_report.titled(summary, metrics)}
+        page.write(path / "report.html", title, facts, text, tables, figures)
         files.append("report.html")
     yield f"\n{ledger.seconds:.1f} s, {compilations} compilations in this process"
     yield f"written: {path}/ ({', '.join(files)})"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 from jaxfedmvc.data.dataset import (
     check_arrays,
     check_columns,
@@ -271,12 +271,24 @@ class Federation:
                         " tell no samples apart, leave it out"
                     )
 
-    def describe(self) -> str:
-        """Returns a line for each cohort: how many clients, which views, how many samples each."""
+    def describe(self, view_names: Sequence[str] | None = None) -> str:
+        """Returns a line for each cohort: how many clients, which views, how many samples each.
+
+        Args:
+          view_names: What each view is called, such as `Dataset.view_names`; its number if None.
+
+        Raises:
+          ValueError: There is not one name for each view.
+        """
+        names = [*map(str, range(self.n_views))] if view_names is None else [*view_names]
+        if len(names) != self.n_views:
+            raise checks.wrong("view_names", view_names, f"{self.n_views} names")
         lines = []
         for cohort in self.cohorts:
             rows = np.asarray(cohort.mask).sum(axis=1)
-            kind = "all views" if self.holds_all_views(cohort) else f"views {cohort.view_ids}"
+            held = ", ".join(names[v] for v in cohort.view_ids)
+            kind = f"view{'' if len(cohort.view_ids) == 1 else 's'} {held}"
+            kind = "all views" if self.holds_all_views(cohort) else kind
             plural = "" if cohort.n_clients == 1 else "s"
             least, most = rows.min(), rows.max()
             each = f"{least}" if least == most else f"{least}..{most}"

@@ -85,7 +85,7 @@ def test_arrays_become_federations(capsys):
     run_blocks(DOCS / "how-to" / "own-data.md", lambda code: "Federation" in code)
     printed = capsys.readouterr().out
     assert "4 clients with all views, 50 samples each" in printed  # two thirds of six clients
-    assert "1 client with views (1,), 95 samples each" in printed
+    assert "1 client with view 1, 95 samples each" in printed
 
 
 @pytest.mark.slow

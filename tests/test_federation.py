@@ -455,9 +455,14 @@ def test_without_labels_drops_labels_alone(federation):
 def test_describe_counts_clients_and_samples(federation):
     assert federation.describe().splitlines() == [
         "2 clients with all views, 1..3 samples each, 4 in all",
-        "3 clients with views (1,), 1..2 samples each, 5 in all",
-        "1 client with views (0, 2), 4 samples each, 4 in all",
+        "3 clients with view 1, 1..2 samples each, 5 in all",
+        "1 client with views 0, 2, 4 samples each, 4 in all",
     ]
+    lines = federation.describe(["blood", "genes", "images"]).splitlines()
+    assert lines[1].startswith("3 clients with view genes, 1..2")
+    assert lines[2].startswith("1 client with views blood, images, 4 samples")
+    with pytest.raises(ValueError, match=r"view_names: got \['blood'\]; allowed is 3 names"):
+        federation.describe(["blood"])
 
 
 def in_cohorts(views, *parts):

@@ -88,6 +88,7 @@ def figure_3(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
     """Draws t-SNE maps of H of the first client with all views, with and without component A."""
     maps: dict[str, dict[str, np.ndarray]] = {}
     truth: dict[str, np.ndarray] = {}
+    called: dict[str, Callable[[int], str]] = {}
     for run in _runs(rows, progress):
         federation, dataset = run.problem.federation, run.row.set
         full = [federation.holds_all_views(cohort) for cohort in federation.cohorts]
@@ -95,10 +96,12 @@ def figure_3(rows: Sequence[Row], folder: Path, progress: Progress) -> Facts:
         real = np.asarray(federation.cohorts[c].mask[0])
         assert run.found.embedding is not None and federation.labels is not None
         maps.setdefault(dataset, {})[ABLATIONS[run.row.x]] = run.found.embedding[c][0][real]
+        called[dataset] = run.problem.called
         truth[dataset] = np.asarray(federation.labels[c][0])[real]
     for dataset, points in maps.items():
         title = f"H of one client with all views, by true class; {dataset}, seed {run.seed}"
-        plots.maps(folder / f"figure3_{dataset}.png", points, truth[dataset], title)
+        path = folder / f"figure3_{dataset}.png"
+        plots.maps(path, points, truth[dataset], title, called[dataset])
     return {}
 
 

@@ -65,7 +65,7 @@ from experiments.lib.command import JobSettings, checked
 from experiments.lib.data import DataSettings, fingerprint
 from experiments.lib.progress import Progress
 from experiments.lib.study import Rows, parse_or_exit, write_summary
-from experiments.lib.text import counted
+from experiments.lib.text import counted, table_lines, width_of_terminal, wrapped
 from experiments.mgcd.hooks import HOOKS
 from jaxfedmvc import checks, data
 from jaxfedmvc.algorithms import METHODS
@@ -136,9 +136,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = every_method(settings.algorithm)
     write_text(path / "methods.csv", told.to_csv(index=False))
     write_summary(path, summary)
-    print("\n".join(report(runs)), end="\n\n")
-    for line in told.itertuples(index=False):
-        print(f"{line.method} ({line.sends}; {line.known}): {line.reveals}")
+    width = width_of_terminal()
+    print("\n".join(report(runs, width)), end="\n\n")
+    for row in told.itertuples(index=False):
+        text = f"{row.method} ({row.sends}; {row.known}): {row.reveals}"
+        print("\n".join(wrapped(text, width)))
     print(f"\nwritten: {path}/ (runs.csv, methods.csv, summary.json, flags.txt, leakage.png)")
 
 
@@ -214,24 +216,29 @@ _BARS = {
     "federation, NMI": "nmi",
 }
 
+# Of the second table.
+_NOTES = (
+    "chance: subspace of as many random vectors; permuted: insiders with rows in disorder",
+    "prototypes: R^2 of decoded centroids or of means that are sent; public_prototypes: of k-means"
+    " centres of public samples, or of a public run",
+    "membership, calibrated: AUC",
+    "exposed: share of rows near a mean that is sent; public_exposed: near one of a public run",
+)
 
-def report(runs: pd.DataFrame) -> Iterator[str]:
-    """Yields lines for the terminal: means and deviations over seeds, of means over views."""
+
+def report(runs: pd.DataFrame, width: int | None = None) -> Iterator[str]:
+    """Yields lines for a terminal of this width: means and deviations over seeds, of view means."""
     cells = {
         form: {score: _cell(rows[score]) for score in SCORES}
         for form, rows in runs.groupby("form", sort=False)
     }
     table = pd.DataFrame(cells).T
-    yield table[list(_MAIN)].to_string()
+    yield from table_lines(table[list(_MAIN)], width)
     yield "subspace to shadow: R^2; bytes: of one message; nmi, acc: the federation's\n"
     others = table.drop(columns=list(_MAIN))
-    yield others[(others != "-").any(axis=1)].to_string()
-    yield (
-        "chance: subspace of as many random vectors; permuted: insiders with rows in disorder;"
-        " prototypes: R^2 of decoded\ncentroids or of means that are sent, and public_prototypes of"
-        " k-means centres of public samples or of a public run;\nmembership, calibrated: AUC;"
-        " exposed: share of rows near a mean that is sent, public_exposed: near one of a public run"
-    )
+    yield from table_lines(others[(others != "-").any(axis=1)], width)
+    for text in _NOTES:
+        yield from wrapped(text, width)
 
 
 def every_method(measured: Container[str]) -> pd.DataFrame:

@@ -90,7 +90,7 @@ def run(command: Command) -> Path:
             found = choosing.make(plan, progress)
             for line in found.lines():
                 progress.write(line)
-        found.save(path)
+        found.save(path, f"{command.name} on {command.data.stem}")
     return runner.run(choosing.applied(found), path, found)
 
 
@@ -325,7 +325,8 @@ def _expect(steps: Steps, job: runner.Job, progress: Progress, runs: int, evalua
     left = {name: n * runs for name, n in calls["setup"].items()}
     left |= {name: n * runs * rounds for name, n in calls["round"].items()}
     left |= {name: n * runs * evaluations for name, n in calls["finish"].items()}
-    progress.expect(left | {"evaluate": runs * evaluations}, steps.efforts())
+    at_most = steps.algorithm.done is not None  # a choice does not look at rounds
+    progress.expect(left | {"evaluate": runs * evaluations}, steps.efforts(), at_most)
 
 
 def _whole(

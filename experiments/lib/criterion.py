@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.lib import page, plots
+from experiments.lib.text import megabytes
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.choice import LEAST_STABILITY
 
@@ -20,8 +21,13 @@ _CHOSEN = "chosen"
 class Found(Protocol):
     """What was chosen before a job runs, whatever it is."""
 
-    def save(self, path: Path) -> None:
-        """Writes it to the job's folder, the table that `read_table` reads last."""
+    def save(self, path: Path, title: str) -> None:
+        """Writes it to the job's folder, the table that `read_table` reads last.
+
+        Args:
+          path: The folder.
+          title: Of pictures: the method and the data.
+        """
 
     def lines(self) -> Iterator[str]:
         """Yields what was chosen, and why, for the terminal."""
@@ -46,9 +52,9 @@ def spent(tried: pd.DataFrame) -> dict[str, Any]:
 def cost_line(tried: pd.DataFrame) -> str:
     """Returns what a choice cost, for the terminal."""
     cost = spent(tried)
-    up, down = (cost["bytes_choice"][way] / 1e6 for way in ("up", "down"))
+    up, down = (megabytes(cost["bytes_choice"][way]) for way in ("up", "down"))
     return (
-        f"the trials' messages, all clients: {up:.3f} MB up, {down:.3f} MB down"
+        f"the trials' messages, all clients: {up} MB up, {down} MB down"
         f" ({cost['seconds_choice']:.1f} s, compilation included)"
     )
 
@@ -84,9 +90,9 @@ class Choice(NamedTuple):
         """Whether the clusters of no number come back."""
         return bool((self.tried["stability"] < LEAST_STABILITY).all())
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path, title: str) -> None:
         """Writes n_clusters.png and then n_clusters.csv, which says that the choice is made."""
-        _draw(path / _PICTURE, self)
+        _draw(path / _PICTURE, self, title)
         row = int(np.argmax(self.tried["n_clusters"] == self.n_clusters))
         write_table(path / _TABLE, self.tried, row)
 
@@ -144,7 +150,7 @@ def saved(path: Path) -> Choice | None:
     return Choice(int(tried["n_clusters"].iloc[row]), tried)
 
 
-def _draw(path: Path, choice: Choice) -> None:
+def _draw(path: Path, choice: Choice, title: str) -> None:
     plt = plots.require_matplotlib()
     # A panel each: on the scale of stability the silhouettes, which decide, would be one flat line.
     figure, (upper, lower) = plt.subplots(2, sharex=True, figsize=(7.2, 5.6), layout="constrained")
@@ -165,5 +171,5 @@ def _draw(path: Path, choice: Choice) -> None:
         axis.grid(alpha=0.3)
     handles = {line.get_label(): line for axis in (upper, lower) for line in axis.get_lines()}
     figure.legend(handles=handles.values(), fontsize=8, loc="outside lower center", ncols=2)
-    figure.suptitle(f"{choice.n_clusters} clusters chosen, no label seen")
+    figure.suptitle(f"{title}: {choice.n_clusters} clusters chosen, no label seen")
     plots.save(figure, path)

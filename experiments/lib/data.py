@@ -125,6 +125,7 @@ class Problem(NamedTuple):
       repeats: What rows are called that were left out because they repeat a sample, and its place.
       fingerprint: Of the data set, see `fingerprint`.
       classes: What each class is called in the data; its number if None.
+      view_names: What each view is called in the data; its number if None.
     """
 
     federation: Federation
@@ -136,6 +137,7 @@ class Problem(NamedTuple):
     repeats: tuple[np.ndarray, np.ndarray] | None = None
     fingerprint: str = ""
     classes: tuple[str, ...] | None = None
+    view_names: tuple[str, ...] | None = None
 
     def called(self, label: int) -> str:
         """Returns what a class is called."""
@@ -259,6 +261,7 @@ def load_clients(
             (*dataset.notes, *notes),
             fingerprint=whole,
             classes=dataset.classes,
+            view_names=dataset.view_names,
         )
         for parts in divisions
     ]
@@ -318,6 +321,7 @@ def load_agents(settings: DataSettings, split: VerticalSettings, seed: int) -> P
             notes=dataset.notes,
             fingerprint=fingerprint(dataset),
             classes=dataset.classes,
+            view_names=dataset.view_names,
         )
     if dataset.held is not None:
         raise ValueError("split: rows lack views; allowed is --split=views")

@@ -223,6 +223,8 @@ def _faint(colour: str, opacity: float = 0.2) -> str:
 # From nothing to the first colour; and one that lines can have, too.
 GREYS = ((0, "#aaaaaa"), (1, COLOURS[0]))
 SHADES = ((0, _faint(COLOURS[0], 0)), (1, COLOURS[0]))
+# Of numbers that are none of nothing: the least is told from a gap.
+RANKS = ((0, _faint(COLOURS[0], 0.15)), (1, COLOURS[0]))
 _ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 
 

@@ -187,27 +187,43 @@ def embedding(
         axis.set_xticks([])
         axis.set_yticks([])
 
-    def handle(marker: str, colour: Any, label: str) -> Any:
-        return plt.Line2D(
-            [], [], linestyle="", markersize=5, marker=marker, color=colour, label=label
-        )
-
-    handles = [handle("ox^sv"[m % 5], "0.2", name) for m, name in enumerate(marker_names)]
-    numbers = np.unique(next(iter(colourings.values()))).tolist()
-    if named and numbers[-1] < palette.N:
-        handles = handles if len(handles) > 1 else []  # one kind of points says nothing
-        handles += [
-            handle("s", palette(v), f"{named} {called(v)}")
-            if v >= 0
-            else handle("s", "0.7", f"no {named}")
-            for v in numbers
-        ]
-    names = [handle.get_label() for handle in handles]
-    ncols = legend_columns(names, figure.get_figwidth(), 4 * len(colourings))
-    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=ncols)
+    handles = [_handle("ox^sv"[m % 5], "0.2", name) for m, name in enumerate(marker_names)]
+    numbers = next(iter(colourings.values()))
+    if named and (of_colours := _handles_of(numbers, palette, named, called)):
+        # One kind of points says nothing.
+        handles = (handles if len(handles) > 1 else []) + of_colours
+    _legend_below(figure, handles, 4 * len(colourings))
     figure.suptitle(title)
     save(figure, path)
     return flat
+
+
+def _handle(marker: str, colour: Any, label: str) -> Any:
+    return require_matplotlib().Line2D(
+        [], [], linestyle="", markersize=5, marker=marker, color=colour, label=label
+    )
+
+
+def _handles_of(
+    numbers: np.ndarray, palette: Any, named: str, called: Callable[[int], str]
+) -> list[Any]:
+    """Returns what a legend says of numbers' colours; nothing where colours come twice."""
+    found = np.unique(numbers).tolist()
+    if found[-1] >= palette.N:
+        return []
+    return [
+        _handle("s", palette(v), f"{named} {called(v)}")
+        if v >= 0
+        else _handle("s", "0.7", f"no {named}")
+        for v in found
+    ]
+
+
+def _legend_below(figure: Any, handles: Sequence[Any], most: int) -> None:
+    """Writes a legend below the panels, in `most` columns at most."""
+    names = [handle.get_label() for handle in handles]
+    ncols = legend_columns(names, figure.get_figwidth(), most)
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=ncols)
 
 
 def thinned(n: int, most: int) -> np.ndarray:
@@ -246,7 +262,13 @@ def _flattened(points: np.ndarray) -> np.ndarray:
     return np.pad(points, ((0, 0), (0, 1)))[:, :2]  # nothing to flatten
 
 
-def maps(path: Path, points: Mapping[str, np.ndarray], classes: np.ndarray, title: str) -> None:
+def maps(
+    path: Path,
+    points: Mapping[str, np.ndarray],
+    classes: np.ndarray,
+    title: str,
+    called: Callable[[int], str] = str,
+) -> None:
     """Draws t-SNE maps of several representations of the same samples, side by side.
 
     Of more than 2000 samples some are drawn, always the same; see `thinned`.
@@ -254,8 +276,10 @@ def maps(path: Path, points: Mapping[str, np.ndarray], classes: np.ndarray, titl
     Args:
       path: Where to write, .png.
       points: For each panel its title and points [n, d].
-      classes: [n] integers from 0, which samples are coloured by.
+      classes: [n] integers from 0, which samples are coloured by; the legend has their colours,
+        unless there are more of them than colours.
       title: Of the whole picture.
+      called: What a class is called.
     """
     plt = require_matplotlib()
     kept = thinned(len(classes), 2000)
@@ -275,6 +299,8 @@ def maps(path: Path, points: Mapping[str, np.ndarray], classes: np.ndarray, titl
         axis.set_title(name)
         axis.set_xticks([])
         axis.set_yticks([])
+    if handles := _handles_of(classes, palette, "class", called):
+        _legend_below(figure, handles, 4 * len(points))
     figure.suptitle(title)
     save(figure, path)
 

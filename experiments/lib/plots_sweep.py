@@ -174,7 +174,8 @@ def points(
 
     Args:
       path: Where to write, .png.
-      summary: Settings with "<metric>_mean" and "<metric>_std".
+      summary: Settings with "<metric>_mean" and "<metric>_std", and "n_ok"; where the mean is NaN,
+        there is a cross below.
       axes: What was varied.
       metric: What is drawn.
       ylabel: Of the means.
@@ -188,6 +189,8 @@ def points(
         down, across, figsize=size, layout="constrained", sharey=True, squeeze=False
     )
     means, stds = (summary[f"{metric}_{kind}"].to_numpy() for kind in ("mean", "std"))
+    absent = np.isnan(means)
+    failed = (summary["n_ok"].to_numpy()[absent] == 0).all()
     for axis, varied in zip(grid.flat, axes, strict=False):
         places = _place(axis, summary[varied.name], varied, 3.4)
         axis.errorbar(
@@ -201,10 +204,22 @@ def points(
             elinewidth=0.8,
             alpha=0.6,
         )
+        axis.plot(
+            places[absent],
+            np.full(absent.sum(), 0.03),
+            transform=axis.get_xaxis_transform(),
+            color="0.3",
+            marker="x",
+            linestyle="none",
+            label="failed" if failed else f"no {metric}, or failed",
+        )
     for axis in grid.flat[len(axes) :]:
         axis.set_visible(False)
     for axis in grid[:, 0]:
         _label_y(axis, ylabel, stds)
+    if absent.any():
+        marks = grid.flat[0].get_lines()[-1:]
+        figure.legend(handles=marks, fontsize=9, loc="outside lower center", frameon=False)
     figure.suptitle(title, fontsize=11)
     plots.save(figure, path)
 

@@ -55,6 +55,7 @@ class Progress:
         self._waited: dict[str, float] = {}
         self._spent = 0.0
         self._efforts: Mapping[str, float] = {}
+        self._at_most = False
         self._last = time.perf_counter()
         self._lock = threading.Lock()  # runs on several devices have a thread each
         self._closed = threading.Event()
@@ -73,17 +74,26 @@ class Progress:
         with self._lock:
             self._show_running(name)
 
-    def expect(self, calls: Mapping[str, int], efforts: Mapping[str, float] | None = None) -> None:
+    def expect(
+        self,
+        calls: Mapping[str, int],
+        efforts: Mapping[str, float] | None = None,
+        at_most: bool = False,
+    ) -> None:
         """Sets how much work of each kind is left, and what one piece is in operations, if known.
 
         A kind without operations is taken to be short until it has been met; without any known, all
         kinds are taken to be alike. What was done before anything was expected is subtracted once.
+        Work that may end before that is `at_most` so much, and so is the time left.
         """
         with self._lock:
             self._left = collections.Counter(calls) - self._early
             self._early.clear()
             self._efforts = efforts or {}
+            self._at_most = at_most
             self._last = time.perf_counter()
+            if self._seconds and not any(self._left.values()):
+                self._show(self._left)  # the end, where the bar stood at what might have come
 
     def done(self, kind: str, n: int = 1, waited: float = 0.0) -> None:
         """Counts work of this kind as done; the time since the last call is what it took.
@@ -134,7 +144,8 @@ class Progress:
         left = sum(n * guess(kind) for kind, n in work.items()) + to_wait * sum(waits)
         whole = self._spent + left
         self._bar.n = self._spent / whole if whole > 0 else 1.0
-        self._bar.set_postfix_str(f"{self._bar.format_interval(left)} left", refresh=False)
+        limit = "at most " if self._at_most and left else ""
+        self._bar.set_postfix_str(f"{limit}{self._bar.format_interval(left)} left", refresh=False)
         self._bar.update(0)
 
     def write(self, line: str) -> None:

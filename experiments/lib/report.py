@@ -18,13 +18,20 @@ from experiments.lib.command import Command, without
 from experiments.lib.data import Problem
 from experiments.lib.hooks import SeedResult
 from experiments.lib.references import ALONE, POOLED, has_one_width
-from experiments.lib.text import counted, digits, spread
+from experiments.lib.text import (
+    counted,
+    digits,
+    in_lines,
+    megabytes,
+    spread,
+    table_lines,
+    width_of_terminal,
+)
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.files import write_text
 from jaxfedmvc.metrics.host import GROUPS, METRICS, WAYS, Scores
 
-_TITLES = {"pooled": "pooled labels, one matching", "per_client": "mean over clients, each matched"}
 _GROUP_TITLES = {
     "all": "all clients",
     "multi_view": "multi-view",
@@ -58,6 +65,7 @@ class Report:
         self.references: list[dict[str, Any]] = []
         self.figures: list[page.Figure] = []
         self.seconds = {"compile": 0.0, "run": 0.0}
+        self.width = width_of_terminal()  # once, so that rounds stand below their head
         self.is_scored = federation.labels is not None
         self.groups = _shown_groups(command, federation) if self.is_scored else []
         # Agents share their samples, so that each is matched by itself.
@@ -67,25 +75,31 @@ class Report:
 
     def header(self, row: Row) -> Iterator[str]:
         """Yields the head of the rounds' table, whose columns are those of `row`."""
-        groups = "".join(f"| {_GROUP_TITLES[g]:^27s}" for g in self.groups)
-        names = ("| " + " ".join(f"{m.upper():>6s}" for m in METRICS)) * len(self.groups)
         loss = f"{'loss':>9s} " if "loss" in row else " "
-        own = "".join(f"{name:>{_width(name)}s}" for name in self._own_columns(row))
-        yield f"{'':10s}{'':{len(loss)}s}{groups}|  MB, all clients"
-        yield f"{'seed round':10s}{loss}{names}|     up    down{own}"
+        own = self._own_columns(row)
+        titles = [f"{'':10s}{'':{len(loss)}s}"]
+        titles += [f"| {_GROUP_TITLES[group]:^27s}" for group in self.groups]
+        titles += [f"|{'MB, all clients':>15s}", *(" " * _width(name) for name in own)]
+        names = [f"{'seed round':10s}{loss}"]
+        names += ["| " + " ".join(f"{m.upper():>6s}" for m in METRICS) for _ in self.groups]
+        names += [f"|{'up':>7s} {'down':>7s}", *(f"{name:>{_width(name)}s}" for name in own)]
+        for places in in_lines(names, self.width):
+            yield from (_part(blocks, places) for blocks in (titles, names))
 
-    def line(self, row: Row) -> str:
-        """Returns a round's line."""
+    def lines(self, row: Row) -> Iterator[str]:
+        """Yields a round's line; as many as its columns take on the terminal."""
         loss = f"{row['loss']:9.3f} " if "loss" in row else " "
-        cells = "".join(
-            "| " + " ".join(_cell(row[f"{g}/{self.way}/{m}"]) for m in METRICS) for g in self.groups
-        )
-        up, down = _megabytes(row["bytes_up"]), _megabytes(row["bytes_down"])
-        own = "".join(
-            f"{'-' if row[name] is None else digits(row[name], 4):>{_width(name)}s}"
-            for name in self._own_columns(row)
-        )
-        return f"{row['seed']:4d} {row['round']:5d}{loss}{cells}|{up:>7s} {down:>7s}{own}"
+        blocks = [f"{row['seed']:4d} {row['round']:5d}{loss}"]
+        for group in self.groups:
+            cells = (_cell(row[f"{group}/{self.way}/{metric}"]) for metric in METRICS)
+            blocks.append("| " + " ".join(cells))
+        up, down = megabytes(row["bytes_up"]), megabytes(row["bytes_down"])
+        blocks.append(f"|{up:>7s} {down:>7s}")
+        for name in self._own_columns(row):
+            value = "-" if row[name] is None else digits(row[name], 4)
+            blocks.append(f"{value:>{_width(name)}s}")
+        for places in in_lines(blocks, self.width):
+            yield _part(blocks, places)
 
     def add_round(self, row: Row) -> None:
         """Keeps a round's row, and appends it to rounds.csv."""
@@ -128,10 +142,10 @@ class Report:
         after = f"(after the {kept} round, mean over {counted(n, 'seed')})"
         for title, scores in self._tables().items():
             yield f"\n{title} {after}"
-            yield scores.to_string()
+            yield from table_lines(scores, self.width)
         if not self.is_scored:
             yield f"\nno labels, no scores; what the data say of the clusters {after}"
-            yield self._internal().to_string()
+            yield from table_lines(self._internal(), self.width)
             yield "silhouette and number of clusters: the mean over clients, each by itself"
             yield from self._sizes(last)
         yield from self._told()
@@ -148,10 +162,10 @@ class Report:
             for way in ("up", "down")
         )
         self._draw(last, facts | {"bytes_up": up, "bytes_down": down, "rounds_made": number})
-        setup, finish = (_megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
+        setup, finish = (megabytes(sum(traffic[stage])) for stage in ("setup", "finish"))
         run = f"{'a run' if fewest == made else 'the longest run'} of {counted(made, 'round')}"
         yield (
-            f"\n{run}, all clients: {_megabytes(up)} MB up, {_megabytes(down)} MB down"
+            f"\n{run}, all clients: {megabytes(up)} MB up, {megabytes(down)} MB down"
             f" ({setup} before and {finish} after the rounds, both ways)"
         )
         yield from _of_privacy(facts)
@@ -170,8 +184,8 @@ class Report:
         """
         if not self.is_scored:
             return {}
-        ways = ["per_client"] if self.command.method.topology == "vertical" else list(_TITLES)
-        return {_TITLES[way]: self._scores(way) for way in ways}
+        ways = ["per_client"] if self.command.method.topology == "vertical" else list(run_page.WAYS)
+        return {run_page.WAYS[way]: self._scores(way) for way in ways}
 
     def _scores(self, way: str) -> pd.DataFrame:
         """Returns the method and its references as rows; mean +- deviation over the seeds."""
@@ -312,7 +326,7 @@ class Report:
 
     def _write_page(self, last: SeedResult, facts: Row, flat: np.ndarray | None) -> None:
         seeds = self.command.job.all_seeds
-        up, down = (_megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
+        up, down = (megabytes(facts[f"bytes_{way}"]) for way in ("up", "down"))
         flags = self.command.flags
         shared = "shared_clusters" in flags and flags["shared_clusters"].value
         found = self.command.method.finds_n_clusters and "found by the method"
@@ -371,6 +385,7 @@ class Report:
                 levels[title] = float(np.mean([s[way]["acc"] for s in known]))
         if scores or losses:
             title = f"{self.title}, {counted(len(made), 'seed')}"
+            title += f"\nscores: {run_page.WAYS[self.way]}" if scores else ""
             plots.curves(self.path / "curves.png", scores, losses, levels, title, kept)
 
 
@@ -439,6 +454,12 @@ def _shown_groups(command: Command, federation: Federation) -> list[str]:
     return ["all", "multi_view", "partial_view"] if mixed else ["all"]
 
 
+def _part(blocks: Sequence[str], places: Sequence[int]) -> str:
+    """Returns a line of blocks, behind the first one or the room that it takes above."""
+    lead = blocks[0] if places[0] == 1 else " " * len(blocks[0])
+    return (lead + "".join(blocks[i] for i in places)).rstrip()
+
+
 def _width(name: str) -> int:
     return max(len(name) + 2, 10)
 
@@ -462,12 +483,6 @@ def _count_cell(values: Sequence[float]) -> str:
     return digits(values[0]) if np.ptp(values) == 0 else f"{np.mean(values):.1f}{deviation}"
 
 
-def _megabytes(n_bytes: float) -> str:
-    """Returns bytes in MB; two digits of what three places would show as little or nothing."""
-    mb = n_bytes / 1e6
-    return f"{mb:.2g}" if 0 < mb < 0.01 else f"{mb:.3f}"
-
-
 def _held(federation: Federation) -> int:
     """Returns how many samples clients hold, each once."""
     ids = [np.asarray(c.sample_ids)[np.asarray(c.mask)] for c in federation.cohorts]
@@ -489,7 +504,7 @@ def _of_choice(facts: Row) -> dict[str, str]:
     """Returns what a choice of settings cost, for the page; nothing where there was none."""
     if "bytes_choice" not in facts:
         return {}
-    up, down = (_megabytes(facts["bytes_choice"][way]) for way in ("up", "down"))
+    up, down = (megabytes(facts["bytes_choice"][way]) for way in ("up", "down"))
     return {"MB of the choice before them, up and down": f"{up} and {down}"}
 
 

@@ -14,6 +14,8 @@ from jaxfedmvc.metrics import host
 
 # Scores that are drawn by round.
 _METRICS = ("acc", "nmi", "ari")
+# How clusters are matched to classes.
+WAYS = {"pooled": "pooled labels, one matching", "per_client": "mean over clients, each matched"}
 
 
 def figures(
@@ -61,7 +63,8 @@ def _curves(rounds: Sequence[Mapping[str, Any]], way: str) -> list[page.Figure]:
     x = {"rounds": made.max(axis=0), "MB of the rounds, both ways": sent.mean(axis=0)}
     drawn = {metric.upper(): column(f"all/{way}/{metric}") for metric in _METRICS}
     drawn = {name: values for name, values in drawn.items() if np.isfinite(values).all()}
-    found = [page.lines("Scores by round", drawn, x, "score")] if drawn else []
+    heading = f"Scores by round: {WAYS[way]}"
+    found = [page.lines(heading, drawn, x, "score")] if drawn else []
     names = [name for name in rounds[0] if name.startswith("loss")]
     # With clients of one kind their loss is the loss of all.
     names = names if len(names) > 2 else names[:1]

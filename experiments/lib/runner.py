@@ -262,6 +262,11 @@ def steps_of(
     )
 
 
+def may_end(steps: Steps, job: JobSettings) -> bool:
+    """Says whether a run may end before all its rounds are made."""
+    return steps.algorithm.done is not None or job.until_stable is not None
+
+
 def trained(steps: Steps, job: Job, federation: Federation, key: jax.Array) -> tuple[RunState, int]:
     """Makes the setup and all rounds of a run; returns the state after, and how many were made."""
     state, info = steps.setup(federation, key, steps.start(federation, key))
@@ -359,7 +364,7 @@ class _Runner:
             write(f"goes on with seed {seed}, after round {made}")
         for line in self.job.problems[0].notes:
             write(line)
-        write(self.job.federation.describe())
+        write(self.job.federation.describe(self.job.problems[0].view_names))
         if command.job.rounds and not self.steps.algorithm.round:
             write(f"rounds: {command.name} exchanges nothing in them; --rounds repeats its result")
         given = command.data.n_clusters is not None and command.method.finds_n_clusters
@@ -534,7 +539,8 @@ class _Runner:
         if not self.report.rows:
             for line in self.report.header(row):
                 self.progress.write(line)
-        self.progress.write(self.report.line(row))
+        for line in self.report.lines(row):
+            self.progress.write(line)
 
     def _end_seed(self, seed: int, problem: Problem, found: Any, state: RunState) -> None:
         command, k = self.command, self.job.n_clusters
@@ -661,7 +667,7 @@ class _Runner:
         evaluated = n_left if self.compacts else max(rounds, n_left)
         left |= {name: n * evaluated for name, n in calls["finish"].items()}
         left |= {"evaluate": evaluated, "references": n_left}
-        self.progress.expect(left, self.steps.efforts())
+        self.progress.expect(left, self.steps.efforts(), may_end(self.steps, job))
 
     def _facts(self) -> dict[str, Any]:
         job, hooks = self.command.job, self.command.hooks

@@ -18,6 +18,7 @@ import pandas as pd
 from experiments.lib import page, plots_sweep
 from experiments.lib.data import DataSettings, HorizontalSettings, VerticalSettings
 from experiments.lib.grid import Axis
+from experiments.lib.text import table_lines
 from jaxfedmvc.metrics.host import METRICS as SCORES  # these need labels; all at most 1
 
 SMALLER_IS_BETTER = frozenset({"loss"})
@@ -103,6 +104,7 @@ def table(
     by: str = "acc",
     most: int = 30,
     spent: Sequence[str] = (),
+    width: int | None = None,
 ) -> list[str]:
     """Returns lines for the terminal: a setting each, the best by mean `by` first.
 
@@ -113,6 +115,7 @@ def table(
       by: What settings are sorted by.
       most: Settings beyond so many are left out, and their number is said.
       spent: Columns of what a run costs.
+      width: Of a line; see `table_lines`.
     """
     best = summary.loc[ranking(summary, by)[:most]]
     cells = best[list(names)].copy()
@@ -125,13 +128,26 @@ def table(
         f"{e.n_failed} of {e.n_ok + e.n_failed}" if e.n_failed else "-" for e in best.itertuples()
     ]
     cells.index = pd.Index(range(1, len(best) + 1))
-    lines = cells.to_string().splitlines()
+    lines = table_lines(cells, width)
     if len(summary) > most:
         left = len(summary) - most
         lines.append(
             f"the best {most} of {len(summary)} settings by mean {_named(by)}; {left} left out"
         )
     return lines
+
+
+def titled(summary: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """Returns a summary for the page: its columns by titles, without what no setting has.
+
+    Args:
+      summary: Of `summarise`.
+      metrics: Of its columns.
+    """
+    titles = {"n_ok": "runs ended well", "n_failed": "runs failed"}
+    for metric in metrics:
+        titles |= {f"{metric}_mean": _named(metric), f"{metric}_std": f"{_named(metric)} deviation"}
+    return summary.dropna(axis="columns", how="all").rename(columns=titles)
 
 
 def best_lines(
@@ -313,29 +329,50 @@ def figures(
     note = (
         f"a line is a setting, the mean of its seeds, coloured by {_named(by)}; drag along an axis"
     )
+    if left := len(summary) - len(known):
+        note += f"; without {_named(by)}, and so without a line: {left} of {len(summary)} settings"
     layout = {"height": 480, "margin": {"t": 60, "b": 30, "l": 60, "r": 60}}
     found = [page.Figure("All settings", [trace], layout, note=note)]
-    n_cells = math.prod(known[name].nunique() for name in names)
-    if len(names) == 2 and n_cells < 2 * len(known):
-        across = known.pivot_table(index=names[0], columns=names[1], values=f"{by}_mean")
-        across = across.reindex(index=_ordered(known[names[0]]), columns=_ordered(known[names[1]]))
-        texts = [[_short(v) if np.isfinite(v) else "" for v in row] for row in across.to_numpy()]
-        heat = {
-            "type": "heatmap",
-            "colorbar": {"title": {"text": _named(by)}},
-            "z": [page.with_gaps(row) for row in across.to_numpy()],
-            "x": [str(v) for v in across.columns],
-            "y": [str(v) for v in across.index],
-            "text": texts,
-            "texttemplate": "%{text}",
-            "colorscale": page.SHADES,
-        }
-        layout = {
-            axis: {"title": {"text": name}, "type": "category", "showgrid": False}
-            for axis, name in zip(("yaxis", "xaxis"), names, strict=True)
-        }
-        found.append(page.Figure(_named(by), [heat], layout))
+    n_cells = math.prod(summary[name].nunique() for name in names)
+    if len(names) == 2 and n_cells < 2 * len(summary):
+        found.append(_map(summary, names, by))
     return found
+
+
+def _map(summary: pd.DataFrame, names: Sequence[str], by: str) -> page.Figure:
+    """Returns a map of two axes; cells without a number say why they have none."""
+    cells = summary.set_index(list(names))
+    rows, columns = (_ordered(summary[name]) for name in names)
+
+    def grid(column: str) -> pd.DataFrame:
+        return cells[column].unstack().reindex(index=rows, columns=columns)
+
+    values, notes = grid(f"{by}_mean").to_numpy(float), _notes(grid("n_ok")).to_numpy()
+    x, y = ([str(value) for value in found] for found in (columns, rows))
+    heat = {
+        "type": "heatmap",
+        "colorbar": {"title": {"text": _named(by)}},
+        "z": [page.with_gaps(row) for row in values],
+        "x": x,
+        "y": y,
+        "text": [[_short(v) if np.isfinite(v) else "" for v in row] for row in values],
+        "texttemplate": "%{text}",
+        "colorscale": page.RANKS,
+    }
+    layout: dict[str, Any] = {
+        axis: {"title": {"text": name}, "type": "category", "showgrid": False}
+        for axis, name in zip(("yaxis", "xaxis"), names, strict=True)
+    }
+    layout["annotations"] = [  # by their places, as Plotly takes a category such as 0.5 for one
+        {"x": j, "y": i, "text": notes[i, j], "showarrow": False}
+        for i, j in np.argwhere(~np.isfinite(values)).tolist()
+    ]
+    return page.Figure(_named(by), [heat], layout)
+
+
+def _notes(n_ok: pd.DataFrame) -> pd.DataFrame:
+    """Returns why a cell of a map has no number, by how many of its runs ended well."""
+    return n_ok.map(lambda n: "not run" if math.isnan(n) else "none" if n else "failed")
 
 
 def _ordered(column: pd.Series) -> list[Any]:
@@ -406,8 +443,7 @@ def _draw_heat_map(
     def grid(column: str) -> pd.DataFrame:
         return cells[column].unstack().reindex(index=rows.values, columns=columns.values)
 
-    n_ok = grid("n_ok")
-    notes = n_ok.map(lambda n: "not run" if math.isnan(n) else "none" if n else "failed")
+    notes = _notes(grid("n_ok"))
     title = f"{head}{_named(metric)} over {rows.name} and {columns.name}, the best in a frame"
     if others:
         title += f"\n{_setting(best, others)}, as in the best setting"

@@ -127,7 +127,7 @@ def figure_3(
         maps[title] = np.asarray(state.server.clusters.embedding)
     title = f"t-SNE by true class, {SETS[ABLATION_SET]} for the paper's Aloi, seed {seed}"
     assert problem.labels is not None
-    plots.maps(path, maps, problem.labels, title)
+    plots.maps(path, maps, problem.labels, title, problem.called)
     return found
 
 

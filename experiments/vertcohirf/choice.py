@@ -60,8 +60,8 @@ class LocalChoice(NamedTuple):
         threshold = float(self.tried["relaxed_agents"].iloc[self.row])
         return None if math.isnan(threshold) else threshold
 
-    def save(self, path: Path) -> None:
-        """Writes local_clusters.csv, which says that the choice is made."""
+    def save(self, path: Path, title: str) -> None:
+        """Writes local_clusters.csv, which says that the choice is made; there is no picture."""
         write_table(path / TABLE, self.tried, self.row)
 
     def lines(self) -> Iterator[str]:

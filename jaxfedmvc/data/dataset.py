@@ -22,6 +22,7 @@ class Dataset(NamedTuple):
       clients: [n] int, the client that each row lies with; None: nobody has dealt them out yet.
       notes: what was found under which name, a line each.
       classes: what each of the K classes is called in the data; its number if None.
+      view_names: what each view is called in the data; its number if None.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Dataset(NamedTuple):
     clients: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
+    view_names: tuple[str, ...] | None = None
 
 
 # Sums of squares of larger numbers leave float32's range.

@@ -270,6 +270,7 @@ def _dataset(
         clients=None if clients is None else clients[keep],
         notes=tuple(notes),
         classes=classes,
+        view_names=tuple(columns),
     )
 
 

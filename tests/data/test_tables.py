@@ -35,7 +35,7 @@ def test_columns_become_views_and_a_row_without_values_does_not_hold_one():
     np.testing.assert_array_equal(found.held, [[1, 1], [1, 0], [1, 1], [1, 1]])
     np.testing.assert_array_equal(found.labels, [0, 1, 0, 1])
     assert found.ids.tolist() == list("abcd") and found.clients is None
-    assert found.classes == ("no", "yes")
+    assert found.classes == ("no", "yes") and found.view_names == ("blood", "imaging")
     assert found.notes == (
         "view blood: 2 features of columns hb, wbc",
         "view imaging: 2 features of columns img_0, img_1",

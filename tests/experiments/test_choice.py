@@ -184,7 +184,7 @@ def test_each_criterion_has_a_scale_of_its_own(tmp_path, monkeypatch):
     tried["silhouette"], tried["silhouette_std"] = draws.mean(axis=0), draws.std(axis=0, ddof=1)
     tried["silhouette_0"], tried["silhouette_1"] = draws
     found = criterion.Choice(3, tried)
-    criterion._draw(tmp_path / "n_clusters.png", found)
+    criterion._draw(tmp_path / "n_clusters.png", found, "e_fkmvc on digits")
     silhouette, stability = drawn[0].axes
     pyplot.close(drawn[0])
     np.testing.assert_allclose(silhouette.lines[0].get_ydata(), [0.22, 0.23, 0.21])

@@ -135,12 +135,16 @@ def test_axes_of_a_sweep_are_logarithms_numbers_or_words():
     summary = pd.DataFrame(
         {"a": [1e-3, 1e-3, 1.0, 1.0], "b": ["x", "y"] * 2, "acc_mean": [0.1, 0.2, 0.3, np.nan]}
     )
+    summary["n_ok"] = [2, 2, 1, 0]
     every, heat = sweep_report.figures(summary, ["a", "b"], ["acc"], "acc")
     logs, words, acc = every.traces[0]["dimensions"]
     np.testing.assert_allclose(logs["values"], [-3, -3, 0])
     assert logs["ticktext"] == ["0.001", "1"] and words["ticktext"] == ["x", "y"]
     np.testing.assert_allclose(acc["values"], [0.1, 0.2, 0.3])
     assert heat.traces[0]["z"] == [[0.1, 0.2], [0.3, None]]
+    (told,) = heat.layout["annotations"]
+    assert (told["x"], told["y"], told["text"]) == (1, 1, "failed")
+    assert every.note.endswith("; without ACC, and so without a line: 1 of 4 settings")
     assert acc["label"] == "ACC" and heat.heading == "ACC"
 
 
@@ -203,7 +207,7 @@ def test_curves_of_seeds_that_end_at_different_rounds_go_to_the_last(monkeypatch
         for r in range(1, rounds + 1)
     ]
     run_page._curves(rows, "pooled")
-    x = drawn["Scores by round"]
+    x = drawn["Scores by round: pooled labels, one matching"]
     np.testing.assert_array_equal(x["rounds"], [1, 2, 3, 4])
     np.testing.assert_array_equal(x["MB of the rounds, both ways"], [2, 4, 5, 6])
 

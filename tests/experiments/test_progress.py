@@ -53,6 +53,16 @@ def test_the_bar_counts_every_run_of_a_batch(clock):
         assert shown(bar) == "00:08 left" and bar._bar.n == 0.5
 
 
+def test_work_that_may_end_by_itself_takes_so_long_at_most(clock):
+    with Progress(True) as bar:
+        bar.expect({"round": 100}, at_most=True)
+        clock[0] += 3.0
+        bar.done("round")
+        assert shown(bar) == "at most 04:57 left" and bar._bar.n == 0.01
+        bar.expect({"round": 0}, at_most=True)  # it was done after this one
+        assert shown(bar) == "00:00 left" and bar._bar.n == 1
+
+
 def test_kinds_not_met_yet_are_guessed_by_their_operations(clock):
     with Progress(True) as bar:
         bar.expect({"setup": 1, "round": 10}, {"setup": 4.0, "round": 2.0})

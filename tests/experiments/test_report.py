@@ -40,6 +40,10 @@ def result(data, labels, seed=3):
     return SeedResult(seed, data, None, labels, None, [])
 
 
+def words(line):
+    return line.replace("|", " ").split()
+
+
 def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.reader(file))
@@ -148,6 +152,24 @@ def test_rounds_and_bytes_are_each_seeds_own(tmp_path, monkeypatch):
     found = summary["groups"]["e_fkmvc"]["internal"]["silhouette"]
     assert (found["mean"], found["per_seed"]) == (0.5, [0.25, 0.75])
     assert found["std"] == pytest.approx(np.sqrt(0.125))
+
+
+def test_a_round_of_several_kinds_of_clients_takes_lines_of_a_narrow_terminal(tmp_path):
+    report = report_of(tmp_path, problem(PARTS), "--algorithm=fmcsc")
+    report.groups = ["all", "multi_view", "partial_view"]
+    row = {"seed": 0, "round": 7, "loss": 0.25, "bytes_up": 2e6, "bytes_down": 3e6}
+    metrics = [(g, m) for g in report.groups for m in ("acc", "nmi", "ari", "purity")]
+    row |= {f"{g}/pooled/{m}": i / 100 for i, (g, m) in enumerate(metrics)} | {"agreement": 0.5}
+    whole, (line,) = list(report.header(row)), report.lines(row)
+    assert len(whole) == 2 and len(line) > 118
+    report.width = 80
+    heads, lines = list(report.header(row)), list(report.lines(row))
+    assert (len(heads), len(lines)) == (4, 2) and max(map(len, heads + lines)) <= 80
+    assert words(" ".join(lines)) == words(line)
+    assert words(" ".join(heads[1::2])) == words(whole[1])
+    for head, part in zip(heads[1::2], lines, strict=True):  # numbers stand below their names
+        bars = ([i for i, c in enumerate(text) if c == "|"] for text in (head, part))
+        assert len(set(map(tuple, bars))) == 1
 
 
 def test_levels_of_curves_match_clients_that_exchange_nothing_each_for_itself(

@@ -371,6 +371,7 @@ def test_rows_of_a_table_that_lack_a_view_are_hybrid_clients(tmp_path):
     assert "4 of 12 rows lack a view" in problem.notes
     agents = runner.prepare(command.parse(["--algorithm=feddmvc", *given]))
     assert [int(c.mask.sum()) for c in agents.federation.cohorts] == [12, 8]
+    assert problem.view_names == agents.problems[0].view_names == ("a", "b")
     for algorithm, more, text in (
         ("e_fkmvc", "--dirichlet=1.0", "dirichlet, samples_per_client: are for data whose rows"),
         ("feddmvc", "--hybrid=1:1", "hybrid: got '1:1'; the data say who lacks what already"),

@@ -74,6 +74,13 @@ def test_one_setting_without_axes_is_summarised():
     assert sweep_report.table(summary, [], ["acc"])[1].split() == ["1", ".300", "+-", ".141", "-"]
 
 
+def test_the_pages_table_has_titles_and_no_empty_columns():
+    summary = summary_of([0.5, None])  # of one seed each, which has no deviation
+    shown = sweep_report.titled(summary, METRICS)
+    assert list(shown) == ["x", "runs ended well", "runs failed", "ACC"]
+    assert shown["ACC"].tolist() == pytest.approx([0.5, NAN], nan_ok=True)
+
+
 def test_ranking_puts_nan_last_and_keeps_ties_in_order():
     summary = summary_of([0.5, NAN, 0.7, 0.5, None])
     assert sweep_report.ranking(summary, "acc") == [2, 0, 3, 1, 4]
@@ -428,13 +435,17 @@ def test_a_picture_says_of_how_many_seeds_its_means_are(tmp_path, figures):
 def test_random_settings_are_points_in_a_panel_for_each_axis(tmp_path, figures):
     text = "lr=log(1e-4,1e-2,7); parts=AB,BC; one=1"
     settings = grid.draws(grid.parse(text), 8, seed=0)
-    axes, summary = swept(text, lambda s: float(s["lr"]), settings)
+    failing = settings[3]
+    axes, summary = swept(text, lambda s: None if s == failing else float(s["lr"]), settings)
     (path,) = sweep_report.draw(tmp_path, summary, axes, "acc")
     assert path == tmp_path / "points.png"
     left, right = figures[0].axes
     assert (left.get_xlabel(), left.get_xscale()) == ("lr", "log")
     lrs = np.array([float(s["lr"]) for s in settings])
-    np.testing.assert_allclose(left.containers[0].lines[0].get_xydata().T, [lrs, lrs + 0.01])
+    means = np.where(np.arange(8) == 3, NAN, lrs + 0.01)
+    np.testing.assert_allclose(left.containers[0].lines[0].get_xydata().T, [lrs, means])
+    crosses = left.get_lines()[-1]
+    assert crosses.get_xdata().tolist() == [lrs[3]] and crosses.get_label() == "failed"
     assert names(right.get_xticklabels()) == ["AB", "BC"]
     places = right.containers[0].lines[0].get_xdata()
     assert ["AB" if place == 0 else "BC" for place in places] == [s["parts"] for s in settings]

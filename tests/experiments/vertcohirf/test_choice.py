@@ -112,7 +112,7 @@ def test_settings_are_chosen_and_kept(data, tmp_path, monkeypatch):
     assert (found.local_clusters, found.relaxed_agents) == (3, 0.8)
     assert list(found.tried["local_clusters"]) == 2 * [2, 3, 4, 5, 6]  # ten samples for each
     # A job that was killed after its choice goes on with it, whatever it would choose now.
-    found._replace(row=0).save(folder)
+    found._replace(row=0).save(folder, "")
     code, out, err = binaries.launch(run.main, *given, "--resume")
     assert (code, out) == (0, ""), err
     first, again = (c.config(7, 3).local_clusters for c in started)
