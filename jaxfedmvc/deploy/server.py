@@ -462,12 +462,7 @@ class Server:
     def _finish(self) -> dict[str, Any]:
         """Has all clients find their clusters; writes the summary."""
         told = self._assign(self.plan, self.wire, self.plan.clients)
-        counts = [
-            _checked_counts(i, reply["counts"], self.cards[i].rows)
-            for i, reply in told.items()
-            if "counts" in reply
-        ]
-        information = self._inform(told)
+        counts, information = self._counts(told), self._inform(told)
         rows = [row for row in self.rows if row["stage"] in keys.STAGES]
         up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
         beside = {stage: {"up": 0, "down": 0} for stage in _BESIDE}
@@ -516,6 +511,23 @@ class Server:
             requests[i] = wire.pack(self._meta("assign", self.exchange), body)
         return self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
 
+    def _counts(self, told: Mapping[int, Mapping[str, Any]]) -> list[list[tuple[str, int, int]]]:
+        """Returns the counts of the clients that share some; those that cannot be are left out.
+
+        All have their clusters by now, so that nothing in here is a reason to stop the job.
+
+        Args:
+          told: What clients said when they found their clusters.
+        """
+        found = []
+        for i, reply in told.items():
+            if "counts" in reply:
+                try:
+                    found.append(_checked_counts(i, reply["counts"], self.cards[i].rows))
+                except Refused as refusal:
+                    self.say(f"no scores of {refusal}")
+        return found
+
     def _inform(self, told: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
         """Returns how much a view tells of the clusters of the clients that share it.
 
@@ -526,7 +538,7 @@ class Server:
           Their number and `metrics.information` of their rows; None without any, or where what one
           of them tells cannot be used.
         """
-        # By now all have their clusters: whatever is wrong here is no reason to stop the job.
+        # As with counts, whatever is wrong here is no reason to stop the job.
         try:
             sizes = {
                 i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
@@ -694,14 +706,15 @@ def _checked_counts(client: int, counts: Any, n_rows: int) -> list[tuple[str, in
     """Returns a client's rows by class and cluster, `(class, cluster, number)`.
 
     Raises:
-      Stopped: They are unreadable, or not of rows that the client has.
+      Refused: They are unreadable, or not of rows that the client has.
     """
     try:
         found = [(str(name), int(cluster), int(n)) for name, cluster, n in counts]
     except (TypeError, ValueError, OverflowError) as error:
-        raise Stopped(f"client {client}: counts: unreadable") from error
+        raise Refused("malformed", f"client {client}: counts: unreadable") from error
     if any(k < 0 or n < 1 for _, k, n in found) or sum(n for *_, n in found) > n_rows:
-        raise Stopped(f"client {client}: counts: below zero, or more than its {n_rows} rows")
+        text = f"client {client}: counts: below zero, or more than its {n_rows} rows"
+        raise Refused("malformed", text)
     return found
 
 

@@ -1044,8 +1044,24 @@ def test_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):
     ],
 )
 def test_counts_of_no_rows_of_a_client_are_refused(counts, text):
-    with pytest.raises(Stopped, match=f"client 4: counts: .*{text}"):
+    with pytest.raises(wire.Refused, match=f"client 4: counts: .*{text}"):
         server_module._checked_counts(4, counts, 6)
+
+
+def test_counts_that_cannot_be_are_left_out_and_the_job_is_finished(undisturbed, tmp_path):
+    lab = Lab(tmp_path)
+    false = lab.node(0)
+
+    def lie(identity, reply):
+        meta, body = wire.unpack(reply)
+        is_its = identity == false and "counts" in meta
+        return wire.pack(meta | {"counts": [["a", 0, 10**6]]}, body) if is_its else reply
+
+    lab.transport.change = lie
+    summary = lab.server().run()
+    assert summary["scores"]["clients"] == N - 1
+    assert any(line.startswith("no scores of client 0: counts: ") for line in lab.lines)
+    assert summary["information"] == undisturbed[1]["information"]
 
 
 def test_a_client_that_counts_in_high_numbers_takes_no_memory():
