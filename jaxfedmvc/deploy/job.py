@@ -27,7 +27,7 @@ from typing import Any, Literal
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits, check_room
+from jaxfedmvc.algorithms.fedhk import PrivateFedHKConfig, check_fraction_bits, check_sums_fit
 from jaxfedmvc.algorithms.fedhk.accounting import spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
@@ -140,7 +140,7 @@ class Job:
         of_the_run = {"n_clients": n_clients, "rounds": self.n_rounds}
         return configured(method, settings, of_the_run)
 
-    def check_room(self, n_clients: int, view_dims: Sequence[int], rows: int) -> None:
+    def check_sums_fit(self, n_clients: int, view_dims: Sequence[int], rows: int) -> None:
         """Checks that secure sums of central noise can be read, whatever the clients' rows are.
 
         Args:
@@ -154,7 +154,7 @@ class Job:
         config, hyper = self._configured(n_clients)
         is_central = isinstance(config, PrivateFedHKConfig) and config.noise == "central"
         if is_central and self.fraction_bits is not None:
-            check_room(config, hyper, self.fraction_bits, view_dims, rows)
+            check_sums_fit(config, hyper, self.fraction_bits, view_dims, rows)
 
     def setting(self, name: str) -> Any:
         """Returns the value that a setting has in this job.

@@ -239,7 +239,9 @@ class Node:
             dataclasses.replace(
                 job, clients=len(plan.clients)
             )  # noise is shared by those there are
-            job.check_room(len(plan.clients), plan.view_dims, max(g.capacity for g in plan.groups))
+            job.check_sums_fit(
+                len(plan.clients), plan.view_dims, max(g.capacity for g in plan.groups)
+            )
         except ValueError as error:
             raise Refused("plan", f"plan: {len(plan.clients)} clients; {error}") from error
         group = plan.groups[c]

@@ -168,15 +168,12 @@ class Holding:
     def hashed_columns(self) -> dict[int, str]:
         """Returns a hash of the columns and ranges of each view that is made of a table's."""
         ranges = self.ranges or {}
-        entries = {
-            v: [[name, *ranges.get(name, ())] for name in names]
+        texts = {
+            v: json.dumps([[name, *ranges.get(name, ())] for name in names])
             for v, names in self.columns.items()
+            if names
         }
-        return {
-            v: hashlib.sha256(json.dumps(named).encode()).hexdigest()
-            for v, named in entries.items()
-            if named
-        }
+        return {v: hashlib.sha256(text.encode()).hexdigest() for v, text in texts.items()}
 
 
 _OF_DATA = ("client", "data", "folder", "views", "ids", "labels", "ranges")
@@ -253,8 +250,9 @@ def load(path: str | Path) -> Holding:
     identity, identities = _identities_of(told, path.parent)
     if policy.secure and identity is None:
         raise ValueError(f"{path}: identity is missing, which secure sums need")
-    holds = client, views, ids, labels, folder, policy, of_views, ranges
-    return Holding(*holds, identity, identities)
+    return Holding(
+        client, views, ids, labels, folder, policy, of_views, ranges, identity, identities
+    )
 
 
 def _identities_of(told: Mapping[str, Any], folder: Path) -> tuple[Any, dict[int, Any]]:
@@ -406,7 +404,9 @@ def _ranges_of(file: Path) -> dict[str, tuple[float, float]]:
         raise ValueError(f"ranges: {file} is not there") from error
     wanted = ("column", "least", "most")
     if sorted(table) != sorted(wanted):
-        raise ValueError(f"ranges: {file} has the columns {list(table)}; allowed are {wanted}")
+        raise ValueError(
+            f"ranges: {file} has the columns {list(table)}; allowed are {list(wanted)}"
+        )
     numbers = (_numbers(file, name, table[name], rows, "ranges") for name in wanted[1:])
     found: dict[str, tuple[float, float]] = {}
     for column, least, most in zip(table["column"], *numbers, strict=True):

@@ -165,7 +165,7 @@ class Server:
         if self.job.robust is not None or self.job.fraction_bits is not None:
             self.wire.last()  # what these do not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
-        self.job.check_room(len(rows), self.plan.view_dims, max(rows.values()))
+        self.job.check_sums_fit(len(rows), self.plan.view_dims, max(rows.values()))
         self.server = self.wire.initial_states(self.key, rows).server
         self._save()
 

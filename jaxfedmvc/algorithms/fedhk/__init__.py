@@ -11,7 +11,7 @@ from jaxfedmvc.algorithms.fedhk.accounting import (
 from jaxfedmvc.algorithms.fedhk.method import centres, e_fkmvc
 from jaxfedmvc.algorithms.fedhk.parafac2 import fedhk_parafac2
 from jaxfedmvc.algorithms.fedhk.private import (
-    check_room,
+    check_sums_fit,
     e_fkmvc_with_noise,
     private_e_fkmvc,
 )
@@ -37,7 +37,7 @@ __all__ = [
     "PrivateFedHKHyperparams",
     "centres",
     "check_fraction_bits",
-    "check_room",
+    "check_sums_fit",
     "e_fkmvc",
     "e_fkmvc_with_noise",
     "fedhk_parafac2",

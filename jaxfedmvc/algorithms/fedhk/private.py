@@ -120,7 +120,7 @@ def _unit(*dims: int) -> float:
     return math.sqrt(len(dims)) / math.sqrt(math.sqrt(sum(dims)))
 
 
-def check_room(
+def check_sums_fit(
     config: PrivateFedHKConfig,
     hyperparams: PrivateFedHKHyperparams | None,
     fraction_bits: int,

@@ -25,7 +25,7 @@ from jaxfedmvc.algorithms.fedhk.model import Model, Scale, ServerState
 from jaxfedmvc.algorithms.fedhk.private import (
     Release,
     believed,
-    check_room,
+    check_sums_fit,
     clip_samples,
     e_fkmvc_with_noise,
     moments,
@@ -626,9 +626,9 @@ def test_fixed_point_numbers_must_hold_whatever_a_client_sends():
     """Eight rows in an entry of each of three clients, and 9.5 deviations sqrt(3) / sqrt(3)."""
     for z, most in ((0.0, 26), (1.0, 25)):  # log2(3 * 8.008) is 4.6, and log2(3 * 17.508) 5.7
         hyper = PrivateFedHKHyperparams(noise_multiplier=z)
-        check_room(private(), hyper, most, (16,), 8)
+        check_sums_fit(private(), hyper, most, (16,), 8)
         with pytest.raises(ValueError, match=rf"fraction_bits: got {most + 1}; .* {most} or less"):
-            check_room(private(), hyper, most + 1, (16,), 8)
+            check_sums_fit(private(), hyper, most + 1, (16,), 8)
 
 
 # --- Runs -----------------------------------------------------------------------------------------
