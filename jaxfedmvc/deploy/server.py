@@ -548,10 +548,12 @@ class Server:
         except Refused as refusal:
             self.say(f"no information: {refusal}")
             return None
-        found = max(map(len, sizes.values()), default=0)
+        if not sizes:
+            return None
+        found = max(map(len, sizes.values()))
         asked = self.job.settings.get("n_clusters")  # clusters that nobody found count, too
         k = max(found, asked) if isinstance(asked, int) else found
-        if found and k > MOST_CLUSTERS:
+        if k > MOST_CLUSTERS:
             self.say(f"no information: {k} clusters are too many")
             return None
         total = np.zeros(k, np.int64)
