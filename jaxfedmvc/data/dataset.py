@@ -291,8 +291,8 @@ def check_precision(name: str, parts: Sequence[Any], columns: Sequence[str] | No
             )
 
 
-def kind_of_labels(labels: Any) -> str:
-    """Returns what labels [n] are, "numbers" or "words".
+def kind_of_labels(labels: Any, name: str = "labels") -> str:
+    """Returns what labels [n] are, "numbers" or "words"; errors call them `name`.
 
     Raises:
       ValueError: Some are missing or neither, or there are both, which would never be equal.
@@ -308,11 +308,11 @@ def kind_of_labels(labels: Any) -> str:
         kinds = set(of_each[~missing].tolist())
     if missing.any():
         raise ValueError(
-            f"labels: got {array[missing].tolist()[0]} in {int(missing.sum())} of {len(array)}"
+            f"{name}: got {array[missing].tolist()[0]} in {int(missing.sum())} of {len(array)}"
             " rows; allowed is a number or a word in each"
         )
     if len(kinds) > 1:
-        raise ValueError("labels: got numbers and words; allowed are either of them alone")
+        raise ValueError(f"{name}: got numbers and words; allowed are either of them alone")
     return kinds.pop()
 
 
