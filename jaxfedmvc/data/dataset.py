@@ -101,6 +101,9 @@ def check_arrays(
     names = names or [str(i) for i in range(len(views))]
     tables = {f"view {name}": view for name, view in zip(names, views, strict=True)}
     for name, view in tables.items():
+        if view is None or hasattr(view, "toarray"):  # as SciPy's sparse matrices have
+            got = "None" if view is None else f"a {type(view).__name__}, which is sparse"
+            raise ValueError(f"{name}: got {got}; allowed is an array [n, D]")
         check_unmasked(name, view)
     check_order(tables | {"labels": labels})
     arrays = [np.asarray(view) for view in views]
