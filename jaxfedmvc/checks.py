@@ -185,8 +185,8 @@ def choices(settings: Any) -> None:
 
 
 def arrays(settings: Any) -> tuple[str, ...]:
-    """Returns the names of hyper-parameters that are no single number, traced or not."""
-    fields = dataclasses.fields(settings)
+    """Returns the names of hyper-parameters that are no single number; None has none."""
+    fields = () if settings is None else dataclasses.fields(settings)
     return tuple(field.name for field in fields if np.ndim(getattr(settings, field.name)))
 
 
