@@ -184,6 +184,12 @@ def choices(settings: Any) -> None:
             raise wrong(field.name, value, allowed + ", or None" * (NoneType in kinds))
 
 
+def arrays(settings: Any) -> tuple[str, ...]:
+    """Returns the names of hyper-parameters that are no single number; None has none."""
+    fields = () if settings is None else dataclasses.fields(settings)
+    return tuple(field.name for field in fields if np.ndim(getattr(settings, field.name)))
+
+
 def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -> None:
     """Checks hyper-parameters that are concrete; traced ones pass, and None where it is a choice.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.algorithms.registry import OF_THE_RUN, configured
 from jaxfedmvc.data.dataset import (
+    check_arrays,
     check_columns,
     check_order,
     check_unmasked,
@@ -50,10 +51,29 @@ from jaxfedmvc.precision import in_32_bits
 _OWN = ("method", "n_clusters", "rounds", "random_state")
 
 
+# What `fit` understands; the error for anything else.
+_ALLOWED = (
+    "a list with a dictionary {view: array} for each client, a list of views of the same rows, or"
+    " one array"
+)
+
+
+_LACKING = "rows that lack a view are a client whose dictionary leaves it out"
+
+
 def _can_predict(estimator: FederatedClusterer) -> bool:
-    """Tells whether rows that a method was not fitted on have clusters."""
-    method = METHODS.get(estimator.method)
-    return method is None or (method.topology == "horizontal" and not method.alone)
+    """Tells whether rows that a method was not fitted on have clusters.
+
+    Raises:
+      AttributeError: They have none; scikit-learn shows it as the cause of its own.
+    """
+    method = METHODS.get(estimator.method) if isinstance(estimator.method, str) else None
+    if method is not None and (method.topology != "horizontal" or method.alone):
+        raise AttributeError(
+            f"method: {estimator.method} clusters the rows that it is fitted on and no others;"
+            " their clusters are labels_, which adjusted_rand_score compares with classes"
+        )
+    return True
 
 
 class FederatedClusterer(ClusterMixin, BaseEstimator):
@@ -120,7 +140,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
             known = parameters(self.method)
             for name in params:
                 if name not in known:
-                    raise checks.wrong("parameter", name, ", ".join(known))
+                    raise _unknown("parameter", name, known)
         # What is no name, such as an array, is for `fit` to refuse.
         old, new = (x if isinstance(x, str) else "" for x in (before, self.method))
         if old != new:
@@ -154,7 +174,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
           ValueError: A setting or an array is wrong; the message names it.
         """
         if not isinstance(self.method, str) or self.method not in METHODS:
-            raise checks.wrong("method", self.method, ", ".join(METHODS))
+            raise _unknown("method", self.method, METHODS)
         if self.n_clusters is not None:
             checks.whole("n_clusters", self.n_clusters, 1)
         checks.at_least(self, 0, "rounds")
@@ -233,12 +253,13 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
           One array for each client, or one array.
 
         Raises:
-          ValueError: A view is not there, or has other features than it was fitted with, or tables
-            have them in another order.
+          ValueError: A view is not there, or has other features than it was fitted with, or numbers
+            that float32 cannot hold; or tables have features in another order.
         """
         check_is_fitted(self, "server_state_")
         is_one = isinstance(clients, Mapping)
-        is_federated, given = _read([clients] if is_one else clients)
+        # In their own type, as `fit` reads them, so that it is told what float32 cannot hold.
+        is_federated, given = _read([clients] if is_one else clients, [np.float64, np.float32])
         _columns([clients] if is_one else clients, self._columns)
         found = [self._later.labels(self.server_state_, views) for views in given]
         return found if is_federated and not is_one else found[0]
@@ -260,6 +281,11 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         found = self.predict(clients)
         parts, classes = (found, list(y)) if isinstance(found, list) else ([found], [y])
         rows, given = [len(part) for part in parts], [np.size(part) for part in classes]
+        for mine in classes:
+            if np.ndim(mine) > 1 and np.size(mine) != len(mine):
+                raise ValueError(
+                    f"y: got an array {np.shape(mine)}; allowed is a class for each row"
+                )
         if rows != given:
             raise ValueError(
                 f"y: got [{some(given)}] classes; allowed are [{some(rows)}], as many as the"
@@ -270,7 +296,7 @@ class FederatedClusterer(ClusterMixin, BaseEstimator):
         for views, mine in zip(holders, classes, strict=True):
             views = views if isinstance(views, Mapping) else _of_one_place(views)
             check_order({f"view {v}": view for v, view in views.items()} | {"y": mine})
-            kinds.add(kind_of_labels(mine))
+            kinds.add(kind_of_labels(mine, "y"))
         if len(kinds) > 1:
             raise ValueError("y: got numbers and words; allowed are either of them on all clients")
         truth = np.concatenate([np.ravel(mine) for mine in classes])
@@ -284,27 +310,38 @@ def parameters(method: str) -> list[str]:
       ValueError: There is no such method.
     """
     if method not in METHODS:
-        raise checks.wrong("method", method, ", ".join(METHODS))
+        raise _unknown("method", method, METHODS)
     entry = METHODS[method]
     fields = (*dataclasses.fields(entry.config), *dataclasses.fields(entry.hyperparams))
     return [*_OWN, *(field.name for field in fields if field.name not in OF_THE_RUN)]
 
 
+def _unknown(what: str, got: Any, known: Iterable[str]) -> ValueError:
+    """Returns the error for a name that is none of those known, with the one probably meant."""
+    # Methods' names in papers have capitals and hyphens.
+    close = checks.meant(got.lower().replace("-", "_"), known) if isinstance(got, str) else ""
+    return ValueError(f"{what}: got {got!r}; {close}allowed is {', '.join(known)}")
+
+
 # --- Input and output -----------------------------------------------------------------------------
 
 
-def _read(clients: Any, dtype: Any = np.float32) -> tuple[bool, list[dict[int, np.ndarray]]]:
+def _read(clients: Any, dtype: Any) -> tuple[bool, list[dict[int, np.ndarray]]]:
     """Returns whether these are clients, and the views of each; of one place there is one."""
-    allowed = "dictionaries of arrays, one for each client, views of the same rows, or one array"
-    if isinstance(clients, (list, tuple)) and not clients:
-        raise checks.wrong("clients", clients, allowed)
-    if _is_client(clients):
-        raise checks.wrong("clients", "a dictionary", f"a list of {allowed}")
+    is_list = isinstance(clients, (list, tuple))
+    if is_list and not clients:
+        raise checks.wrong("clients", clients, _ALLOWED)
+    # Generators among them, which could be read only once.
+    if not is_list and not hasattr(clients, "__array__") and not issparse(clients):
+        got = "None" if clients is None else f"a {type(clients).__name__}"
+        raise ValueError(f"clients: got {got}; allowed is {_ALLOWED}")
     if _is_federated(clients):
         given = [_views(client, f"client {i}: ", dtype) for i, client in enumerate(clients)]
         return True, given
-    if isinstance(clients, (list, tuple)) and any(map(_is_client, clients)):
-        raise checks.wrong("clients", "arrays and dictionaries", allowed)
+    if is_list and any(map(_is_client, clients)):
+        raise checks.wrong("clients", "arrays and dictionaries", _ALLOWED)
+    if is_list and any(isinstance(x, (list, tuple)) and any(map(_is_view, x)) for x in clients):
+        raise checks.wrong("clients", "lists of arrays", _ALLOWED)
     return False, [_views(_of_one_place(clients), "", dtype)]
 
 
@@ -317,11 +354,14 @@ def _is_client(item: Any) -> bool:
     return isinstance(item, Mapping) and not issparse(item)
 
 
+def _is_view(item: Any) -> bool:
+    return getattr(item, "ndim", 0) == 2 or hasattr(item, "iloc")
+
+
 def _of_one_place(clients: Any) -> dict[int, Any]:
     is_views = isinstance(clients, (list, tuple)) and (
         # A column among views is one of them that has a wrong shape, and no row.
-        any(getattr(item, "ndim", 0) == 2 or hasattr(item, "iloc") for item in clients)
-        or np.ndim(clients[0]) == 2
+        any(map(_is_view, clients)) or np.ndim(clients[0]) == 2
     )
     return dict(enumerate(clients if is_views else [clients]))
 
@@ -356,6 +396,8 @@ def _views(views: Any, whose: str, dtype: Any) -> dict[int, np.ndarray]:
         if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 0:
             raise checks.wrong(f"{whose}views", v, "ids 0, 1, ...")
         name = f"{whose}view {v}"
+        if array is None:
+            raise checks.wrong(name, None, f"an array; {_LACKING}")
         check_unmasked(name, array)
         kinds: Any = getattr(array, "dtypes", getattr(array, "dtype", None))  # of a table, each
         times = [str(kind) for kind in np.ravel(kinds) if getattr(kind, "kind", "") in ("m", "M")]
@@ -364,6 +406,10 @@ def _views(views: Any, whose: str, dtype: Any) -> dict[int, np.ndarray]:
         try:
             found[int(v)] = check_array(array, dtype=dtype, input_name=name)
         except ValueError as error:  # which names the view in some of its messages
+            if "contains NaN" in str(error):
+                raise ValueError(
+                    f"{name} contains NaN; allowed are finite numbers; {_LACKING}"
+                ) from error
             if name in str(error):
                 raise
             # Some show the array, in many lines, before they say what to do.
@@ -385,9 +431,10 @@ def _federation(
     agents = given if is_federated else [{v: x} for v, x in given[0].items()]
     views = [x for agent in agents for x in agent.values()]
     if any(len(agent) != 1 for agent in agents) or len({len(x) for x in views}) > 1:
+        held = [{v: x.shape for v, x in agent.items()} for agent in agents]
         raise ValueError(
-            "clients: agents of a vertical method hold one view each, of the same rows in the same"
-            " order"
+            f"clients: got views of the shapes {some(held)}; agents of a vertical method, as this"
+            " one is, hold one view each, of the same rows in the same order"
         )
     federation = Federation.from_arrays(
         views, partition=vertical_partition(len(views[0]), len(views))
@@ -499,7 +546,8 @@ class _Later:
         """Returns the clusters [rows] of a client that holds these views.
 
         Raises:
-          ValueError: A view is not there, or has other features than it was fitted with.
+          ValueError: A view is not there, has other features than it was fitted with, or numbers
+            that float32 cannot hold.
         """
         known = self.outline
         for v, x in views.items():
@@ -511,9 +559,10 @@ class _Later:
                     f" {known.view_dims[v]} features as input"
                 )
         ids = tuple(sorted(views))
+        check_arrays([views[v] for v in ids], names=[str(v) for v in ids])
         rows = len(views[ids[0]])
         mine = Cohort(
-            views=tuple(np.asarray(views[v])[None] for v in ids),  # type: ignore[misc]
+            views=tuple(np.asarray(views[v], np.float32)[None] for v in ids),  # type: ignore[misc]
             mask=np.ones((1, rows), bool),  # type: ignore[arg-type]
             sample_ids=np.arange(rows, dtype=np.int32)[None],  # type: ignore[arg-type]
             client_ids=np.full(1, known.n_clients, np.int32),  # type: ignore[arg-type]

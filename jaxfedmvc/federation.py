@@ -393,6 +393,7 @@ class Federation:
         Raises:
           ValueError: As `from_arrays`; the message names the client.
         """
+        clients = list(clients)  # a generator could be read only once
         if not clients:
             raise ValueError("clients: got none; at least one is needed")
         if labels is not None and len(labels) != len(clients):
@@ -509,6 +510,12 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
     seen_views: set[tuple[int, ...]] = set()
     client_ids: list[int] = []
     for part in partition:
+        if not isinstance(part, Part):
+            raise checks.wrong(
+                "partition",
+                f"a {type(part).__name__}",
+                "a list of data.Part, such as data.hybrid_partition returns",
+            )
         views = tuple(part.view_ids)
         if (
             not views
@@ -522,7 +529,13 @@ def check_partition(partition: Sequence[Part], n_samples: int, n_views: int) -> 
         if views in seen_views:
             raise ValueError(f"partition: two cohorts hold the views {views}; merge them")
         seen_views.add(views)
-        ids = np.asarray(part.sample_ids)
+        try:
+            ids = np.asarray(part.sample_ids)
+        except ValueError as error:
+            raise ValueError(
+                f"partition: sample_ids of cohort {views} are rows of different lengths; allowed is"
+                " an array [clients, rows], in which -1 fills the end of the shorter ones"
+            ) from error
         if ids.ndim != 2 or len(ids) == 0 or len(part.client_ids) != len(ids):
             raise ValueError(
                 f"partition: sample_ids of cohort {views} have shape {ids.shape} with"

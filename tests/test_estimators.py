@@ -219,6 +219,8 @@ def test_settings_are_parameters_that_can_be_searched(fitted):
     assert (both["tau"], both["fuzzifier"]) == (1.0, 1.5)
     with pytest.raises(ValueError, match="parameter: got 'colour'; allowed is method, n_clusters"):
         make().set_params(colour=1)
+    with pytest.raises(ValueError, match="got 'fuzifier'; did you mean 'fuzzifier'"):
+        make().set_params(fuzifier=1.1)
     assert {"n_clusters", "tau"} <= set(parameters("e_fkmvc"))
 
 
@@ -315,7 +317,7 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
     [
         ([{0: np.ones((4, 2)), 1: np.ones((3, 2))}], {}, "client 0: views: have {0: 4, 1: 3} rows"),
         ([{"a": np.ones((4, 2))}], {}, "client 0: views: got 'a'; allowed is ids 0, 1"),
-        ([{0: np.full((4, 2), np.nan)}], {}, "client 0: view 0 contains NaN"),
+        ([{0: np.full((4, 2), np.nan)}], {}, "client 0: view 0 contains NaN; allowed are"),
         ([{0: np.array([["a", "b"]])}], {}, "client 0: view 0: .*could not convert string"),
         ([{0: np.ones(4)}], {}, "client 0: view 0: Expected 2D array, got 1D"),
         ([{0: np.ones(4)}], {}, r"instead: Reshape your data"),
@@ -333,14 +335,23 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         ),
         ([CLIENTS[0], {0: np.ones((0, 5))}], {}, r"client 1: view 0: Found array with 0 sample"),
         ([{}], {}, "client 0: views: got 'none'; allowed is a dictionary of one array or more"),
-        ([VIEWS[0], CLIENTS[0]], {}, "clients: got 'arrays and dictionaries'; allowed is dict"),
+        ([VIEWS[0], CLIENTS[0]], {}, "clients: got 'arrays and dictionaries'; allowed is a list"),
+        ([VIEWS, VIEWS], {}, "clients: got 'lists of arrays'; allowed is a list with a dictionary"),
+        ((client for client in CLIENTS), {}, "clients: got a generator; allowed is a list with"),
+        (None, {}, "clients: got None; allowed is a list with a dictionary"),
+        (
+            [{0: VIEWS[0], 1: None}],
+            {},
+            "client 0: view 1: got None; allowed is an array; rows that",
+        ),
         (CLIENTS, {"random_state": -1}, "random_state: got -1; allowed is None, a whole number"),
-        (CLIENTS, {"method": "k_means"}, "method: got 'k_means'; allowed is comvc"),
+        (CLIENTS, {"method": "dbscan"}, "method: got 'dbscan'; allowed is comvc"),
+        (CLIENTS, {"method": "E-FKMVC"}, "method: got 'E-FKMVC'; did you mean 'e_fkmvc'"),
         (CLIENTS, {"colour": 1}, "settings: got 'colour'"),
         (CLIENTS, {"rounds": -1}, "rounds: got -1; allowed is 0 or more"),
         (CLIENTS, {"n_clusters": 3.0}, "n_clusters: got 3.0; allowed is a whole number, 1 or more"),
-        ([], {}, r"clients: got \[\]; allowed is dictionaries of arrays"),
-        (CLIENTS[0], {}, "clients: got 'a dictionary'; allowed is a list of dictionaries"),
+        ([], {}, r"clients: got \[\]; allowed is a list with a dictionary"),
+        (CLIENTS[0], {}, "clients: got a dict; allowed is a list with a dictionary"),
         (CLIENTS, {"n_clusters": 0}, "n_clusters: got 0; allowed is 1 or more"),
         (CLIENTS, {"fuzzifier": "1.1"}, r"fuzzifier: got '1\.1'; allowed is more than 1"),
         (
@@ -352,7 +363,7 @@ def test_labels_are_of_each_agent_where_they_follow_its_features(method):
         (CLIENTS, {"method": "fmcsc", "hidden": 64}, "hidden: got 64; allowed is widths of 1 or"),
         (VIEWS, {"method": "fcuif", "imputer_hidden": (8, 0)}, r"imputer_hidden: got \(8, 0\)"),
         (CLIENTS, {"tau": -1.0}, "tau: got -1.0"),
-        (CLIENTS, {"method": "mgcd"}, "agents of a vertical method hold one view each"),
+        (CLIENTS, {"method": "mgcd"}, "agents of a vertical method, as this one is, hold"),
     ],
 )
 def test_bad_input_is_named(clients, options, text):
@@ -373,12 +384,14 @@ def test_classes_of_other_rows_are_refused(fitted):
 
 def test_classes_that_are_missing_or_of_two_kinds_are_refused(fitted):
     rows = [{0: VIEWS[0][:2]}, {0: VIEWS[0][2:4]}]
-    with pytest.raises(ValueError, match="labels: got nan in 1 of 2 rows"):
+    with pytest.raises(ValueError, match="y: got nan in 1 of 2 rows"):
         fitted.score(rows, [np.array([0, np.nan]), np.array([0, 1])])
     with pytest.raises(ValueError, match="y: got numbers and words"):
         fitted.score(rows, [np.array([0, 1]), np.array(["0", "1"])])
     with pytest.raises(ValueError, match=r"y: got \[1, 1, 1, 1\] classes; allowed are \[2, 2\]"):
         fitted.score(rows, TRUTH[:4])
+    with pytest.raises(ValueError, match=r"y: got an array \(2, 2\); allowed is a class for each"):
+        fitted.score(rows, [np.eye(2), np.eye(2)])
 
 
 def test_without_classes_there_is_no_score(fitted):
@@ -391,6 +404,18 @@ def test_rows_with_other_features_are_refused(fitted):
         fitted.predict({0: np.ones((4, 3))})
     with pytest.raises(ValueError, match="views: got 2; allowed is 0 to 1"):
         fitted.predict({2: np.ones((4, 3))})
+
+
+@pytest.mark.parametrize("number", [1e30, 1e39])
+def test_numbers_that_float32_cannot_hold_are_refused_by_predict_as_by_fit(fitted, number):
+    with pytest.raises(ValueError, match=r"view 0 has .*; allowed are"):
+        fitted.predict({0: np.full((2, 5), number)})
+
+
+def test_methods_without_predict_say_why():
+    with pytest.raises(AttributeError) as caught:
+        FederatedClusterer("mgcd", 3).predict(CLIENTS)
+    assert "mgcd clusters the rows that it is fitted on" in str(caught.value.__cause__)
 
 
 def test_a_fitted_estimator_can_be_pickled(fitted):

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation, check_views, has_features, single_client
@@ -157,6 +158,13 @@ FULL = (0, 1, 2)
         (lambda v: (v[0].astype(float) * 1e300, *v[1:]), None, "view 0 has"),  # beyond float32
         (lambda v: (v[0][:, 0], *v[1:]), None, "view 0 must be"),
         (None, (), "no cohort"),
+        (
+            None,
+            [[0, 1], [2, 3]],
+            "partition: got 'a list'; allowed is a list of data.Part, such as",
+        ),
+        (None, part(FULL, [[0]], [0]), "partition: got 'a tuple'; allowed is a list of data.Part"),
+        (None, (Part(FULL, [[0, 1], [2]], [0, 1]),), "sample_ids .* rows of different lengths"),
         (None, (part(FULL, [[0], []], [0, 8]),), "client 8 is empty"),
         (None, (part(FULL, [[0], [1]], [3, 3]),), "client_ids"),
         (None, (part(FULL, [[0]], [3]), part((1,), [[1]], [3])), "client_ids"),
@@ -248,6 +256,9 @@ def test_from_arrays_refuses_labels_of_another_length(views, n):
         ([{0: np.ones((2, 1)), "a": np.ones((2, 1))}], r"client 0: got view ids \[0, 'a'\]"),
         ([{0: np.ones((2, 1))}, {0: np.ones((0, 1))}], "client 1: view 0 .*non-empty"),
         ([{0: np.ones((2, 1)), 1: np.ones((3, 1))}], r"client 0: .*number of rows; got \[2, 3\]"),
+        ([{0: np.ones((2, 1)), 1: None}], r"client 0: view 1: got None; allowed is an array \[n"),
+        ([{0: csr_array(np.ones((2, 1)))}], "client 0: view 0: got a csr_array, which is sparse"),
+        (({0: x} for x in ()), "clients: got none"),
         ([{0: np.ones((2, 1))}, {0: np.ones((2, 2))}], "client 1: view 0 has 2 .*allowed is 1"),
         ([{0: np.ones((2, 1))}, {0: np.ones(2)}], "client 1: view 0 .*non-empty"),
         ([{0: np.ones((2, 1)) * 1j}], "client 0: view 0 must hold real numbers"),

@@ -120,6 +120,7 @@ def coreset_kmeans(
         round=(),
         finish=(Phase(_own_columns, answer_nothing, keep),),
         assign=_assign,
+        arrays=checks.arrays(hyper),
     )
 
 

@@ -115,6 +115,7 @@ def distr_kmeans(
         round=(),
         finish=(_share_labels(),),
         assign=assign,
+        arrays=checks.arrays(hyper),
     )
 
 

@@ -101,6 +101,9 @@ def check_arrays(
     names = names or [str(i) for i in range(len(views))]
     tables = {f"view {name}": view for name, view in zip(names, views, strict=True)}
     for name, view in tables.items():
+        if view is None or hasattr(view, "toarray"):  # as SciPy's sparse matrices have
+            got = "None" if view is None else f"a {type(view).__name__}, which is sparse"
+            raise ValueError(f"{name}: got {got}; allowed is an array [n, D]")
         check_unmasked(name, view)
     check_order(tables | {"labels": labels})
     arrays = [np.asarray(view) for view in views]
@@ -291,8 +294,8 @@ def check_precision(name: str, parts: Sequence[Any], columns: Sequence[str] | No
             )
 
 
-def kind_of_labels(labels: Any) -> str:
-    """Returns what labels [n] are, "numbers" or "words".
+def kind_of_labels(labels: Any, name: str = "labels") -> str:
+    """Returns what labels [n] are, "numbers" or "words"; errors call them `name`.
 
     Raises:
       ValueError: Some are missing or neither, or there are both, which would never be equal.
@@ -308,11 +311,11 @@ def kind_of_labels(labels: Any) -> str:
         kinds = set(of_each[~missing].tolist())
     if missing.any():
         raise ValueError(
-            f"labels: got {array[missing].tolist()[0]} in {int(missing.sum())} of {len(array)}"
+            f"{name}: got {array[missing].tolist()[0]} in {int(missing.sum())} of {len(array)}"
             " rows; allowed is a number or a word in each"
         )
     if len(kinds) > 1:
-        raise ValueError("labels: got numbers and words; allowed are either of them alone")
+        raise ValueError(f"{name}: got numbers and words; allowed are either of them alone")
     return kinds.pop()
 
 

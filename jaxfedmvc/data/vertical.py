@@ -256,6 +256,12 @@ def align_agents(agents: Sequence[tuple[Any, Any]]) -> tuple[list[int | str], li
     """
     if len(agents) == 0:
         raise ValueError("agents: got none; at least one is needed")
+    for agent, pair in enumerate(agents):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(
+                f"agent {agent}: got a {type(pair).__name__}; allowed is a pair (ids, features), of"
+                " which ids may be range(n) where all agents' rows are in one order"
+            )
     tables = [_rows_by_id(agent, ids, x) for agent, (ids, x) in enumerate(agents)]
     first = tables[0][0]
     for agent, (rows, _) in enumerate(tables):

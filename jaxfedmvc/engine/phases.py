@@ -424,9 +424,11 @@ def over_clients(
     """Computes `function(server_state, client_state, client)` for all clients of all cohorts.
 
     Raises:
-      ValueError: `client_chunk` is no whole number of 1 or more.
+      ValueError: `client_chunk` is no whole number of 1 or more, or `state` that of no run.
     """
     checks.whole("client_chunk", client_chunk, 1, optional=True)
+    if not isinstance(state, RunState):
+        raise checks.wrong("state", type(state).__name__, "a RunState, as run(...).state is")
     results = []
     for cohort, states in zip(federation.cohorts, state.clients, strict=True):
         n = cohort.n_clients

@@ -117,8 +117,15 @@ def transformed(phase: Phase, transform: Transform, clients: Sequence[int] | Non
         client was sent.
       clients: Ids of the clients whose messages are changed; everybody's if None.
     """
+    _check_phase(phase)
     chosen = None if clients is None else jnp.asarray(clients, jnp.int32)
     return _followed_by(phase, transform, chosen)
+
+
+def _check_phase(phase: Any) -> None:
+    if not isinstance(phase, Phase):
+        allowed = "one exchange, a Phase, such as algorithm.round[0]"
+        raise checks.wrong("phase", type(phase).__name__, allowed)
 
 
 def coded(phase: Phase, codec: Codec) -> Phase:
@@ -136,6 +143,7 @@ def coded(phase: Phase, codec: Codec) -> Phase:
     Raises:
       ValueError: `phase.reduce` is "sum": the sum of encoded messages encodes no sum.
     """
+    _check_phase(phase)
     if phase.reduce != "stack":
         raise ValueError(
             f'reduce: got "{phase.reduce}"; allowed is "stack", since encoded messages do not add'

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxfedmvc.checks import wrong
+from jaxfedmvc.data.dataset import some
 from jaxfedmvc.federation import Federation
 
 GROUPS = ("all", "multi_view", "partial_view", "participating", "non_participating")
@@ -85,14 +86,19 @@ def tables(federation: Federation, predicted: Sequence[Any]) -> np.ndarray:
     """Returns the contingency tables of all clients, cohort after cohort; see `client_tables`.
 
     Raises:
-      ValueError: The federation has no labels, or `predicted` other shapes than they, or numbers
-        that are not whole.
+      ValueError: There is no federation, or it has no labels, or `predicted` other shapes than
+        they, or numbers that are not whole.
     """
+    if not isinstance(federation, Federation):
+        raise wrong("federation", type(federation).__name__, "a Federation")
     if federation.labels is None or federation.n_classes is None:
         raise ValueError("labels: the federation has none to score against")
+    if hasattr(predicted, "labels"):
+        raise wrong("predicted", type(predicted).__name__, "its labels")
     shapes = [np.shape(labels) for labels in predicted]
     if shapes != (wanted := [np.shape(labels) for labels in federation.labels]):
-        raise wrong("predicted", f"shapes {shapes}", f"{wanted}, an array for each cohort")
+        got = f"shapes [{some(shapes)}]"
+        raise wrong("predicted", got, f"{wanted}, an array for each cohort")
     for labels in map(np.asarray, predicted):
         if labels.dtype.kind not in "biu":
             raise wrong("predicted", f"an array of {labels.dtype}", "arrays of integers")

@@ -142,8 +142,12 @@ SMALL["feddmvc"] = SMALL["fcuif"]
 SMALL["local_fmcsc"] = SMALL["fmcsc"]
 
 
-def small(name):
-    """A method of the registry with K clusters, small."""
+def fields_of(settings):
+    return [field.name for field in dataclasses.fields(settings)]
+
+
+def small_settings(name):
+    """Config and hyper-parameters of a method of the registry with K clusters, small."""
     method, settings = METHODS[name], SMALL.get(name, {})
 
     def read(kind, **run):
@@ -151,7 +155,11 @@ def small(name):
         return kind(**{n: v for n, v in (settings | run).items() if n in names})
 
     config = read(method.config, n_clusters=K, n_clients=1, rounds=ROUNDS)
-    return method.make(config, read(method.hyperparams))
+    return config, read(method.hyperparams)
+
+
+def small(name):
+    return METHODS[name].make(*small_settings(name))
 
 
 # Views, and for each client its id and number of samples. Client 0 does not come first.
@@ -569,3 +577,17 @@ def test_embedding_has_a_row_for_each_sample(lab):
     ):
         assert found.shape[:2] == cohort.mask.shape and found.ndim == 3
         assert np.isfinite(np.asarray(found)).all()
+
+
+@pytest.mark.parametrize("name", sorted(n for n, m in METHODS.items() if fields_of(m.hyperparams)))
+def test_many_hyper_parameters_are_checked_at_once_and_are_no_run(name):
+    """Two of them would be taken for a number for each of two clusters, by E-FKMVC for one."""
+    config, hyper = small_settings(name)
+    field = fields_of(hyper)[0]
+    value = getattr(hyper, field)
+    many = np.arange(1, K + 1) if value is None else np.full(K, value)
+    algorithm = METHODS[name].make(config, dataclasses.replace(hyper, **{field: many}))
+    with pytest.raises(
+        ValueError, match=f"^{field}: got 'an array'; allowed is one number in a run"
+    ):
+        engine.run(algorithm, Federation.from_clients([{0: np.eye(K)}]), jax.random.key(0), 1)

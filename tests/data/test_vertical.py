@@ -268,6 +268,7 @@ X = np.ones((3, 2))
     ("agents", "message"),
     [
         ([], "agents: got none"),
+        ([X, X], r"agent 0: got a ndarray; allowed is a pair \(ids, features\), of which"),
         ([([], np.ones((0, 2)))], "agent 0: no ids"),
         ([([1, 2, 3], X), ([], X)], "agent 1: no ids"),
         ([([1, 2, 3], X), ([3, 2, 3], X)], "agent 1: id 3 is there twice"),

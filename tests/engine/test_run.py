@@ -1043,3 +1043,7 @@ def test_what_is_no_algorithm_or_no_federation_is_named():
         engine.run(TOY, [np.ones((3, 2))], KEY, 1)
     with pytest.raises(ValueError, match=r"^federation: got 'list'; allowed is a Federation"):
         engine.run(TOY, [np.ones((3, 2))], KEY, 1, n_clusters=2)
+    with pytest.raises(ValueError, match=r"^key: got 0; allowed is a key of JAX, such as jax.ran"):
+        engine.run(TOY, FEDERATION, 0, 1)
+    with pytest.raises(ValueError, match=r"^state: got 'RunResult'; allowed is a RunState, as run"):
+        engine.assign(TOY, FEDERATION, result())

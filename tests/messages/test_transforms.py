@@ -10,7 +10,7 @@ from jax.scipy.special import ndtri
 from scipy.stats import expon, kstest, laplace, norm, pearsonr
 
 from jaxfedmvc import keys
-from jaxfedmvc.algorithm import Phase
+from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.federation import single_client
 from jaxfedmvc.messages import (
     Codec,
@@ -287,6 +287,12 @@ def test_codecs_and_transformations_of_a_chain_draw_for_themselves():
 def test_sums_of_encoded_messages_are_refused():
     with pytest.raises(ValueError, match=r'^reduce: got "sum"; allowed is "stack"'):
         coded(sending(jnp.ones(2)), doubled)
+
+
+@pytest.mark.parametrize("change", [transformed, coded])
+def test_a_whole_method_in_the_place_of_an_exchange_is_named(change):
+    with pytest.raises(ValueError, match=r"^phase: got 'FederatedAlgorithm'; allowed is one exch"):
+        change(FederatedAlgorithm(None, (), (), (), None), doubled)
 
 
 # --- Graphs of neighbours -------------------------------------------------------------------------

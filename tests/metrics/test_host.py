@@ -7,6 +7,7 @@ from sklearn import metrics as sk
 from sklearn.metrics.cluster import contingency_matrix
 
 from jaxfedmvc import Federation, data, metrics
+from jaxfedmvc.engine import RunResult
 from jaxfedmvc.metrics import federation as on_device
 from jaxfedmvc.metrics import host
 
@@ -58,6 +59,17 @@ def test_the_share_of_rows_in_a_cluster_stands_beside_their_scores():
     assert np.isnan(found["partial_view"]["clustered"]["share"])
     nowhere = host.score(federation, [np.full((2, 6), -1)])["all"]
     assert nowhere["clustered"] == {"share": 0.0} and np.isnan(nowhere["pooled"]["acc"])
+
+
+def test_what_is_no_federation_or_no_labels_of_one_is_named():
+    federation = Federation.from_clients([{0: np.ones((2, 1))}], [np.arange(2)])
+    with pytest.raises(ValueError, match="federation: got 'ndarray'; allowed is a Federation"):
+        host.score(np.arange(2), np.arange(2))
+    result = RunResult(*[None] * 6)
+    with pytest.raises(ValueError, match="predicted: got 'RunResult'; allowed is its labels"):
+        host.score(federation, result)
+    with pytest.raises(ValueError, match=r"shapes \[\(\), .*, \.\.\.\]'; allowed is \[\(1, 2\)\]"):
+        host.score(federation, np.zeros(99, int))
 
 
 def test_groups_are_by_views_and_by_participation_alone():

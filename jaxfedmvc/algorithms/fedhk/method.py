@@ -166,6 +166,7 @@ def e_fkmvc(
         (finish_phase(config, hyper, codec),),
         assign,
         done=done,
+        arrays=checks.arrays(hyper),
     )
 
 
