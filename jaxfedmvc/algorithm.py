@@ -109,8 +109,6 @@ class FederatedAlgorithm(NamedTuple):
         fewer messages.
       most_rounds: Most rounds that a run may have, for methods whose noise was calibrated for so
         many; None where there is no limit.
-      arrays: Names of hyper-parameters that the method was made with several values of, as
-        `checks.arrays` finds them. All were checked; a run needs `vmap` over them.
     """
 
     init: Callable[[jax.Array, Federation], tuple[PyTree, tuple[PyTree, ...]]]
@@ -124,7 +122,6 @@ class FederatedAlgorithm(NamedTuple):
     peers: bool = False
     least_clients: int = 1
     most_rounds: int | None = None
-    arrays: tuple[str, ...] = ()
 
 
 def phases_by_name(algorithm: FederatedAlgorithm) -> dict[str, Phase]:

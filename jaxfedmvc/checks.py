@@ -184,21 +184,15 @@ def choices(settings: Any) -> None:
             raise wrong(field.name, value, allowed + ", or None" * (NoneType in kinds))
 
 
-def arrays(settings: Any) -> tuple[str, ...]:
-    """Returns the names of hyper-parameters that are no single number; None has none."""
-    fields = () if settings is None else dataclasses.fields(settings)
-    return tuple(field.name for field in fields if np.ndim(getattr(settings, field.name)))
-
-
 def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -> None:
     """Checks hyper-parameters that are concrete; traced ones pass, and None where it is a choice.
 
     A traced number has no value to check, and out of its range it may give plausible results
-    without a NaN. Whoever traces numbers checks them before, all at once: a method that is made
-    with an array of them checks every entry.
+    without a NaN. Whoever traces numbers makes a method with each of them before. An array is no
+    number, traced or not: without `vmap` it would be taken for a number for each row or cluster.
 
     Args:
-      settings: A dataclass of numbers or arrays of them.
+      settings: A dataclass of numbers.
       rules: Name -> (a predicate of arrays, what is allowed, in words).
 
     Raises:
@@ -206,7 +200,11 @@ def numbers(settings: Any, rules: dict[str, tuple[Callable[[Any], Any], str]]) -
     """
     for name, (is_right, allowed) in rules.items():
         value = getattr(settings, name)
-        if isinstance(value, jax.core.Tracer) or (value is None and _may_be_none(settings, name)):
+        if value is None and _may_be_none(settings, name):
+            continue
+        if shape := np.shape(value):
+            raise wrong(name, f"an array of shape {shape}", "a number: vmap over several")
+        if isinstance(value, jax.core.Tracer):
             continue
         array = np.asarray(value)
         kinds = (jnp.floating, jnp.integer, jnp.bool_)  # complex numbers have an order in NumPy

@@ -120,7 +120,6 @@ def coreset_kmeans(
         round=(),
         finish=(Phase(_own_columns, answer_nothing, keep),),
         assign=_assign,
-        arrays=checks.arrays(hyper),
     )
 
 

@@ -115,7 +115,6 @@ def distr_kmeans(
         round=(),
         finish=(_share_labels(),),
         assign=assign,
-        arrays=checks.arrays(hyper),
     )
 
 

@@ -166,7 +166,6 @@ def fedmvl(
         assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
         embed=lambda server, state, client: server.consensus,
         done=lambda state: state.finished,
-        arrays=checks.arrays(hyper),
     )
 
 

@@ -84,4 +84,4 @@ def local_kmeans(
             limit=hyper.limit,
         ).labels
 
-    return FederatedAlgorithm(init, (), (), (), assign, embed, arrays=checks.arrays(hyper))
+    return FederatedAlgorithm(init, (), (), (), assign, embed)

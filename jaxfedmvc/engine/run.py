@@ -81,8 +81,7 @@ def start(
     Raises:
       ValueError: A share outside (0, 1], or not one for each cohort, or of fewer clients than the
         method needs; a phase whose `reduce` or `who` there is not; an `init` that returned
-        something else than it must; no algorithm, federation or key; or a method that was made
-        with an array of hyper-parameters.
+        something else than it must; or no algorithm, federation or key.
     """
     if not isinstance(algorithm, FederatedAlgorithm):
         allowed = "a FederatedAlgorithm, as METHODS[name].make(config, hyperparams) returns it"
@@ -91,10 +90,6 @@ def start(
         raise checks.wrong("federation", type(federation).__name__, "a Federation")
     if not isinstance(key, jax.Array | np.ndarray):
         raise checks.wrong("key", key, "a key of JAX, such as jax.random.key(0)")
-    if algorithm.arrays:
-        name = algorithm.arrays[0]
-        # They would be taken for numbers of rows or of clusters, where the lengths agree.
-        raise checks.wrong(name, "an array", "one number in a run: vmap over those of an array")
     check_phases(algorithm)
     made = algorithm.init(jax.random.fold_in(key, keys.INIT), federation.without_labels())
     server, clients = _first_states(made, federation)

@@ -41,7 +41,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, by_agent, keep, send_nothing
 from jaxfedmvc.algorithms.fcuif import client as client_lib
 from jaxfedmvc.algorithms.fcuif.client import ClientState, Guidance, Upload
@@ -139,7 +138,6 @@ def _federated(
         embed=lambda server, state, client: _own_rows(
             server, client.view_ids, server.clusters.embedding
         ),
-        arrays=checks.arrays(hyper),
     )
 
 

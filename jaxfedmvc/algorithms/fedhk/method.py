@@ -166,7 +166,6 @@ def e_fkmvc(
         (finish_phase(config, hyper, codec),),
         assign,
         done=done,
-        arrays=checks.arrays(hyper),
     )
 
 

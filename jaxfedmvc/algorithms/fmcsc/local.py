@@ -60,7 +60,6 @@ def local_fmcsc(
         finish=(),
         assign=partial(_assign, config, hyper.limit),
         embed=_embed,
-        arrays=checks.arrays(hyper),
     )
 
 

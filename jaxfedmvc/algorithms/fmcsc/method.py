@@ -58,7 +58,6 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
         finish=(*centroids.phases(config, hyper), *teaching.phases(config, hyper)),
         assign=partial(_assign, config, hyper),
         embed=_embed,
-        arrays=checks.arrays(hyper),
     )
 
 

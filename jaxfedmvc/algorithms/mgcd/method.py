@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxfedmvc import checks, keys
+from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.mgcd import client as client_lib
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
@@ -93,7 +93,6 @@ def mgcd(config: MGCDConfig, hyperparams: MGCDHyperparams | None = None) -> Fede
         assign=_assign,
         embed=_embed,
         done=(lambda state: state.finished) if settings.mode == "robust" else None,
-        arrays=checks.arrays(hp),
     )
 
 

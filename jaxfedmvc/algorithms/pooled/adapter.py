@@ -25,7 +25,6 @@ from jax import Array
 
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.pooled.rows import check_widths
-from jaxfedmvc.checks import arrays
 from jaxfedmvc.federation import Cohort, Federation, has_features
 
 Kind = tuple[int, ...]
@@ -142,7 +141,6 @@ def pooled(
         finish=(Phase(_send_labels, _receive, keep),),
         assign=_assign,
         embed=_embed,
-        arrays=arrays(hyper),
     )
 
 

@@ -52,7 +52,7 @@ from jaxfedmvc.algorithms.vertcohirf.settings import (
     VertCoHiRFHyperparams,
     check_hyperparams,
 )
-from jaxfedmvc.checks import arrays, wrong
+from jaxfedmvc.checks import wrong
 from jaxfedmvc.federation import Cohort, Federation
 
 # Agent (its view id) -> how it clusters.
@@ -191,7 +191,6 @@ def _protocol(
         done=lambda state: state.done,
         compact=compact,
         peers=True,
-        arrays=arrays(hp),
     )
 
 
