@@ -309,7 +309,7 @@ class Server:
                     f"clients {sorted(left)}: no answer within {self.job.patience:g} s; the job is"
                     " saved and goes on when it is started again"
                 )
-            if not here:
+            if not replies:  # nobody is there, or says something: that may have taken no time
                 time.sleep(0.2)
         for i in left:
             self.say(f"client {i}: left out of exchange {self.exchange + 1}: no answer")
@@ -485,9 +485,10 @@ class Server:
         }
         if counts and summary["scores"] is None:
             self.say(f"no scores: the classes and clusters of {len(counts)} clients are too many")
+        # The summary says that the job is finished: what was asked in its end is saved before.
+        self._save()
         text = json.dumps(summary, indent=1) + "\n"
         files.write_text(self.folder / "summary.json", text)
-        self._save()
         if information is not None:
             self.say(f"information: {information['information']:.3f} nats (no labels)")
         self.say(

@@ -164,10 +164,10 @@ def test_nobody_is_skipped_where_clusters_are_found(tmp_path, monkeypatch):
 
 
 def test_who_does_not_answer_is_asked_until_patience_is_over(tmp_path, monkeypatch):
-    """And nobody else is asked again."""
+    """And nobody else is asked again; nor at once, where a transport knows that nobody is there."""
     made, nodes = server_of(tmp_path, monkeypatch, patience=10, deadline=1)
-    clock = [0.0]
-    seconds = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None)
+    clock, slept = [0.0], []
+    seconds = SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
     monkeypatch.setattr(server_module, "time", seconds)
     ask = nodes.ask
 
@@ -179,6 +179,7 @@ def test_who_does_not_answer_is_asked_until_patience_is_over(tmp_path, monkeypat
     with pytest.raises(Stopped, match=r"clients \[1\]: no answer within 10 s"):
         made._ask(dict.fromkeys(range(N), b"?"), lambda i, reply: i)
     assert [sorted(asked) for asked in nodes.asked] == [[0, 1, 2], [1], [1]]
+    assert len(slept) == 1
 
 
 def test_what_peers_know_is_compacted_at_the_end_of_a_round():
