@@ -22,19 +22,16 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
-import jaxfedmvc
 from jaxfedmvc import files
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.deploy import wire
+from jaxfedmvc.deploy import scores, wire
 from jaxfedmvc.deploy.job import Job, is_name
 from jaxfedmvc.deploy.masks import Party
 from jaxfedmvc.deploy.plan import (
@@ -51,14 +48,15 @@ from jaxfedmvc.deploy.plan import (
     may_follow,
     participants,
     relayed_shapes,
+    versions,
     wire_of,
 )
-from jaxfedmvc.deploy.policy import Holding, load
+from jaxfedmvc.deploy.policy import load
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages import secure
-from jaxfedmvc.metrics.information import MOST_ROWS, sum_log_q
+from jaxfedmvc.metrics.information import sum_log_q
 from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
@@ -66,18 +64,7 @@ PyTree = Any
 _LOG = logging.getLogger(__name__)
 # Jobs at hand in memory; others are read from their folders when they are asked for.
 _MOST_JOBS = 8
-# Clusters whose sizes are told, which fit beside a request.
-MOST_CLUSTERS = 5 * 10**4
 _sum_log_q = jax.jit(sum_log_q)
-
-
-def versions() -> dict[str, str]:
-    """Returns what must be alike on all sides of a job."""
-    return {
-        "jaxfedmvc": jaxfedmvc.__version__,
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-    }
 
 
 class _Joined:
@@ -374,7 +361,7 @@ class Node:
             "client %d: clusters of job %s: %s",
             *(self.holding.client, joined.job.name, folder / "labels.csv"),
         )
-        return wire.pack(self._counts(found) | self._sizes(found))
+        return wire.pack(self._shared(found))
 
     def _inform(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Tells how much this client's views tell of its clusters, given everybody's sizes."""
@@ -386,9 +373,9 @@ class Node:
             raise Refused("place", "information: asked for before clusters are found")
         with open(folder / "labels.csv", encoding="utf-8", newline="") as opened:
             found = np.asarray([int(row["cluster"]) for row in csv.DictReader(opened)], np.int32)
-        if "sizes" not in (own := self._sizes(found)):
+        if (own := scores.sizes_of(found)) is None:
             raise Refused("oversized", "information: this node has too many clusters")
-        sizes = _sizes_of(meta, own["sizes"], holding)
+        sizes = scores.checked_total(meta.get("sizes"), own, holding)
         others = json.dumps(sizes.tolist())
         _check_alike(folder / "informed", others, "information: told already, with other sizes")
         told = _sum_log_q(list(holding.views.values()), found, sizes / sizes.sum())
@@ -507,26 +494,17 @@ class Node:
             jnp.asarray(np.frombuffer(data[: 4 * n], np.uint32)), impl=impl
         )
 
-    def _counts(self, found: np.ndarray) -> dict[str, Any]:
-        labels = self.holding.labels
-        if labels is None or not self.holding.policy.share_counts:
-            return {}
-        names, classes = np.unique(labels, return_inverse=True)
-        # A row of -1 is in no cluster and counts nowhere, as in `metrics.host`.
-        rows = np.stack([classes, found])[:, found >= 0]
-        pairs, n = np.unique(rows, axis=1, return_counts=True)
-        counts = [[str(names[c]), int(k), int(m)] for (c, k), m in zip(pairs.T, n, strict=True)]
-        return {"counts": counts}
-
-    def _sizes(self, found: np.ndarray) -> dict[str, Any]:
-        """Returns the number of rows in each cluster, from 0 on, if the operator shares them.
-
-        Not of clusters whose numbers are too high: where the server names the clusters, it may
-        name any, and the list would take whatever memory there is.
-        """
-        if not self.holding.policy.share_information or found.max(initial=0) >= MOST_CLUSTERS:
-            return {}
-        return {"sizes": np.bincount(found[found >= 0]).tolist()}
+    def _shared(self, found: np.ndarray) -> dict[str, Any]:
+        """Returns what the operator shares of the clusters, and a reply holds."""
+        policy, labels = self.holding.policy, self.holding.labels
+        told: dict[str, Any] = {}
+        if policy.share_counts and labels is not None:
+            told["counts"] = scores.counts_of(labels, found)
+        if policy.share_information:
+            told["sizes"] = scores.sizes_of(found)
+        for name in (name for name, numbers in told.items() if numbers is None):
+            _LOG.warning("client %d: %s: too many to be told", self.holding.client, name)
+        return {name: numbers for name, numbers in told.items() if numbers is not None}
 
     # --- Files ------------------------------------------------------------------------------------
 
@@ -630,28 +608,6 @@ def _has_ended(joined: _Joined) -> bool:
         return True
     asked = [phase for phase in joined.algorithm.finish if phase.who == "everyone"]
     return not asked or (joined.place is not None and joined.place.stage == "finish")
-
-
-def _sizes_of(meta: dict[str, Any], own: Sequence[int], holding: Holding) -> np.ndarray:
-    """Returns the sizes of everybody's clusters in a request, float64 [K].
-
-    Raises:
-      Refused: They are no sizes, fewer than this client's own, or of more clusters than memory is
-        agreed on for.
-    """
-    try:
-        sizes = np.asarray([int(n) for n in meta["sizes"]], np.int64).astype(np.float64)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise Refused("malformed", "sizes: unreadable") from error
-    if len(sizes) < len(own) or (sizes < np.pad(own, (0, len(sizes) - len(own)))).any():
-        raise Refused("malformed", "sizes: less than this client's own rows make")
-    if not sizes.any():
-        raise Refused("malformed", "sizes: no row is in any cluster")
-    # Numbers of each row and cluster that are held at once: indicators, and what each view says.
-    held = (2 + len(holding.views)) * len(sizes) * min(holding.n_rows, MOST_ROWS)
-    if len(sizes) > MOST_CLUSTERS or 4 * held > holding.policy.most_bytes:
-        raise Refused("oversized", f"sizes: {len(sizes)} clusters are too many for this node")
-    return sizes
 
 
 def _check_alike(file: Path, asked: str, text: str) -> None:

@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax.interpreters import partial_eval as pe
 
+import jaxfedmvc
 from jaxfedmvc import keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.deploy import wire
@@ -475,6 +477,15 @@ def may_follow(before: Place | None, place: Place, rounds: int) -> bool:
 
     most = 1 if place.stage == "setup" else rounds if place.stage == "round" else max(rounds, 1)
     return 0 <= place.round < most and (before is None or when(place) > when(before))
+
+
+def versions() -> dict[str, str]:
+    """Returns what must be alike on all sides of a job."""
+    return {
+        "jaxfedmvc": jaxfedmvc.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+    }
 
 
 def agreement(job: Job, plan: Plan) -> str:

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,9 +28,8 @@ import scipy.stats
 
 from jaxfedmvc import files, keys
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.deploy import wire
+from jaxfedmvc.deploy import scores, wire
 from jaxfedmvc.deploy.job import Job
-from jaxfedmvc.deploy.node import MOST_CLUSTERS, versions
 from jaxfedmvc.deploy.plan import (
     Card,
     Place,
@@ -44,12 +43,12 @@ from jaxfedmvc.deploy.plan import (
     key_of,
     participants,
     shapes_of,
+    versions,
     wire_of,
 )
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.messages import secure
-from jaxfedmvc.metrics import host
 from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
@@ -57,10 +56,6 @@ PyTree = Any
 _QUIET = 2.0
 # Requests that are no exchanges of the method, as rows of exchanges.csv name them.
 _BESIDE = ("join", "keys", "assign", "inform")
-# Entries of the tables of all clients' classes against clusters, of 8 bytes.
-_MOST_COUNTS = 10**8
-# More nats than any sum of a client's is; a few of these add up to a finite number.
-_MOST_NATS = 1e30
 
 
 class Transport(Protocol):
@@ -135,7 +130,7 @@ class Server:
             self._begin()
         if (self.folder / "summary.json").exists():
             return self._serve_late()
-        if not saved or self.exchange == 0:
+        if self.exchange == 0:
             self._join(self.plan, self.plan.clients)
         if self.job.fraction_bits is not None:
             self._agree_on_keys()
@@ -364,20 +359,19 @@ class Server:
     def _make(self, place: Place) -> None:
         """Makes one exchange, from what is sent to what is saved."""
         began = time.monotonic()
-        phase, travels = self.wire.phase(place), self._travels(place)
+        phase, travels, asked = self.wire.phase(place), self._travels(place), self._asked(place)
         peers = self.wire.algorithm.peers
-        asked = self._asked(place)
-        requests, down = {}, 0
-        sent = {c: b"" for c in asked}
-        for c in asked:
+        meta = self._meta("exchange", self.exchange + 1) | {"place": place}
+        requests: dict[int, bytes] = {}
+        down = 0
+        for c, clients in asked.items():
+            body = self.relayed
             if not peers:
                 view_ids = self.plan.groups[c].view_ids
-                told = streaming.broadcast_program(phase, self.server, view_ids)
-                sent[c] = wire.encode(told)
-            down += len(asked[c]) * len(sent[c])
-            for i in asked[c]:
-                meta = self._meta("exchange", self.exchange + 1) | {"place": place}
-                requests[i] = wire.pack(meta, self.relayed if peers else sent[c])
+                body = wire.encode(streaming.broadcast_program(phase, self.server, view_ids))
+            # One request for all of a kind, which may be large.
+            requests |= dict.fromkeys(clients, wire.pack(meta, body))
+            down += len(clients) * len(body)
         before = digest_of(self.server) if peers else ""
 
         def read(i: int, reply: bytes) -> PyTree:
@@ -463,24 +457,8 @@ class Server:
         """Has all clients find their clusters; writes the summary."""
         told = self._assign(self.plan, self.wire, self.plan.clients)
         counts, information = self._counts(told), self._inform(told)
-        rows = [row for row in self.rows if row["stage"] in keys.STAGES]
-        up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
-        beside = {stage: {"up": 0, "down": 0} for stage in _BESIDE}
-        for row in self.rows:
-            if row["stage"] in beside:
-                beside[row["stage"]]["up"] += row["bytes_up"]
-                beside[row["stage"]]["down"] += row["bytes_down"]
-        summary = {
-            "job": self.job.to_json(),
-            "versions": versions(),
-            "clients": {str(i): dataclasses.asdict(self.cards[i]) for i in self.plan.clients},
-            "rounds": 1 + max((r["round"] for r in rows if r["stage"] == "round"), default=-1),
-            "exchanges": self.exchange,
-            "bytes_up": up,
-            "bytes_down": down,
-            "bytes_beside": beside,  # whole requests and answers that are no exchange
-            "seconds": round(sum(row["seconds"] for row in rows), 3),
-            "scores": _scores(counts, self.plan.vertical),
+        summary = self._summary() | {
+            "scores": scores.scores(counts, self.plan.vertical),
             "information": information,
         }
         if counts and summary["scores"] is None:
@@ -492,16 +470,38 @@ class Server:
         if information is not None:
             self.say(f"information: {information['information']:.3f} nats (no labels)")
         self.say(
-            f"finished: {summary['rounds']} rounds, {up / 1e6:.3f} MB up,"
-            f" {down / 1e6:.3f} MB down; each node has its clusters in its folder"
+            f"finished: {summary['rounds']} rounds, {summary['bytes_up'] / 1e6:.3f} MB up,"
+            f" {summary['bytes_down'] / 1e6:.3f} MB down; each node has its clusters in its folder"
         )
         return json.loads(text)
+
+    def _summary(self) -> dict[str, Any]:
+        """Returns what summary.json says of the job and of its exchanges."""
+
+        def total(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+            rows = list(rows)
+            return {way: sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down")}
+
+        rows = [row for row in self.rows if row["stage"] in keys.STAGES]
+        of_rows = total(rows)
+        return {
+            "job": self.job.to_json(),
+            "versions": versions(),
+            "clients": {str(i): dataclasses.asdict(self.cards[i]) for i in self.plan.clients},
+            "rounds": 1 + max((r["round"] for r in rows if r["stage"] == "round"), default=-1),
+            "exchanges": self.exchange,
+            "bytes_up": of_rows["up"],
+            "bytes_down": of_rows["down"],
+            "bytes_beside": {  # whole requests and answers that are no exchange
+                stage: total(row for row in self.rows if row["stage"] == stage) for stage in _BESIDE
+            },
+            "seconds": round(sum(row["seconds"] for row in rows), 3),
+        }
 
     def _assign(
         self, plan: Plan, shapes: Wire, clients: Collection[int]
     ) -> dict[int, dict[str, Any]]:
         """Sends clients what finding clusters reads; returns what each says of its own."""
-        self.agreement = agreement(self.job, plan)
         leaves, requests = jax.tree.leaves(self.server), {}
         for i in clients:
             c, _ = plan.find(i)
@@ -512,7 +512,7 @@ class Server:
             requests[i] = wire.pack(self._meta("assign", self.exchange), body)
         return self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
 
-    def _counts(self, told: Mapping[int, Mapping[str, Any]]) -> list[list[tuple[str, int, int]]]:
+    def _counts(self, told: Mapping[int, Mapping[str, Any]]) -> list[scores.Counts]:
         """Returns the counts of the clients that share some; those that cannot be are left out.
 
         All have their clusters by now, so that nothing in here is a reason to stop the job.
@@ -524,9 +524,9 @@ class Server:
         for i, reply in told.items():
             if "counts" in reply:
                 try:
-                    found.append(_checked_counts(i, reply["counts"], self.cards[i].rows))
+                    found.append(scores.checked_counts(reply["counts"], self.cards[i].rows))
                 except Refused as refusal:
-                    self.say(f"no scores of {refusal}")
+                    self.say(f"no scores of client {i}: {refusal}")
         return found
 
     def _inform(self, told: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -540,33 +540,31 @@ class Server:
           of them tells cannot be used.
         """
         # As with counts, whatever is wrong here is no reason to stop the job.
-        try:
-            sizes = {
-                i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
-                for i, reply in told.items()
-                if "sizes" in reply
-            }
-        except Refused as refusal:
-            self.say(f"no information: {refusal}")
-            return None
+        sizes: dict[int, np.ndarray] = {}
+        for i, reply in told.items():
+            if "sizes" in reply:
+                try:
+                    sizes[i] = scores.checked_sizes(reply["sizes"], self.cards[i].rows)
+                except Refused as refusal:
+                    self.say(f"no information: client {i}: {refusal}")
+                    return None
         if not sizes:
             return None
-        found = max(map(len, sizes.values()))
         asked = self.job.settings.get("n_clusters")  # clusters that nobody found count, too
-        k = max(found, asked) if isinstance(asked, int) else found
-        if k > MOST_CLUSTERS:
+        k = max(asked if isinstance(asked, int) else 0, *map(len, sizes.values()))
+        if k > scores.MOST_CLUSTERS:
             self.say(f"no information: {k} clusters are too many")
             return None
-        total = np.zeros(k, np.int64)
-        for of_client in sizes.values():
-            total[: len(of_client)] += of_client
+        total = np.sum(
+            [np.pad(of_client, (0, k - len(of_client))) for of_client in sizes.values()], axis=0
+        )
         if not total.any():
             return None
         request = wire.pack(self._meta("inform", self.exchange) | {"sizes": total.tolist()})
 
         def read(i: int, reply: bytes) -> float:
             try:
-                return _sum_log_q(i, reply)
+                return scores.checked_sum(_opened(reply, 0)[0].get("sum_log_q"))
             except Refused as refusal:
                 self.say(f"no information: client {i}: {refusal}")
                 return math.nan
@@ -594,7 +592,7 @@ class Server:
                 plan = Plan.of_cards([*known, card], False)
                 shapes = wire_of(self.job, plan)
                 self._check_late(plan, shapes, i)
-                self.cards[i] = card
+                self.cards[i], self.agreement = card, agreement(self.job, plan)
                 self._join(plan, [i])
                 self._assign(plan, shapes, [i])
             except (ValueError, Stopped) as error:  # the others are served all the same
@@ -703,73 +701,3 @@ def _words(place: Place) -> str:
         return place.stage
     within = f" {place.round + 1}" if place.stage == "round" else ""
     return f"{place.stage}{within}, phase {place.phase}"
-
-
-def _checked_counts(client: int, counts: Any, n_rows: int) -> list[tuple[str, int, int]]:
-    """Returns a client's rows by class and cluster, `(class, cluster, number)`.
-
-    Raises:
-      Refused: They are unreadable, or not of rows that the client has.
-    """
-    try:
-        found = [(str(name), int(cluster), int(n)) for name, cluster, n in counts]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Refused("malformed", f"client {client}: counts: unreadable") from error
-    if any(k < 0 or n < 1 for _, k, n in found) or sum(n for *_, n in found) > n_rows:
-        text = f"client {client}: counts: below zero, or more than its {n_rows} rows"
-        raise Refused("malformed", text)
-    return found
-
-
-def _checked_sizes(client: int, sizes: Any, n_rows: int) -> np.ndarray:
-    """Returns the sizes of a client's clusters, int64.
-
-    Raises:
-      Refused: They are unreadable, or not of rows that the client has.
-    """
-    try:
-        found = np.asarray([int(n) for n in sizes], np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Refused("malformed", f"client {client}: sizes: unreadable") from error
-    if (found < 0).any() or (found > n_rows).any() or found.sum() > n_rows:
-        text = f"client {client}: sizes: below zero, or more than its {n_rows} rows"
-        raise Refused("malformed", text)
-    return found
-
-
-def _sum_log_q(client: int, reply: bytes) -> float:
-    """Reads how much a client's views tell of its clusters.
-
-    Raises:
-      Refused: The client refused, or its reply is no sum of logarithms of shares.
-    """
-    told = _opened(reply, 0)[0].get("sum_log_q")
-    if type(told) is not float or not -_MOST_NATS < told <= 0:
-        raise Refused("malformed", "information: no number of zero or less")
-    return told
-
-
-def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[str, Any] | None:
-    """Returns the scores of the clusters of the nodes that share counts.
-
-    None if no node does, or if the tables of all would be larger than is held.
-    """
-    if not counts:
-        return None
-    # Only which clusters are the same counts, and a number may be as large as a client says.
-    classes, clusters = (
-        {name: i for i, name in enumerate(sorted({row[which] for told in counts for row in told}))}
-        for which in (0, 1)
-    )
-    if len(counts) * len(classes) * len(clusters) > _MOST_COUNTS:
-        return None  # a message of a node may name as many of both as it has rows, or says to have
-    tables = np.zeros((len(counts), len(classes), len(clusters)))
-    for table, told in zip(tables, counts, strict=True):
-        for name, cluster, n in told:
-            table[classes[name], clusters[cluster]] += n
-    each = [host.table_scores(table) for table in tables]
-    per_client = {m: float(np.mean([scores[m] for scores in each])) for m in each[0]}
-    if vertical:  # all have the same samples
-        return {"clients": len(counts), "per_client": per_client}
-    pooled = host.table_scores(tables.sum(axis=0))
-    return {"clients": len(counts), "pooled": pooled, "per_client": per_client}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import files, keys
-from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
+from jaxfedmvc.deploy import Job, Node, Server, Stopped, scores, wire
 from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
 from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
@@ -1014,14 +1014,12 @@ def test_no_exchange_is_answered_once_clusters_are_found(undisturbed, tmp_path):
     assert "error" not in wire.unpack(node.handle(asked["assign"]))[0]
 
 
-def test_clusters_of_high_numbers_take_no_memory_and_are_not_told(tmp_path):
+def test_clusters_of_high_numbers_take_no_memory_and_are_not_told():
     """Of MGCD and others the server names the clusters, as it likes."""
-    views, more = {0: np.ones((2, 2), np.float32)}, "share_information = true"
-    node = Node(local.write_node(tmp_path, 0, views, ["mgcd"], more=more))
-    assert node._sizes(np.array([0, node_module.MOST_CLUSTERS], np.int32)) == {}
-    most = node._sizes(np.array([0, node_module.MOST_CLUSTERS - 1], np.int32))["sizes"]
-    assert len(most) == node_module.MOST_CLUSTERS and sum(most) == 2
-    assert node._sizes(np.full(2, -1, np.int32)) == {"sizes": []}
+    assert scores.sizes_of(np.array([0, scores.MOST_CLUSTERS], np.int32)) is None
+    most = scores.sizes_of(np.array([0, scores.MOST_CLUSTERS - 1], np.int32))
+    assert len(most) == scores.MOST_CLUSTERS and sum(most) == 2
+    assert scores.sizes_of(np.full(2, -1, np.int32)) == []
 
 
 def test_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):
@@ -1049,8 +1047,8 @@ def test_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):
     ],
 )
 def test_counts_of_no_rows_of_a_client_are_refused(counts, text):
-    with pytest.raises(wire.Refused, match=f"client 4: counts: .*{text}"):
-        server_module._checked_counts(4, counts, 6)
+    with pytest.raises(wire.Refused, match=f"counts: .*{text}"):
+        scores.checked_counts(counts, 6)
 
 
 def test_counts_that_cannot_be_are_left_out_and_the_job_is_finished(undisturbed, tmp_path):
@@ -1070,25 +1068,33 @@ def test_counts_that_cannot_be_are_left_out_and_the_job_is_finished(undisturbed,
 
 
 def test_a_client_that_counts_in_high_numbers_takes_no_memory():
-    counts = server_module._checked_counts(0, [["a", 10**15, 3], ["b", 2, 3]], 6)
-    assert server_module._scores([counts], False)["pooled"]["acc"] == 1
+    counts = scores.checked_counts([["a", 10**15, 3], ["b", 2, 3]], 6)
+    assert scores.scores([counts], False)["pooled"]["acc"] == 1
 
 
 def test_a_client_of_many_classes_and_clusters_ends_no_job():
     """Tens of GB of a message of a megabyte, at the end of the job."""
     told = [[str(i), i, 1] for i in range(6 * 10**4)]
-    counts = server_module._checked_counts(0, told, 2**31 - 1)
-    assert server_module._scores([counts], False) is None
+    counts = scores.checked_counts(told, 2**31 - 1)
+    assert scores.scores([counts], False) is None
 
 
-def test_rows_in_no_cluster_are_not_counted(tmp_path):
-    views, labels = {0: np.ones((4, 2), np.float32)}, np.array(["a", "a", "b", "b"])
-    node = Node(local.write_node(tmp_path, 0, views, [METHOD], labels))
-    told = node._counts(np.array([1, -1, 1, 0], np.int32))["counts"]
+def test_rows_in_no_cluster_are_not_counted():
+    labels = np.array(["a", "a", "b", "b"])
+    told = scores.counts_of(labels, np.array([1, -1, 1, 0], np.int32))
     assert told == [["a", 1, 1], ["b", 0, 1], ["b", 1, 1]]
-    nowhere = node._counts(np.full(4, -1, np.int32))["counts"]
+    nowhere = scores.counts_of(labels, np.full(4, -1, np.int32))
     assert nowhere == []
-    assert np.isnan(server_module._scores([nowhere], False)["pooled"]["acc"])
+    assert np.isnan(scores.scores([nowhere], False)["pooled"]["acc"])
+
+
+def test_counts_that_no_reply_holds_are_not_told_and_the_job_ends(tmp_path, caplog):
+    """Of labels that are names, for instance: an error would stop the job in its end, for ever."""
+    views, labels = {0: np.ones((2, 2), np.float32)}, np.array(["a" * 2**18, "b" * 2**18])
+    node = Node(local.write_node(tmp_path, 0, views, [METHOD], labels))
+    assert scores.counts_of(labels[:1], np.zeros(1, np.int32)) == [["a" * 2**18, 0, 1]]
+    assert node._shared(np.zeros(2, np.int32)) == {}
+    assert "client 0: counts: too many to be told" in caplog.text
 
 
 def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_path):
