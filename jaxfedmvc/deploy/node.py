@@ -73,6 +73,7 @@ class _Joined:
     Attributes:
       job: What runs.
       plan: Who takes part.
+      agreement: Hash of both.
       participants: The clients of this one's kind that are asked in exchanges.
       exchange: Number of the last exchange that was answered; 0 before the first.
       place: Where in the run that was, among peers.
@@ -83,7 +84,7 @@ class _Joined:
     """
 
     def __init__(self, job: Job, plan: Plan, client: int) -> None:
-        self.job, self.plan = job, plan
+        self.job, self.plan, self.agreement = job, plan, agreement(job, plan)
         self.wire = wire_of(job, plan)
         self.algorithm = self.wire.algorithm
         self.cohort, _ = plan.find(client)
@@ -160,6 +161,7 @@ class Node:
                 "version", f"versions: {meta.get('versions')}; this node has {json.dumps(ours)}"
             )
         holding.policy.check(job, job.clients, holding.n_rows)
+        self._check_room(job.name)
         return wire.pack({"card": self._card(job)})
 
     def _card(self, job: Job) -> dict[str, Any]:
@@ -181,16 +183,24 @@ class Node:
         """Returns what must be alike whenever this node goes on with a job, as JSON has it."""
         return json.loads(json.dumps({"card": self._card(job), "versions": versions()}))
 
-    def _check_as_joined(self, name: str, told: dict[str, Any], ours: dict[str, Any]) -> None:
+    def _check_as_joined(self, job: Job, told: dict[str, Any]) -> None:
         """Refuses a job that was joined with other data, or in other versions.
 
         The server does not ask a node that starts again, with its key, who it is.
         """
-        if told.get("versions", ours["versions"]) != ours["versions"]:
-            then, now = json.dumps(told["versions"]), json.dumps(ours["versions"])
-            raise Refused("version", f"job {name}: joined with {then}; this node has {now}")
-        if told.get("card", ours["card"]) != ours["card"]:
-            raise Refused("identity", f"job {name}: joined with other data")
+        ours = self._as_joined(job)
+        if told.get("versions") != ours["versions"]:
+            then, now = json.dumps(told.get("versions")), json.dumps(ours["versions"])
+            raise Refused("version", f"job {job.name}: joined with {then}; this node has {now}")
+        if told.get("card") != ours["card"]:
+            raise Refused("identity", f"job {job.name}: joined with other data")
+
+    def _check_room(self, name: str) -> None:
+        """Refuses a job that is new here, where as many lie as the operator wants at most."""
+        there = {file.parent.name for file in self.holding.folder.glob("*/job.json")}
+        most = self.holding.policy.most_jobs
+        if name not in there and len(there) >= most:
+            raise Refused("policy", f"jobs: {most} lie in this node's folder, its agrees.most_jobs")
 
     def _check_agent(self) -> None:
         """What the server of a vertical federation cannot check."""
@@ -206,6 +216,34 @@ class Node:
         if body:
             raise Refused("wrong_size", f"join: got {len(body)} bytes beside the plan; allowed: 0")
         job, holding = _job_of(meta), self.holding
+        plan = self._plan_of(meta, job)
+        if (joined := self._known(job.name)) is not None:
+            if joined.agreement != agreement(job, plan):
+                raise Refused("settings", f"job {job.name}: known here with other settings")
+            return wire.pack({"exchange": joined.exchange})
+        self._check_room(job.name)
+        joined = _Joined(job, plan, holding.client)
+        joined.state, joined.known = _initial(joined, holding.client)
+        folder = self._folder(job.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save(joined, "", b"")
+        told = {"job": job.to_json(), "plan": plan.to_json()} | self._as_joined(job)
+        files.write_text(folder / "job.json", json.dumps(told))
+        self._hold(joined)
+        _LOG.info(
+            "client %d: joined job %s: %s, %d rounds at most, with clients %s",
+            *(holding.client, job.name, job.method, job.n_rounds, sorted(plan.clients)),
+        )
+        return wire.pack({"exchange": 0})
+
+    def _plan_of(self, meta: dict[str, Any], job: Job) -> Plan:
+        """Reads the plan of a job.
+
+        Raises:
+          Refused: It is none, has other views or fewer rows of this client than it holds, asks for
+            more memory than its operator agreed to, or for what the settings do not allow.
+        """
+        holding, most = self.holding, self.holding.policy.most_bytes
         try:
             plan = Plan.from_json(meta["plan"])
             c, _ = plan.find(holding.client)
@@ -222,15 +260,12 @@ class Node:
                 f" {not plan.vertical}",
             )
         holding.policy.check(job, len(plan.clients), holding.n_rows)
+        n = len(plan.clients)
         try:
-            dataclasses.replace(
-                job, clients=len(plan.clients)
-            )  # noise is shared by those there are
-            job.check_sums_fit(
-                len(plan.clients), plan.view_dims, max(g.capacity for g in plan.groups)
-            )
+            dataclasses.replace(job, clients=n)  # noise is shared by those there are
+            job.check_sums_fit(n, plan.view_dims, max(g.capacity for g in plan.groups))
         except ValueError as error:
-            raise Refused("plan", f"plan: {len(plan.clients)} clients; {error}") from error
+            raise Refused("plan", f"plan: {n} clients; {error}") from error
         group = plan.groups[c]
         widths = tuple(plan.view_dims[v] for v in group.view_ids)
         own = tuple(holding.views[v].shape[1] for v in sorted(holding.views))
@@ -239,32 +274,21 @@ class Node:
         if group.capacity < holding.n_rows:
             raise Refused("plan", "plan: has fewer rows of this client than it holds")
         padding = 4 * (group.capacity - holding.n_rows) * sum(own)
-        if padding > holding.policy.most_bytes:
+        if padding > most:
             raise Refused(
                 "plan",
                 f"plan: groups[{c}].capacity: got {group.capacity} rows, to which this node would"
-                f" pad its own by {padding} bytes; allowed are {holding.policy.most_bytes}, its"
-                " agrees.most_bytes",
+                f" pad its own by {padding} bytes; allowed are {most}, its agrees.most_bytes",
             )
-        agreed = agreement(job, plan)
-        folder = self._folder(job.name)
-        if (folder / "job.json").exists():
-            joined = self._reopened(job.name)
-            if agreement(joined.job, joined.plan) != agreed:
-                raise Refused("settings", f"job {job.name}: known here with other settings")
-            return wire.pack({"exchange": joined.exchange})
-        joined = _Joined(job, plan, holding.client)
-        joined.state, joined.known = _initial(joined, holding.client)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._save(joined, "", b"")
-        told = {"job": job.to_json(), "plan": plan.to_json()} | self._as_joined(job)
-        files.write_text(folder / "job.json", json.dumps(told))
-        self._hold(joined)
-        _LOG.info(
-            "client %d: joined job %s: %s, %d rounds at most, with clients %s",
-            *(holding.client, job.name, job.method, job.n_rounds, sorted(plan.clients)),
-        )
-        return wire.pack({"exchange": 0})
+        # This node makes those of all clients, and others' views may be as wide as the plan says.
+        states = wire_of(job, plan).initial_size()
+        if states > most:
+            raise Refused(
+                "plan",
+                f"plan: initial states of {n} clients with views of {list(plan.view_dims)} features"
+                f" are {states} bytes; allowed are {most}, this node's agrees.most_bytes",
+            )
+        return plan
 
     def _keys(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Offers this node's key of a job's secure sums, or takes those of its cohort."""
@@ -293,7 +317,7 @@ class Node:
 
     def _party(self, joined: _Joined) -> Party:
         secret = _secret(self._folder(joined.job.name) / "secret")
-        return Party(secret, self.holding.client, agreement(joined.job, joined.plan))
+        return Party(secret, self.holding.client, joined.agreement)
 
     def _exchange(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Makes this client's part of one exchange."""
@@ -342,11 +366,11 @@ class Node:
         """Finds the clusters of this client's rows and writes them to its own folder."""
         joined, _, _ = self._of_request(meta)
         peers, folder = joined.algorithm.peers, self._folder(joined.job.name)
-        if not peers and not _has_ended(joined):
+        server = self._learned(joined, body) if peers else self._received(joined, body)
+        if not _has_ended(joined, server):
             raise Refused("place", "clusters: asked for before the last exchange")
         model, answered = hashlib.sha256(body).hexdigest(), folder / "assigned"
         _check_alike(answered, model, "clusters: found already, by another model")
-        server = self._learned(joined, body) if peers else self._received(joined, body)
         labels = streaming.assign_program(
             joined.algorithm.assign, server, joined.state, self._client(joined)
         )
@@ -386,12 +410,13 @@ class Node:
 
     def _again(self, joined: _Joined, number: int, asked: str) -> bytes:
         """Returns the answer to a request that was answered before."""
-        answered, reply = self._saved_reply(joined)
         if number < joined.exchange:
             raise Refused("replayed", f"exchange {number}: {joined.exchange} is answered already")
-        if answered != asked:
+        file = self._folder(joined.job.name) / "state.npz"
+        tree, saved = checkpoint.restore(file, self._like(joined), any_shape=True)
+        if saved["asked"] != asked:
             raise Refused("replayed", f"exchange {number}: answered already, to another request")
-        return wire.pack(self._signed(joined, number), reply)
+        return wire.pack(self._signed(joined, number), tree["reply"].tobytes())
 
     def _signed(self, joined: _Joined, number: int) -> dict[str, Any]:
         told: dict[str, Any] = {"exchange": number, "client": self.holding.client}
@@ -523,13 +548,10 @@ class Node:
             place = Place(str(stage), int(r), int(p))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Refused("malformed", "request: without a job, a number or a place") from error
-        joined = self._jobs.get(name)
-        if joined is None and is_name(name):
-            if (self._folder(name) / "job.json").exists():
-                joined = self._reopened(name)
+        joined = self._known(name) if is_name(name) else None
         if joined is None:
             raise Refused("unknown_job", f"job {name}: not joined")
-        if meta.get("agreement") != agreement(joined.job, joined.plan):
+        if meta.get("agreement") != joined.agreement:
             raise Refused("settings", f"job {name}: known here with other settings")
         return joined, number, place
 
@@ -548,48 +570,40 @@ class Node:
         }
 
     def _save(self, joined: _Joined, asked: str, reply: bytes) -> None:
-        known = joined.known if joined.algorithm.peers else ()
         tree = {
             "state": joined.state,
-            "known": known,
+            "known": joined.known if joined.algorithm.peers else (),
             "reply": np.frombuffer(reply, np.uint8),
         }
         meta = {"exchange": joined.exchange, "place": joined.place, "asked": asked}
         meta["asked so far"] = joined.asked
         checkpoint.save(self._folder(joined.job.name) / "state.npz", tree, meta)
 
-    def _saved_reply(self, joined: _Joined) -> tuple[str, bytes]:
-        file = self._folder(joined.job.name) / "state.npz"
-        tree, meta = checkpoint.restore(file, self._like(joined), any_shape=True)
-        return meta["asked"], tree["reply"].tobytes()
-
-    def _reopened(self, name: str) -> _Joined:
-        """Returns a job as it lies in the node's folder."""
-        if name not in self._jobs:
-            folder = self._folder(name)
-            told = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-            joined = _Joined(
-                Job.from_json(told["job"]), Plan.from_json(told["plan"]), self.holding.client
-            )
-            # Its operator may have thought better of it since.
-            clients = len(joined.plan.clients)
-            self.holding.policy.check(joined.job, clients, self.holding.n_rows)
-            self._check_as_joined(name, told, self._as_joined(joined.job))
-            tree, meta = checkpoint.restore(
-                folder / "state.npz", self._like(joined), any_shape=True
-            )
-            joined.state = tree["state"]
-            joined.known = tree["known"] if joined.algorithm.peers else None
-            joined.exchange, joined.asked = meta["exchange"], meta["asked so far"]
-            joined.place = None if meta["place"] is None else Place(*meta["place"])
-            if (folder / "offers.json").exists():
-                offers = json.loads((folder / "offers.json").read_text(encoding="utf-8"))
-                party = self._party(joined)
-                party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
-                joined.party = party
-            self._hold(joined)
-            return joined
-        return self._jobs[name]
+    def _known(self, name: str) -> _Joined | None:
+        """Returns a job that this node joined, at hand or as it lies in its folder."""
+        folder = self._folder(name)
+        if not (folder / "job.json").exists():
+            return None
+        if name in self._jobs:
+            return self._jobs[name]
+        told = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        job, plan = Job.from_json(told["job"]), Plan.from_json(told["plan"])
+        # Its operator may have thought better of it since.
+        self.holding.policy.check(job, len(plan.clients), self.holding.n_rows)
+        self._check_as_joined(job, told)
+        joined = _Joined(job, plan, self.holding.client)
+        tree, meta = checkpoint.restore(folder / "state.npz", self._like(joined), any_shape=True)
+        joined.state = tree["state"]
+        joined.known = tree["known"] if joined.algorithm.peers else None
+        joined.exchange, joined.asked = meta["exchange"], meta["asked so far"]
+        joined.place = None if meta["place"] is None else Place(*meta["place"])
+        if (folder / "offers.json").exists():
+            offers = json.loads((folder / "offers.json").read_text(encoding="utf-8"))
+            party = self._party(joined)
+            party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
+            joined.party = party
+        self._hold(joined)
+        return joined
 
 
 def _initial(joined: _Joined, client: int) -> tuple[PyTree, PyTree]:
@@ -602,8 +616,15 @@ def _initial(joined: _Joined, client: int) -> tuple[PyTree, PyTree]:
     return mine, started.server if joined.algorithm.peers else None
 
 
-def _has_ended(joined: _Joined) -> bool:
-    """Whether this client has answered the last exchange; who came late has answered none."""
+def _has_ended(joined: _Joined, server: PyTree) -> bool:
+    """Whether this client has answered the last exchange; who came late has answered none.
+
+    Args:
+      joined: The job.
+      server: Among peers, what they know after the exchange that was answered last.
+    """
+    if joined.algorithm.peers:
+        return following(joined.algorithm, joined.place, joined.job.n_rounds, server) is None
     if joined.exchange == 0 or joined.job.late == "skip":
         return True
     asked = [phase for phase in joined.algorithm.finish if phase.who == "everyone"]

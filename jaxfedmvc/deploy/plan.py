@@ -145,7 +145,7 @@ class Plan:
         )
         plan = cls(groups, tuple(int(d) for d in entries["view_dims"]), bool(entries["vertical"]))
         views = [v for g in groups for v in g.view_ids]
-        if not groups or min(views) < 0 or max(views) >= len(plan.view_dims):
+        if sorted(set(views)) != list(range(max(len(plan.view_dims), 1))):
             raise ValueError("plan: a view that nobody holds")
         if not all(g.clients and 0 < g.capacity < 2**31 for g in groups):
             raise ValueError("plan: an empty cohort")
@@ -305,6 +305,11 @@ class Wire:
           rows: As in `skeleton`; they change no client's state.
         """
         return streaming.start_on_host(self.algorithm, skeleton(self.plan, rows), key, 1.0)
+
+    def initial_size(self) -> int:
+        """Returns the bytes of the initial states of the server and of all clients."""
+        clients = zip(self.plan.groups, self.states, strict=True)
+        return wire.size(self.start) + sum(len(g.clients) * wire.size(one) for g, one in clients)
 
     def phase(self, place: Place) -> Phase:
         """Returns the phase of an exchange."""

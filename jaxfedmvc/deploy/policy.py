@@ -51,7 +51,10 @@ class Policy:
       share_counts: Whether the table of this node's labels against clusters is sent after a job.
       share_information: Whether the sizes of this node's clusters are, and how much its views tell
         of them; see `metrics.information`.
-      most_bytes: Of one request, and of the padding that a plan adds to this node's rows.
+      most_bytes: Of one request, of the padding that a plan adds to this node's rows, and of the
+        initial states of all its clients.
+      most_jobs: Jobs whose states lie in the node's folder, finished ones included; a further one
+        is refused until some were removed.
       secure: Whether sums must be secure, and over `least_clients` of each kind.
       in_clear: Exchanges of secure jobs whose messages the server may read all the same.
       settings: For each setting named, the `least` and the `most` that a job may have; a job whose
@@ -66,6 +69,7 @@ class Policy:
     share_counts: bool = False
     share_information: bool = False
     most_bytes: int = 2**30
+    most_jobs: int = 1000
     secure: bool = False
     in_clear: tuple[str, ...] = ()
     settings: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
@@ -76,7 +80,7 @@ class Policy:
             raise checks.wrong(
                 "agrees.methods", list(self.methods), f"some of {', '.join(METHODS)}"
             )
-        for name in ("least_clients", "least_rows", "most_bytes"):
+        for name in ("least_clients", "least_rows", "most_bytes", "most_jobs"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise checks.wrong(f"agrees.{name}", value, "a whole number, 1 or more")

@@ -175,6 +175,24 @@ def test_a_node_goes_on_with_a_job_after_any_number_of_others(undisturbed, tmp_p
     assert joins and lab.labels() == undisturbed[0].labels()
 
 
+def test_a_node_joins_no_more_jobs_than_its_operator_wants(undisturbed, tmp_path):
+    lab, _ = undisturbed
+    asked = {kind(r): wire.unpack(r)[0] for i, r, _ in lab.transport.log if i == lab.node(0)}
+    node = Node(local.write_nodes(tmp_path, FEDERATION, [METHOD], more="most_jobs = 2")[0])
+
+    def answers(name):
+        for what in ("hello", "join"):
+            other = asked[what] | {"settings": asked[what]["settings"] | {"name": name}}
+            yield wire.unpack(node.handle(wire.pack(other)))[0]
+
+    for name in ("a", "b", "a"):
+        assert [list(answer) for answer in answers(name)] == [["card"], ["exchange"]]
+    text = "jobs: 2 lie in this node's folder, its agrees.most_jobs"
+    assert list(answers("c")) == [{"error": "policy", "text": text}] * 2
+    shutil.rmtree(tmp_path / "state0" / "a")
+    assert list(answers("c"))[1] == {"exchange": 0} and list(answers("a"))[1]["text"] == text
+
+
 def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undisturbed, tmp_path):
     lab, asked = Lab(tmp_path, patience=60), []
     dead = lab.node(3)
@@ -485,6 +503,25 @@ def test_clusters_are_found_at_the_end_and_by_one_model(undisturbed, joined):
     assert wire.unpack(node.handle(wire.pack(meta, body)))[0]["error"] == "place"
 
 
+def test_peers_find_no_clusters_before_the_last_exchange(tmp_path):
+    """Of what they have been told so far, a table of counts would be one more model's."""
+    lab = common.Lab("label_consensus")
+    nodes = local.nodes_of(local.write_nodes(tmp_path, lab.federation, ["label_consensus"]))
+    transport, early = local.Local(nodes), []
+
+    def lose(identity, request):
+        meta, body = wire.unpack(request)
+        if meta["kind"] == "exchange":
+            asked = wire.pack(meta | {"kind": "assign"}, body)
+            early.append(wire.unpack(transport.handles[identity].handle(asked))[0])
+        return False
+
+    transport.lose = lose
+    job = local.job_of("label_consensus", len(nodes))
+    assert Server(job, transport, tmp_path / "server", say=lambda line: None).run()["scores"]
+    assert early and {answer.get("error") for answer in early} == {"place"}
+
+
 def test_a_plan_that_names_a_client_twice_is_refused(undisturbed, tmp_path):
     lab, _ = undisturbed
     identity = lab.node(0)
@@ -531,6 +568,8 @@ def test_those_of_the_plan_must_be_enough_for_the_operator_and_for_the_settings(
     ("plan", "group", "text"),
     [
         ({"vertical": True}, {}, "plan: vertical: got True for e_fkmvc; allowed is False"),
+        # A view of another client, of which this one would make a part of the initial state.
+        ({"view_dims": [*common.DIMS["horizontal"], 2**28]}, {}, "plan: initial states of 7 cl"),
         # Of two clients, where the ids of the plan alone would take 8 GiB and more.
         ({}, {"capacity": 2**30}, r"plan: groups\[0\].capacity: got 1073741824 rows for each of"),
         ({}, {"capacity": 10**7}, r"plan: groups\[0\].capacity: got 10000000 rows, to which this"),
@@ -545,6 +584,8 @@ def test_a_plan_that_asks_for_what_no_job_needs_is_refused(
     meta, body = wire.unpack(request)
     groups = [meta["plan"]["groups"][0] | group, *meta["plan"]["groups"][1:]]
     assert 0 in groups[0]["clients"]
+    if "view_dims" in plan:
+        groups.append({"view_ids": [0, 1, 2], "clients": [9], "capacity": 5})
     shutil.copy(lab.folder / "data0.npz", tmp_path)
     (tmp_path / "node0.toml").write_text(
         lab.paths[0].read_text().replace("[agrees]", "[agrees]\nmost_bytes = 100000000")
