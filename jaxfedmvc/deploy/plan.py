@@ -63,6 +63,18 @@ class Card:
     samples: str = ""
     columns: Mapping[int, str] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_json(cls, entries: Mapping[str, Any]) -> Card:
+        """Reads what `dataclasses.asdict` made of one, once it went through JSON.
+
+        Raises:
+          AttributeError, KeyError, TypeError, ValueError, OverflowError: It is something else.
+        """
+        views = {int(v): int(width) for v, width in entries["views"].items()}
+        columns = {int(v): str(hashed) for v, hashed in entries["columns"].items()}
+        of_rows = int(entries["rows"]), str(entries["samples"])
+        return cls(int(entries["client"]), views, *of_rows, columns)
+
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -262,9 +274,9 @@ def shapes_of(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), tree)
 
 
-def one_of(tree: PyTree) -> PyTree:
-    """Returns the shapes of one client's part of a stack, with an axis of one."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), tree)
+def stack_of(tree: PyTree, n: int) -> PyTree:
+    """Returns the shapes of a stack of `n` clients' parts, from those of another number's."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), tree)
 
 
 class Travels(NamedTuple):
@@ -290,11 +302,10 @@ class Wire:
         check_phases(algorithm)
         self.algorithm, self.plan = algorithm, plan
         self.federation = shapes_of(skeleton(plan))
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        self.key = key
-        server, clients = jax.eval_shape(algorithm.init, key, self.federation)
+        self.key = jax.eval_shape(lambda: jax.random.key(0))
+        server, clients = jax.eval_shape(algorithm.init, self.key, self.federation)
         self.start: PyTree = shapes_of(server)
-        self.states: list[PyTree] = [shapes_of(one_of(c)) for c in clients]
+        self.states: list[PyTree] = [shapes_of(stack_of(c, 1)) for c in clients]
         self._found: dict[Any, tuple[dict[int, Travels], PyTree]] = {}
 
     def initial_states(self, key: jax.Array, rows: Mapping[int, int] | None = None) -> RunState:
@@ -348,18 +359,15 @@ class Wire:
                 jax.eval_shape(lambda s, p=phase, v=cohort.view_ids: p.broadcast(s, v), server)
             )
             real = jax.ShapeDtypeStruct((1,), np.bool_)
-            one = one_of(cohort)
+            one = stack_of(cohort, 1)
             _, message, weight, _ = jax.eval_shape(
                 lambda *args, p=phase: streaming.client_program(p, *args),
                 *(self.key, sent, self.states[c], one, real),
             )
             travels[c] = Travels(sent, shapes_of(message))
-            n = cohort.n_clients if phase.who == "everyone" else 1
             if phase.reduce == "stack":
-                message, weight = jax.tree.map(
-                    lambda x, n=n: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype),
-                    (message, weight),
-                )
+                n = cohort.n_clients if phase.who == "everyone" else 1
+                message, weight = stack_of((message, weight), n)
             messages.append(message)
             weights.append(weight)
         after, _ = jax.eval_shape(
@@ -399,7 +407,7 @@ class Wire:
 
     def needed(self, c: int, server: PyTree) -> list[bool]:
         """Says which leaves of the server's state `assign` reads for clients of a cohort."""
-        cohort, assign = one_of(self.federation.cohorts[c]), self.algorithm.assign
+        cohort, assign = stack_of(self.federation.cohorts[c], 1), self.algorithm.assign
         leaves, tree = jax.tree.flatten(server)
 
         def of_leaves(leaves: list[Any], states: PyTree, clients: Cohort) -> jax.Array:
@@ -510,14 +518,8 @@ def key_of(key: jax.Array, place: Place) -> jax.Array:
 def relayed_shapes(shapes: Wire, place: Place, known: PyTree) -> tuple[PyTree, ...]:
     """Returns the shapes of all peers' messages of an exchange."""
     travels, _ = shapes.exchange(place, shapes_of(known))
-
-    def stacked(c: int) -> PyTree:
-        n = len(shapes.plan.groups[c].clients)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype), travels[c].message
-        )
-
-    return tuple(stacked(c) for c in travels)
+    groups = shapes.plan.groups
+    return tuple(stack_of(x.message, len(groups[c].clients)) for c, x in travels.items())
 
 
 def advanced(

@@ -221,16 +221,13 @@ class Server:
     def _card(self, reply: bytes) -> Card:
         meta, _ = _opened(reply, 0)
         try:
-            told = meta["card"]
-            views = {int(v): int(width) for v, width in told["views"].items()}
-            columns = {int(v): str(hashed) for v, hashed in told["columns"].items()}
-            of_rows = int(told["rows"]), str(told["samples"])
-            card = Card(int(told["client"]), views, *of_rows, columns)
+            card = Card.from_json(meta["card"])
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Refused("malformed", "card: unreadable") from error
-        is_right = 0 <= card.client < keys.CLIENT_IDS and 0 < card.rows < 2**31 and views
-        are_held = columns.keys() <= views.keys()  # or a client's would be others' who hold it
-        if not (is_right and are_held and all(0 <= v and 0 < w < 2**31 for v, w in views.items())):
+        is_right = 0 <= card.client < keys.CLIENT_IDS and 0 < card.rows < 2**31
+        has_views = card.views and all(0 <= v and 0 < w < 2**31 for v, w in card.views.items())
+        # Columns of a view that it does not hold would be compared with those of others who do.
+        if not (is_right and has_views and card.columns.keys() <= card.views.keys()):
             raise Refused("malformed", "card: numbers that cannot be")
         return card
 
@@ -643,10 +640,7 @@ class Server:
                     f"folder: {self.folder} holds a job of an earlier version; allowed is another"
                     " name of the job, or another folder"
                 )
-            views = {int(v): width for v, width in told["views"].items()}
-            columns = {int(v): hashed for v, hashed in told["columns"].items()}
-            of_rows = told["rows"], told["samples"]
-            self.cards[told["client"]] = Card(told["client"], views, *of_rows, columns)
+            self.cards[told["client"]] = Card.from_json(told)
         self._make_plan()
         self.exchange, self.rows = meta["exchange"], meta["rows"]
         self.place = None if meta["place"] is None else Place(*meta["place"])

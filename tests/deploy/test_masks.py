@@ -258,9 +258,8 @@ def test_a_private_sum_that_might_not_fit_is_refused_before_it_tells_of_a_client
     )
     with pytest.raises(ValueError, match=r"fraction_bits: got 27; allowed is .* sums of 8 rows"):
         quiet(job, transport, tmp_path).run()
-    cards = [wire.unpack(reply)[0]["card"] for _, _, reply in transport.log]
-    told = [Card(c["client"], {int(v): w for v, w in c["views"].items()}, c["rows"]) for c in cards]
-    plan = Plan.of_cards(told, False).to_json()
+    cards = [Card.from_json(wire.unpack(reply)[0]["card"]) for _, _, reply in transport.log]
+    plan = Plan.of_cards(cards, False).to_json()
     join = wire.pack({"kind": "join", "settings": job.to_json(), "plan": plan})
     for node in transport.handles.values():
         refusal = wire.unpack(node.handle(join))[0]
