@@ -32,6 +32,7 @@ import numpy as np
 from jaxfedmvc import files
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import scores, wire
+from jaxfedmvc.deploy.holding import load
 from jaxfedmvc.deploy.job import Job, is_name
 from jaxfedmvc.deploy.masks import Party
 from jaxfedmvc.deploy.plan import (
@@ -51,7 +52,6 @@ from jaxfedmvc.deploy.plan import (
     versions,
     wire_of,
 )
-from jaxfedmvc.deploy.policy import load
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.federation import Cohort
@@ -104,7 +104,7 @@ class Node:
         """Reads the node's file and its data.
 
         Args:
-          path: The TOML file that its operator wrote; see `policy`.
+          path: The TOML file that its operator wrote; see `holding`.
 
         Raises:
           ValueError, OSError: Says what is wrong with it.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfedmvc.deploy.policy import Holding
+from jaxfedmvc.deploy.holding import Holding
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.metrics import host
 from jaxfedmvc.metrics.information import MOST_ROWS

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from jaxfedmvc.deploy import Job, Node, Server, flower
 from jaxfedmvc.deploy.__main__ import main, parser
+from jaxfedmvc.deploy.holding import load
 from jaxfedmvc.deploy.plan import (
     Card,
     Place,
@@ -33,7 +34,7 @@ from jaxfedmvc.deploy.plan import (
     participants,
     skeleton,
 )
-from jaxfedmvc.deploy.policy import Policy, load
+from jaxfedmvc.deploy.policy import Policy
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine.run import draw_participants
 from tests.deploy import local
@@ -177,6 +178,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
     ("table", "text"),
     [
         ("", "has no row"),
+        ("p,kind\nx,a\n", "views: .*t.csv has no column but p, kind"),
         ("p,hb,kind\n", "has no row"),
         ("p;hb;kind\nx;1,5;a\n", "line 2 of .* has 2 cells, where its head has 1; cells are sep"),
         ("p,hb,kind\n\nx,1,a\ny,2\n", "line 4 of .* has 2 cells, where its head has 3"),
