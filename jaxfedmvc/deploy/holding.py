@@ -48,7 +48,7 @@ class Holding:
       labels: For counting alone [rows], or None.
       folder: Where its states and its clusters lie.
       policy: What it agrees to.
-      columns: Names of each view's columns, in order; empty where data are arrays.
+      columns: Names of each view's columns, in order; none where data are arrays.
       ranges: Of each column of a table, to whose 0 to 1 it was scaled; None: not scaled.
       identity: Its private key, which signs keys of secure sums; or None.
       identities: Public keys of other clients, which their operators handed over.
@@ -76,14 +76,15 @@ class Holding:
         texts = {
             v: json.dumps([[name, *ranges.get(name, ())] for name in names])
             for v, names in self.columns.items()
-            if names
         }
         return {v: hashlib.sha256(text.encode()).hexdigest() for v, text in texts.items()}
 
 
-_OF_DATA = ("client", "data", "folder", "views", "ids", "labels", "ranges")
+_ENTRIES = (
+    *("client", "data", "folder", "views", "ids", "labels", "ranges"),
+    *("agrees", "identity", "identities"),
+)
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_ENTRIES = (*_OF_DATA, "agrees", "identity", "identities")
 
 
 def load(path: str | Path) -> Holding:

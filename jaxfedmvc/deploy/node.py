@@ -32,26 +32,21 @@ import numpy as np
 from jaxfedmvc import files
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import scores, wire
-from jaxfedmvc.deploy.holding import load
-from jaxfedmvc.deploy.job import Job, is_name
-from jaxfedmvc.deploy.masks import Party
-from jaxfedmvc.deploy.plan import (
-    Card,
+from jaxfedmvc.deploy.exchanges import (
     Place,
-    Plan,
     advanced,
-    agreement,
     asked_of,
     digest_of,
     following,
-    hashed_ids,
+    job_shapes,
     key_of,
     may_follow,
-    participants,
     relayed_shapes,
-    versions,
-    wire_of,
 )
+from jaxfedmvc.deploy.holding import load
+from jaxfedmvc.deploy.job import Job, is_name
+from jaxfedmvc.deploy.masks import Party
+from jaxfedmvc.deploy.plan import Card, Plan, agreement, hashed_ids, participants, versions
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.federation import Cohort
@@ -85,8 +80,8 @@ class _Joined:
 
     def __init__(self, job: Job, plan: Plan, client: int) -> None:
         self.job, self.plan, self.agreement = job, plan, agreement(job, plan)
-        self.wire = wire_of(job, plan)
-        self.algorithm = self.wire.algorithm
+        self.shapes = job_shapes(job, plan)
+        self.algorithm = self.shapes.algorithm
         self.cohort, _ = plan.find(client)
         self.participants = participants(job, plan)[self.cohort]
         self.exchange = 0
@@ -281,7 +276,7 @@ class Node:
                 f" pad its own by {padding} bytes; allowed are {most}, its agrees.most_bytes",
             )
         # This node makes those of all clients, and others' views may be as wide as the plan says.
-        states = wire_of(job, plan).initial_size()
+        states = job_shapes(job, plan).initial_size()
         if states > most:
             raise Refused(
                 "plan",
@@ -329,7 +324,7 @@ class Node:
             # The model that found clusters once would find others by the state that comes of it.
             raise Refused("place", f"exchange {number}: asked for after clusters were found")
         known, sent = self._told(joined, number, place, body)
-        phase, so_far = joined.wire.phase(place), joined.asked
+        phase, so_far = joined.shapes.phase(place), joined.asked
         if phase.who == "everyone":
             so_far = hashlib.sha256(f"{so_far} {asked}".encode()).hexdigest()
         party = self._masking(joined, place)
@@ -431,7 +426,7 @@ class Node:
           Refused: The exchange is none of the method's, or none that follows; among peers, not the
             one that does.
         """
-        shapes, algorithm = joined.wire, joined.algorithm
+        shapes, algorithm = joined.shapes, joined.algorithm
         if algorithm.peers:
             known = self._learned(joined, body)
             if place != following(algorithm, joined.place, joined.job.n_rounds, known):
@@ -455,17 +450,17 @@ class Node:
             if body:
                 raise Refused("wrong_size", "messages of peers: before the first exchange")
             return joined.known
-        like = relayed_shapes(joined.wire, joined.place, joined.known)
+        like = relayed_shapes(joined.shapes, joined.place, joined.known)
         messages = wire.decode(body, like, "messages of peers", finite=True)
         # All peers draw alike here, from the job's seed.
         key = jax.random.key(joined.job.seed)
-        return advanced(joined.wire, joined.place, joined.known, messages, key)
+        return advanced(joined.shapes, joined.place, joined.known, messages, key)
 
     def _received(self, joined: _Joined, body: bytes) -> PyTree:
         """Returns the server's state with the leaves that `assign` reads; zeros elsewhere."""
-        shapes = joined.wire.last()
+        shapes = joined.shapes.last()
         leaves, tree = jax.tree.flatten(shapes)
-        needed = joined.wire.needed(joined.cohort, shapes)
+        needed = joined.shapes.needed(joined.cohort, shapes)
         wanted = [x for x, used in zip(leaves, needed, strict=True) if used]
         there = iter(wire.decode(body, wanted, "final state"))
         zeros = iter(wire.decode(bytes(wire.size(leaves)), leaves, "zeros"))
@@ -480,7 +475,7 @@ class Node:
         """
         if joined.algorithm.peers:
             return None
-        message = joined.wire.at(place)[0][joined.cohort].message
+        message = joined.shapes.at(place)[0][joined.cohort].message
         if not isinstance(message, secure.Masked):
             return None
         if joined.party is None:
@@ -564,8 +559,8 @@ class Node:
 
     def _like(self, joined: _Joined) -> PyTree:
         return {
-            "state": joined.wire.states[joined.cohort],
-            "known": joined.wire.start if joined.algorithm.peers else (),
+            "state": joined.shapes.states[joined.cohort],
+            "known": joined.shapes.start if joined.algorithm.peers else (),
             "reply": jax.ShapeDtypeStruct((0,), np.uint8),
         }
 
@@ -609,7 +604,7 @@ class Node:
 def _initial(joined: _Joined, client: int) -> tuple[PyTree, PyTree]:
     """Returns this client's initial state and, among peers, the common one, else None."""
     c, place = joined.plan.find(client)
-    started = joined.wire.initial_states(jax.random.key(joined.job.seed))
+    started = joined.shapes.initial_states(jax.random.key(joined.job.seed))
     mine = jax.tree.map(  # copied, as a part would keep the states of all
         lambda x: x[place : place + 1].copy(), started.clients[c]
     )

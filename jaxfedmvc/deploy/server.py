@@ -29,23 +29,19 @@ import scipy.stats
 from jaxfedmvc import files, keys
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.deploy import scores, wire
-from jaxfedmvc.deploy.job import Job
-from jaxfedmvc.deploy.plan import (
-    Card,
+from jaxfedmvc.deploy.exchanges import (
     Place,
-    Plan,
-    Wire,
+    Shapes,
     advanced,
-    agreement,
     asked_of,
     digest_of,
     following,
+    job_shapes,
     key_of,
-    participants,
     shapes_of,
-    versions,
-    wire_of,
 )
+from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.plan import Card, Plan, agreement, participants, versions
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.messages import secure
@@ -135,7 +131,7 @@ class Server:
         if self.job.fraction_bits is not None:
             self._agree_on_keys()
         self.say(f"job {self.job.name}: {self.job.method}, {len(self.plan.clients)} clients")
-        while place := following(self.wire.algorithm, self.place, self.job.n_rounds, self.server):
+        while place := following(self.shapes.algorithm, self.place, self.job.n_rounds, self.server):
             self._make(place)
         return self._finish()
 
@@ -150,7 +146,7 @@ class Server:
         """Makes the plan of the nodes that registered, and what follows from it."""
         vertical = METHODS[self.job.method].topology == "vertical"
         self.plan = Plan.of_cards(list(self.cards.values()), vertical)
-        self.wire = wire_of(self.job, self.plan)
+        self.shapes = job_shapes(self.job, self.plan)
         self.agreement = agreement(self.job, self.plan)
         self.participants = participants(self.job, self.plan)
 
@@ -158,10 +154,10 @@ class Server:
         """Makes the plan and the initial states."""
         self._make_plan()
         if self.job.robust is not None or self.job.fraction_bits is not None:
-            self.wire.last()  # what these do not fit is found before anybody is asked
+            self.shapes.last()  # what these do not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
         self.job.check_sums_fit(len(rows), self.plan.view_dims, max(rows.values()))
-        self.server = self.wire.initial_states(self.key, rows).server
+        self.server = self.shapes.initial_states(self.key, rows).server
         self._save()
 
     # --- Nodes ------------------------------------------------------------------------------------
@@ -356,8 +352,8 @@ class Server:
     def _make(self, place: Place) -> None:
         """Makes one exchange, from what is sent to what is saved."""
         began = time.monotonic()
-        phase, travels, asked = self.wire.phase(place), self._travels(place), self._asked(place)
-        peers = self.wire.algorithm.peers
+        phase, travels, asked = self.shapes.phase(place), self._travels(place), self._asked(place)
+        peers = self.shapes.algorithm.peers
         meta = self._meta("exchange", self.exchange + 1) | {"place": place}
         requests: dict[int, bytes] = {}
         down = 0
@@ -384,7 +380,7 @@ class Server:
         messages, weights = self._reduced(place, asked, travels, answers)
         if peers:
             self.relayed = wire.encode(messages)
-            self.server = advanced(self.wire, place, self.server, messages, self.key)
+            self.server = advanced(self.shapes, place, self.server, messages, self.key)
         else:
             self.server, info = streaming.server_program(
                 phase, key_of(self.key, place), self.server, messages, weights
@@ -410,14 +406,14 @@ class Server:
         }
 
     def _travels(self, place: Place) -> dict[int, Any]:
-        if self.wire.algorithm.peers:
-            return self.wire.exchange(place, shapes_of(self.server))[0]
-        return self.wire.at(place)[0]
+        if self.shapes.algorithm.peers:
+            return self.shapes.exchange(place, shapes_of(self.server))[0]
+        return self.shapes.at(place)[0]
 
     def _asked(self, place: Place) -> dict[int, list[int]]:
         """Returns by cohort the clients that take part in an exchange, in the cohort's order."""
-        phase = self.wire.phase(place)
-        cohorts = self.wire.taking_part(phase)
+        phase = self.shapes.phase(place)
+        cohorts = self.shapes.taking_part(phase)
         return {c: asked_of(phase, self.participants[c]) for c in cohorts}
 
     def _reduced(
@@ -433,7 +429,7 @@ class Server:
             here = [i for i in clients if i in answers]
             if not here:
                 raise Stopped(f"{_words(place)}: no client of views {self.plan.groups[c].view_ids}")
-            if self.wire.phase(place).reduce == "sum":
+            if self.shapes.phase(place).reduce == "sum":
                 total = (answers[here[0]], np.float32(1))
                 for i in here[1:]:
                     total = streaming.add(total, (answers[i], np.float32(1)))
@@ -452,7 +448,7 @@ class Server:
 
     def _finish(self) -> dict[str, Any]:
         """Has all clients find their clusters; writes the summary."""
-        told = self._assign(self.plan, self.wire, self.plan.clients)
+        told = self._assign(self.plan, self.shapes, self.plan.clients)
         counts, information = self._counts(told), self._inform(told)
         summary = self._summary() | {
             "scores": scores.scores(counts, self.plan.vertical),
@@ -496,7 +492,7 @@ class Server:
         }
 
     def _assign(
-        self, plan: Plan, shapes: Wire, clients: Collection[int]
+        self, plan: Plan, shapes: Shapes, clients: Collection[int]
     ) -> dict[int, dict[str, Any]]:
         """Sends clients what finding clusters reads; returns what each says of its own."""
         leaves, requests = jax.tree.leaves(self.server), {}
@@ -587,7 +583,7 @@ class Server:
             known = [self.cards[j] for j in self.plan.clients]
             try:
                 plan = Plan.of_cards([*known, card], False)
-                shapes = wire_of(self.job, plan)
+                shapes = job_shapes(self.job, plan)
                 self._check_late(plan, shapes, i)
                 self.cards[i], self.agreement = card, agreement(self.job, plan)
                 self._join(plan, [i])
@@ -599,7 +595,7 @@ class Server:
             self.say(f"client {i}: came later, and has its clusters in its folder")
         return summary
 
-    def _check_late(self, plan: Plan, shapes: Wire, i: int) -> None:
+    def _check_late(self, plan: Plan, shapes: Shapes, i: int) -> None:
         """Checks that a client that came later can read what the server has for it.
 
         Raises:
@@ -652,9 +648,9 @@ class Server:
 
     def _shapes_after(self, place: Place | None) -> PyTree:
         if place is None:
-            return self.wire.start
-        _, before = self.wire.at(place)
-        return self.wire.exchange(place, before)[1]
+            return self.shapes.start
+        _, before = self.shapes.at(place)
+        return self.shapes.exchange(place, before)[1]
 
     def _note(
         self, place: Place, asked: int, answered: int, up: int, down: int, seconds: float

@@ -16,7 +16,8 @@ from jaxfedmvc import files, keys
 from jaxfedmvc.deploy import Job, Node, Server, Stopped, scores, wire
 from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
-from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
+from jaxfedmvc.deploy.exchanges import Shapes, may_follow
+from jaxfedmvc.deploy.plan import Plan, skeleton
 from jaxfedmvc.engine import checkpoint
 from jaxfedmvc.metrics.information import information
 from tests.algorithms import test_common as common
@@ -271,9 +272,9 @@ def test_the_sum_without_a_client_is_that_of_the_others(tmp_path):
     server._check_folder()
     server._register()
     server._begin()
-    place = server_module.following(server.wire.algorithm, None, 1, server.server)
+    place = server_module.following(server.shapes.algorithm, None, 1, server.server)
     place = place._replace(stage="round", phase=0)
-    travels = server.wire.at(place)[0]
+    travels = server.shapes.at(place)[0]
     rng = np.random.default_rng(0)
     draw = lambda s: rng.normal(size=s.shape).astype(s.dtype)  # noqa: E731
     asked = server._asked(place)
@@ -795,9 +796,9 @@ def test_numbers_of_a_card_that_cannot_be_are_refused(changed, fits, tmp_path):
 def test_a_job_is_saved_before_any_client_hears_of_it(tmp_path, monkeypatch):
     """Else one that is killed then begins anew with whoever is there, whom those refuse."""
     lab, there = Lab(tmp_path), []
-    started, initial = [], Wire.initial_states
+    started, initial = [], Shapes.initial_states
     monkeypatch.setattr(
-        Wire, "initial_states", lambda *args: started.append(args[2]) or initial(*args)
+        Shapes, "initial_states", lambda *args: started.append(args[2]) or initial(*args)
     )
 
     def lose(identity, request):
@@ -1193,7 +1194,7 @@ def test_assign_is_sent_only_what_it_reads(name):
     plan = Plan.of_cards(
         [c.__class__(c.client, c.views, cards[0].rows, "") for c in cards], lab.vertical
     )
-    shapes = Wire(lab.algorithm, plan)
+    shapes = Shapes(lab.algorithm, plan)
     last = shapes.last()
     needed = [shapes.needed(c, last) for c in range(len(plan.groups))]
     assert all(len(used) == len(jax.tree.leaves(last)) for used in needed)

@@ -21,19 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from jaxfedmvc.deploy import Job, Node, Server, flower
 from jaxfedmvc.deploy.__main__ import main, parser
+from jaxfedmvc.deploy.exchanges import Place, Shapes, asked_of, following
 from jaxfedmvc.deploy.holding import load
-from jaxfedmvc.deploy.plan import (
-    Card,
-    Place,
-    Plan,
-    Wire,
-    agreement,
-    asked_of,
-    following,
-    hashed_ids,
-    participants,
-    skeleton,
-)
+from jaxfedmvc.deploy.plan import Card, Plan, agreement, hashed_ids, participants, skeleton
 from jaxfedmvc.deploy.policy import Policy
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine.run import draw_participants
@@ -580,11 +570,11 @@ def test_exchanges_follow_one_another_until_the_rounds_are_made_or_it_is_done(ro
 def test_a_phase_that_the_engine_refuses_is_refused_in_a_job():
     plan = Plan.of_cards([Card(0, {0: 1, 1: 2}, 5)], False)
     with pytest.raises(ValueError, match=r"round\[1\]\.who: got 'all'"):
-        Wire(toys.changed("round", 1, who="all"), plan)
+        Shapes(toys.changed("round", 1, who="all"), plan)
     lead = toys.TOY.round[1].client
-    wire = Wire(toys.changed("round", 1, client=lambda *args: lead(*args)[:2]), plan)
+    shapes = Shapes(toys.changed("round", 1, client=lambda *args: lead(*args)[:2]), plan)
     with pytest.raises(ValueError, match=r"round\[1\]\.client: returned 2 values"):
-        wire.at(Place("round", 0, 1))
+        shapes.at(Place("round", 0, 1))
 
 
 def test_a_stack_of_the_leader_is_one_message_and_shapes_follow_those_of_the_server():
@@ -595,10 +585,10 @@ def test_a_stack_of_the_leader_is_one_message_and_shapes_follow_those_of_the_ser
         return {"center": server["center"], "leader": message["id"]}, {}
 
     plan = Plan.of_cards(cards, False)
-    wire, place = Wire(toys.changed("round", 1, server=follow), plan), Place("round", 0, 1)
+    shapes, place = Shapes(toys.changed("round", 1, server=follow), plan), Place("round", 0, 1)
     for shape in ((2,), (7,)):  # what the server knows may shrink or grow between rounds
         center = jax.ShapeDtypeStruct(shape, np.float32)
-        travels, after = wire.exchange(place, wire.start | {"center": center})
+        travels, after = shapes.exchange(place, shapes.start | {"center": center})
         assert list(travels) == [0] and travels[0].sent["center"].shape == shape
         assert travels[0].message["id"].shape == after["leader"].shape == (1,)
         assert after["center"].shape == shape

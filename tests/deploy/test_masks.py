@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from jaxfedmvc.deploy import Node, Server, server, wire
+from jaxfedmvc.deploy import Node, Server, exchanges, server, wire
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.masks import Party, _stream, read_identity, read_public
 from jaxfedmvc.deploy.plan import Card, Plan
@@ -196,7 +196,7 @@ def test_a_node_without_all_keys_answers_no_secure_sum(tmp_path):
     meta = mine[-1]
     asked = {key: meta[key] for key in ("job", "agreement")}
     place = server.Place("setup", 0, 0)
-    told = server.wire_of(job, Plan.from_json(joined["plan"])).at(place)[0][0].sent
+    told = exchanges.job_shapes(job, Plan.from_json(joined["plan"])).at(place)[0][0].sent
     request = wire.pack(
         asked | {"kind": "exchange", "exchange": 1, "place": place}, bytes(wire.size(told))
     )

@@ -11,7 +11,8 @@ from jaxfedmvc import keys
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.deploy import Server, Stopped, scores, wire
 from jaxfedmvc.deploy import server as server_module
-from jaxfedmvc.deploy.plan import Card, Place, Plan, advanced, digest_of
+from jaxfedmvc.deploy.exchanges import Place, advanced, digest_of
+from jaxfedmvc.deploy.plan import Card, Plan
 from jaxfedmvc.engine import checkpoint
 from tests.deploy import local
 
@@ -57,7 +58,7 @@ def server_of(folder, monkeypatch, peers=False, reduce="sum", **job):
     made.participants, made.agreement = [list(range(N))], "agreed"
     phase = Phase(None, None, None, reduce)
     travels = {0: SimpleNamespace(message=LIKE)}
-    made.wire = SimpleNamespace(
+    made.shapes = SimpleNamespace(
         algorithm=SimpleNamespace(peers=peers),
         phase=lambda place: phase,
         taking_part=lambda phase: [0],
@@ -330,7 +331,7 @@ def test_who_comes_late_is_sent_no_state_of_other_shapes(rows, fits, tmp_path, m
         last=lambda: expected,
         needed=lambda c, server: [True, False],
     )
-    monkeypatch.setattr(server_module, "wire_of", lambda job, plan: shapes)
+    monkeypatch.setattr(server_module, "job_shapes", lambda job, plan: shapes)
     monkeypatch.setattr(made, "_join", lambda plan, clients: sent.append(clients))
     monkeypatch.setattr(made, "_assign", lambda plan, shapes, clients: sent.append(clients))
     made.say, made.late = said.append, {9: Card(9, {0: 2}, 5)}
