@@ -291,7 +291,7 @@ def test_a_client_that_is_asked_for_something_else_spoils_the_sum(tmp_path):
     assert len(changed) == 1
 
 
-@pytest.mark.parametrize("number", [1, 4, 5, 6])
+@pytest.mark.parametrize("number", [1, 5])
 def test_a_client_that_drops_out_costs_time_and_no_secret(number, finished, tmp_path):
     """At any step: the server gets no sum without it, and the same bits once it is back."""
     _, transport, job = laboratory(tmp_path)

@@ -112,6 +112,24 @@ def test_an_answer_that_is_none_stops_the_job(told, text, tmp_path, monkeypatch)
     assert made.exchange == 0 and not made.rows
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda reply: reply[:-3], "13 bytes; expected are 16"),
+        (lambda reply: reply + bytes(10**6), "1000016 bytes; allowed are 16"),
+        (lambda reply: reply[:-4] + np.float32(np.nan).tobytes(), "holds a NaN or an infinite"),
+        (lambda reply: reply[:-4] + np.float32(-np.inf).tobytes(), "holds a NaN or an infinite"),
+        (lambda reply: b"\x80\x04\x95" + bytes(40), "no envelope of jaxfedmvc"),
+    ],
+)
+def test_a_message_that_is_none_stops_the_job(change, text, tmp_path, monkeypatch):
+    made, nodes = server_of(tmp_path, monkeypatch)
+    nodes.answers[1] = change(nodes.reply(1))
+    with pytest.raises(Stopped, match=f"^client 1: .*{text}"):
+        made._make(PLACE)
+    assert made.exchange == 0 and not made.rows
+
+
 def test_peers_send_every_message_to_all_others(tmp_path, monkeypatch):
     made, nodes = server_of(tmp_path, monkeypatch, peers=True, reduce="stack")
     monkeypatch.setattr(
