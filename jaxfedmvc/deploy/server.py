@@ -495,14 +495,15 @@ class Server:
         self, plan: Plan, shapes: Shapes, clients: Collection[int]
     ) -> dict[int, dict[str, Any]]:
         """Sends clients what finding clusters reads; returns what each says of its own."""
-        leaves, requests = jax.tree.leaves(self.server), {}
-        for i in clients:
-            c, _ = plan.find(i)
+        leaves, meta = jax.tree.leaves(self.server), self._meta("assign", self.exchange)
+        requests: dict[int, bytes] = {}
+        for c in sorted({plan.find(i)[0] for i in clients}):
             body = self.relayed
             if not shapes.algorithm.peers:
                 needed = shapes.needed(c, shapes.last())
                 body = wire.encode([x for x, used in zip(leaves, needed, strict=True) if used])
-            requests[i] = wire.pack(self._meta("assign", self.exchange), body)
+            mine = (i for i in plan.groups[c].clients if i in clients)
+            requests |= dict.fromkeys(mine, wire.pack(meta, body))
         return self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
 
     def _counts(self, told: Mapping[int, Mapping[str, Any]]) -> list[scores.Counts]:
