@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from experiments.lib.command import parse
 from jaxfedmvc import data
 from jaxfedmvc.deploy import Job, Node, wire
+from jaxfedmvc.deploy.holding import load
 from jaxfedmvc.deploy.job import read_toml
-from jaxfedmvc.deploy.node import versions
-from jaxfedmvc.deploy.policy import load
+from jaxfedmvc.deploy.plan import versions
 from jaxfedmvc.engine import checkpoint
 from tests.deploy import local
 

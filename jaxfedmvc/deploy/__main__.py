@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxfedmvc.data.dataset import some
+from jaxfedmvc.deploy.holding import load
 from jaxfedmvc.deploy.job import Job
-from jaxfedmvc.deploy.policy import load
 
 
 def parser() -> argparse.ArgumentParser:

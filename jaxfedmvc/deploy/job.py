@@ -32,6 +32,10 @@ from jaxfedmvc.algorithms.fedhk.accounting import spent
 from jaxfedmvc.algorithms.registry import configured
 from jaxfedmvc.messages import robust
 
+# Below, the accounting overflows in the end, and nothing is left of the data long before. Beyond,
+# nothing is protected.
+_LEAST_EPSILON, _MOST_EPSILON = 1e-6, 1000.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -282,11 +286,6 @@ def _check_noise(job: Job, config: PrivateFedHKConfig, hyper: Any) -> None:
         )
     if job.fraction_bits is not None:
         check_fraction_bits(config, hyper, job.fraction_bits)
-
-
-# Below, the accounting overflows in the end, and nothing is left of the data long before. Beyond,
-# nothing is protected.
-_LEAST_EPSILON, _MOST_EPSILON = 1e-6, 1000.0
 
 
 def _names(name: str, given: Any) -> tuple[str, ...]:

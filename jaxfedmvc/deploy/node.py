@@ -22,43 +22,36 @@ import hashlib
 import json
 import logging
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
-import jaxfedmvc
 from jaxfedmvc import files
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.deploy import wire
-from jaxfedmvc.deploy.job import Job, is_name
-from jaxfedmvc.deploy.masks import Party
-from jaxfedmvc.deploy.plan import (
-    Card,
+from jaxfedmvc.deploy import scores, wire
+from jaxfedmvc.deploy.exchanges import (
     Place,
-    Plan,
     advanced,
-    agreement,
     asked_of,
     digest_of,
     following,
-    hashed_ids,
+    job_shapes,
     key_of,
     may_follow,
-    participants,
     relayed_shapes,
-    wire_of,
 )
-from jaxfedmvc.deploy.policy import Holding, load
+from jaxfedmvc.deploy.holding import load
+from jaxfedmvc.deploy.job import Job, is_name
+from jaxfedmvc.deploy.masks import Party
+from jaxfedmvc.deploy.plan import Card, Plan, agreement, hashed_ids, participants, versions
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages import secure
-from jaxfedmvc.metrics.information import MOST_ROWS, sum_log_q
+from jaxfedmvc.metrics.information import sum_log_q
 from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
@@ -66,18 +59,7 @@ PyTree = Any
 _LOG = logging.getLogger(__name__)
 # Jobs at hand in memory; others are read from their folders when they are asked for.
 _MOST_JOBS = 8
-# Clusters whose sizes are told, which fit beside a request.
-MOST_CLUSTERS = 5 * 10**4
 _sum_log_q = jax.jit(sum_log_q)
-
-
-def versions() -> dict[str, str]:
-    """Returns what must be alike on all sides of a job."""
-    return {
-        "jaxfedmvc": jaxfedmvc.__version__,
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-    }
 
 
 class _Joined:
@@ -86,6 +68,7 @@ class _Joined:
     Attributes:
       job: What runs.
       plan: Who takes part.
+      agreement: Hash of both.
       participants: The clients of this one's kind that are asked in exchanges.
       exchange: Number of the last exchange that was answered; 0 before the first.
       place: Where in the run that was, among peers.
@@ -96,9 +79,9 @@ class _Joined:
     """
 
     def __init__(self, job: Job, plan: Plan, client: int) -> None:
-        self.job, self.plan = job, plan
-        self.wire = wire_of(job, plan)
-        self.algorithm = self.wire.algorithm
+        self.job, self.plan, self.agreement = job, plan, agreement(job, plan)
+        self.shapes = job_shapes(job, plan)
+        self.algorithm = self.shapes.algorithm
         self.cohort, _ = plan.find(client)
         self.participants = participants(job, plan)[self.cohort]
         self.exchange = 0
@@ -116,7 +99,7 @@ class Node:
         """Reads the node's file and its data.
 
         Args:
-          path: The TOML file that its operator wrote; see `policy`.
+          path: The TOML file that its operator wrote; see `holding`.
 
         Raises:
           ValueError, OSError: Says what is wrong with it.
@@ -173,6 +156,7 @@ class Node:
                 "version", f"versions: {meta.get('versions')}; this node has {json.dumps(ours)}"
             )
         holding.policy.check(job, job.clients, holding.n_rows)
+        self._check_room(job.name)
         return wire.pack({"card": self._card(job)})
 
     def _card(self, job: Job) -> dict[str, Any]:
@@ -194,16 +178,24 @@ class Node:
         """Returns what must be alike whenever this node goes on with a job, as JSON has it."""
         return json.loads(json.dumps({"card": self._card(job), "versions": versions()}))
 
-    def _check_as_joined(self, name: str, told: dict[str, Any], ours: dict[str, Any]) -> None:
+    def _check_as_joined(self, job: Job, told: dict[str, Any]) -> None:
         """Refuses a job that was joined with other data, or in other versions.
 
         The server does not ask a node that starts again, with its key, who it is.
         """
-        if told.get("versions", ours["versions"]) != ours["versions"]:
-            then, now = json.dumps(told["versions"]), json.dumps(ours["versions"])
-            raise Refused("version", f"job {name}: joined with {then}; this node has {now}")
-        if told.get("card", ours["card"]) != ours["card"]:
-            raise Refused("identity", f"job {name}: joined with other data")
+        ours = self._as_joined(job)
+        if told.get("versions") != ours["versions"]:
+            then, now = json.dumps(told.get("versions")), json.dumps(ours["versions"])
+            raise Refused("version", f"job {job.name}: joined with {then}; this node has {now}")
+        if told.get("card") != ours["card"]:
+            raise Refused("identity", f"job {job.name}: joined with other data")
+
+    def _check_room(self, name: str) -> None:
+        """Refuses a job that is new here, where as many lie as the operator wants at most."""
+        there = {file.parent.name for file in self.holding.folder.glob("*/job.json")}
+        most = self.holding.policy.most_jobs
+        if name not in there and len(there) >= most:
+            raise Refused("policy", f"jobs: {most} lie in this node's folder, its agrees.most_jobs")
 
     def _check_agent(self) -> None:
         """What the server of a vertical federation cannot check."""
@@ -219,6 +211,34 @@ class Node:
         if body:
             raise Refused("wrong_size", f"join: got {len(body)} bytes beside the plan; allowed: 0")
         job, holding = _job_of(meta), self.holding
+        plan = self._plan_of(meta, job)
+        if (joined := self._known(job.name)) is not None:
+            if joined.agreement != agreement(job, plan):
+                raise Refused("settings", f"job {job.name}: known here with other settings")
+            return wire.pack({"exchange": joined.exchange})
+        self._check_room(job.name)
+        joined = _Joined(job, plan, holding.client)
+        joined.state, joined.known = _initial(joined, holding.client)
+        folder = self._folder(job.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._save(joined, "", b"")
+        told = {"job": job.to_json(), "plan": plan.to_json()} | self._as_joined(job)
+        files.write_text(folder / "job.json", json.dumps(told))
+        self._hold(joined)
+        _LOG.info(
+            "client %d: joined job %s: %s, %d rounds at most, with clients %s",
+            *(holding.client, job.name, job.method, job.n_rounds, sorted(plan.clients)),
+        )
+        return wire.pack({"exchange": 0})
+
+    def _plan_of(self, meta: dict[str, Any], job: Job) -> Plan:
+        """Reads the plan of a job.
+
+        Raises:
+          Refused: It is none, has other views or fewer rows of this client than it holds, asks for
+            more memory than its operator agreed to, or for what the settings do not allow.
+        """
+        holding, most = self.holding, self.holding.policy.most_bytes
         try:
             plan = Plan.from_json(meta["plan"])
             c, _ = plan.find(holding.client)
@@ -235,15 +255,12 @@ class Node:
                 f" {not plan.vertical}",
             )
         holding.policy.check(job, len(plan.clients), holding.n_rows)
+        n = len(plan.clients)
         try:
-            dataclasses.replace(
-                job, clients=len(plan.clients)
-            )  # noise is shared by those there are
-            job.check_sums_fit(
-                len(plan.clients), plan.view_dims, max(g.capacity for g in plan.groups)
-            )
+            dataclasses.replace(job, clients=n)  # noise is shared by those there are
+            job.check_sums_fit(n, plan.view_dims, max(g.capacity for g in plan.groups))
         except ValueError as error:
-            raise Refused("plan", f"plan: {len(plan.clients)} clients; {error}") from error
+            raise Refused("plan", f"plan: {n} clients; {error}") from error
         group = plan.groups[c]
         widths = tuple(plan.view_dims[v] for v in group.view_ids)
         own = tuple(holding.views[v].shape[1] for v in sorted(holding.views))
@@ -252,32 +269,21 @@ class Node:
         if group.capacity < holding.n_rows:
             raise Refused("plan", "plan: has fewer rows of this client than it holds")
         padding = 4 * (group.capacity - holding.n_rows) * sum(own)
-        if padding > holding.policy.most_bytes:
+        if padding > most:
             raise Refused(
                 "plan",
                 f"plan: groups[{c}].capacity: got {group.capacity} rows, to which this node would"
-                f" pad its own by {padding} bytes; allowed are {holding.policy.most_bytes}, its"
-                " agrees.most_bytes",
+                f" pad its own by {padding} bytes; allowed are {most}, its agrees.most_bytes",
             )
-        agreed = agreement(job, plan)
-        folder = self._folder(job.name)
-        if (folder / "job.json").exists():
-            joined = self._reopened(job.name)
-            if agreement(joined.job, joined.plan) != agreed:
-                raise Refused("settings", f"job {job.name}: known here with other settings")
-            return wire.pack({"exchange": joined.exchange})
-        joined = _Joined(job, plan, holding.client)
-        joined.state, joined.known = _initial(joined, holding.client)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._save(joined, "", b"")
-        told = {"job": job.to_json(), "plan": plan.to_json()} | self._as_joined(job)
-        files.write_text(folder / "job.json", json.dumps(told))
-        self._hold(joined)
-        _LOG.info(
-            "client %d: joined job %s: %s, %d rounds at most, with clients %s",
-            *(holding.client, job.name, job.method, job.n_rounds, sorted(plan.clients)),
-        )
-        return wire.pack({"exchange": 0})
+        # This node makes those of all clients, and others' views may be as wide as the plan says.
+        states = job_shapes(job, plan).initial_size()
+        if states > most:
+            raise Refused(
+                "plan",
+                f"plan: initial states of {n} clients with views of {list(plan.view_dims)} features"
+                f" are {states} bytes; allowed are {most}, this node's agrees.most_bytes",
+            )
+        return plan
 
     def _keys(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Offers this node's key of a job's secure sums, or takes those of its cohort."""
@@ -306,7 +312,7 @@ class Node:
 
     def _party(self, joined: _Joined) -> Party:
         secret = _secret(self._folder(joined.job.name) / "secret")
-        return Party(secret, self.holding.client, agreement(joined.job, joined.plan))
+        return Party(secret, self.holding.client, joined.agreement)
 
     def _exchange(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Makes this client's part of one exchange."""
@@ -318,7 +324,7 @@ class Node:
             # The model that found clusters once would find others by the state that comes of it.
             raise Refused("place", f"exchange {number}: asked for after clusters were found")
         known, sent = self._told(joined, number, place, body)
-        phase, so_far = joined.wire.phase(place), joined.asked
+        phase, so_far = joined.shapes.phase(place), joined.asked
         if phase.who == "everyone":
             so_far = hashlib.sha256(f"{so_far} {asked}".encode()).hexdigest()
         party = self._masking(joined, place)
@@ -355,11 +361,11 @@ class Node:
         """Finds the clusters of this client's rows and writes them to its own folder."""
         joined, _, _ = self._of_request(meta)
         peers, folder = joined.algorithm.peers, self._folder(joined.job.name)
-        if not peers and not _has_ended(joined):
+        server = self._learned(joined, body) if peers else self._received(joined, body)
+        if not _has_ended(joined, server):
             raise Refused("place", "clusters: asked for before the last exchange")
         model, answered = hashlib.sha256(body).hexdigest(), folder / "assigned"
         _check_alike(answered, model, "clusters: found already, by another model")
-        server = self._learned(joined, body) if peers else self._received(joined, body)
         labels = streaming.assign_program(
             joined.algorithm.assign, server, joined.state, self._client(joined)
         )
@@ -374,7 +380,7 @@ class Node:
             "client %d: clusters of job %s: %s",
             *(self.holding.client, joined.job.name, folder / "labels.csv"),
         )
-        return wire.pack(self._counts(found) | self._sizes(found))
+        return wire.pack(self._shared(found))
 
     def _inform(self, meta: dict[str, Any], body: bytes) -> bytes:
         """Tells how much this client's views tell of its clusters, given everybody's sizes."""
@@ -386,9 +392,9 @@ class Node:
             raise Refused("place", "information: asked for before clusters are found")
         with open(folder / "labels.csv", encoding="utf-8", newline="") as opened:
             found = np.asarray([int(row["cluster"]) for row in csv.DictReader(opened)], np.int32)
-        if "sizes" not in (own := self._sizes(found)):
+        if (own := scores.sizes_of(found)) is None:
             raise Refused("oversized", "information: this node has too many clusters")
-        sizes = _sizes_of(meta, own["sizes"], holding)
+        sizes = scores.checked_total(meta.get("sizes"), own, holding)
         others = json.dumps(sizes.tolist())
         _check_alike(folder / "informed", others, "information: told already, with other sizes")
         told = _sum_log_q(list(holding.views.values()), found, sizes / sizes.sum())
@@ -399,12 +405,13 @@ class Node:
 
     def _again(self, joined: _Joined, number: int, asked: str) -> bytes:
         """Returns the answer to a request that was answered before."""
-        answered, reply = self._saved_reply(joined)
         if number < joined.exchange:
             raise Refused("replayed", f"exchange {number}: {joined.exchange} is answered already")
-        if answered != asked:
+        file = self._folder(joined.job.name) / "state.npz"
+        tree, saved = checkpoint.restore(file, self._like(joined), any_shape=True)
+        if saved["asked"] != asked:
             raise Refused("replayed", f"exchange {number}: answered already, to another request")
-        return wire.pack(self._signed(joined, number), reply)
+        return wire.pack(self._signed(joined, number), tree["reply"].tobytes())
 
     def _signed(self, joined: _Joined, number: int) -> dict[str, Any]:
         told: dict[str, Any] = {"exchange": number, "client": self.holding.client}
@@ -419,7 +426,7 @@ class Node:
           Refused: The exchange is none of the method's, or none that follows; among peers, not the
             one that does.
         """
-        shapes, algorithm = joined.wire, joined.algorithm
+        shapes, algorithm = joined.shapes, joined.algorithm
         if algorithm.peers:
             known = self._learned(joined, body)
             if place != following(algorithm, joined.place, joined.job.n_rounds, known):
@@ -443,17 +450,17 @@ class Node:
             if body:
                 raise Refused("wrong_size", "messages of peers: before the first exchange")
             return joined.known
-        like = relayed_shapes(joined.wire, joined.place, joined.known)
+        like = relayed_shapes(joined.shapes, joined.place, joined.known)
         messages = wire.decode(body, like, "messages of peers", finite=True)
         # All peers draw alike here, from the job's seed.
         key = jax.random.key(joined.job.seed)
-        return advanced(joined.wire, joined.place, joined.known, messages, key)
+        return advanced(joined.shapes, joined.place, joined.known, messages, key)
 
     def _received(self, joined: _Joined, body: bytes) -> PyTree:
         """Returns the server's state with the leaves that `assign` reads; zeros elsewhere."""
-        shapes = joined.wire.last()
+        shapes = joined.shapes.last()
         leaves, tree = jax.tree.flatten(shapes)
-        needed = joined.wire.needed(joined.cohort, shapes)
+        needed = joined.shapes.needed(joined.cohort, shapes)
         wanted = [x for x, used in zip(leaves, needed, strict=True) if used]
         there = iter(wire.decode(body, wanted, "final state"))
         zeros = iter(wire.decode(bytes(wire.size(leaves)), leaves, "zeros"))
@@ -468,7 +475,7 @@ class Node:
         """
         if joined.algorithm.peers:
             return None
-        message = joined.wire.at(place)[0][joined.cohort].message
+        message = joined.shapes.at(place)[0][joined.cohort].message
         if not isinstance(message, secure.Masked):
             return None
         if joined.party is None:
@@ -507,26 +514,17 @@ class Node:
             jnp.asarray(np.frombuffer(data[: 4 * n], np.uint32)), impl=impl
         )
 
-    def _counts(self, found: np.ndarray) -> dict[str, Any]:
-        labels = self.holding.labels
-        if labels is None or not self.holding.policy.share_counts:
-            return {}
-        names, classes = np.unique(labels, return_inverse=True)
-        # A row of -1 is in no cluster and counts nowhere, as in `metrics.host`.
-        rows = np.stack([classes, found])[:, found >= 0]
-        pairs, n = np.unique(rows, axis=1, return_counts=True)
-        counts = [[str(names[c]), int(k), int(m)] for (c, k), m in zip(pairs.T, n, strict=True)]
-        return {"counts": counts}
-
-    def _sizes(self, found: np.ndarray) -> dict[str, Any]:
-        """Returns the number of rows in each cluster, from 0 on, if the operator shares them.
-
-        Not of clusters whose numbers are too high: where the server names the clusters, it may
-        name any, and the list would take whatever memory there is.
-        """
-        if not self.holding.policy.share_information or found.max(initial=0) >= MOST_CLUSTERS:
-            return {}
-        return {"sizes": np.bincount(found[found >= 0]).tolist()}
+    def _shared(self, found: np.ndarray) -> dict[str, Any]:
+        """Returns what the operator shares of the clusters, and a reply holds."""
+        policy, labels = self.holding.policy, self.holding.labels
+        told: dict[str, Any] = {}
+        if policy.share_counts and labels is not None:
+            told["counts"] = scores.counts_of(labels, found)
+        if policy.share_information:
+            told["sizes"] = scores.sizes_of(found)
+        for name in (name for name, numbers in told.items() if numbers is None):
+            _LOG.warning("client %d: %s: too many to be told", self.holding.client, name)
+        return {name: numbers for name, numbers in told.items() if numbers is not None}
 
     # --- Files ------------------------------------------------------------------------------------
 
@@ -545,13 +543,10 @@ class Node:
             place = Place(str(stage), int(r), int(p))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise Refused("malformed", "request: without a job, a number or a place") from error
-        joined = self._jobs.get(name)
-        if joined is None and is_name(name):
-            if (self._folder(name) / "job.json").exists():
-                joined = self._reopened(name)
+        joined = self._known(name) if is_name(name) else None
         if joined is None:
             raise Refused("unknown_job", f"job {name}: not joined")
-        if meta.get("agreement") != agreement(joined.job, joined.plan):
+        if meta.get("agreement") != joined.agreement:
             raise Refused("settings", f"job {name}: known here with other settings")
         return joined, number, place
 
@@ -564,94 +559,71 @@ class Node:
 
     def _like(self, joined: _Joined) -> PyTree:
         return {
-            "state": joined.wire.states[joined.cohort],
-            "known": joined.wire.start if joined.algorithm.peers else (),
+            "state": joined.shapes.states[joined.cohort],
+            "known": joined.shapes.start if joined.algorithm.peers else (),
             "reply": jax.ShapeDtypeStruct((0,), np.uint8),
         }
 
     def _save(self, joined: _Joined, asked: str, reply: bytes) -> None:
-        known = joined.known if joined.algorithm.peers else ()
         tree = {
             "state": joined.state,
-            "known": known,
+            "known": joined.known if joined.algorithm.peers else (),
             "reply": np.frombuffer(reply, np.uint8),
         }
         meta = {"exchange": joined.exchange, "place": joined.place, "asked": asked}
         meta["asked so far"] = joined.asked
         checkpoint.save(self._folder(joined.job.name) / "state.npz", tree, meta)
 
-    def _saved_reply(self, joined: _Joined) -> tuple[str, bytes]:
-        file = self._folder(joined.job.name) / "state.npz"
-        tree, meta = checkpoint.restore(file, self._like(joined), any_shape=True)
-        return meta["asked"], tree["reply"].tobytes()
-
-    def _reopened(self, name: str) -> _Joined:
-        """Returns a job as it lies in the node's folder."""
-        if name not in self._jobs:
-            folder = self._folder(name)
-            told = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-            joined = _Joined(
-                Job.from_json(told["job"]), Plan.from_json(told["plan"]), self.holding.client
-            )
-            # Its operator may have thought better of it since.
-            clients = len(joined.plan.clients)
-            self.holding.policy.check(joined.job, clients, self.holding.n_rows)
-            self._check_as_joined(name, told, self._as_joined(joined.job))
-            tree, meta = checkpoint.restore(
-                folder / "state.npz", self._like(joined), any_shape=True
-            )
-            joined.state = tree["state"]
-            joined.known = tree["known"] if joined.algorithm.peers else None
-            joined.exchange, joined.asked = meta["exchange"], meta["asked so far"]
-            joined.place = None if meta["place"] is None else Place(*meta["place"])
-            if (folder / "offers.json").exists():
-                offers = json.loads((folder / "offers.json").read_text(encoding="utf-8"))
-                party = self._party(joined)
-                party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
-                joined.party = party
-            self._hold(joined)
-            return joined
-        return self._jobs[name]
+    def _known(self, name: str) -> _Joined | None:
+        """Returns a job that this node joined, at hand or as it lies in its folder."""
+        folder = self._folder(name)
+        if not (folder / "job.json").exists():
+            return None
+        if name in self._jobs:
+            return self._jobs[name]
+        told = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        job, plan = Job.from_json(told["job"]), Plan.from_json(told["plan"])
+        # Its operator may have thought better of it since.
+        self.holding.policy.check(job, len(plan.clients), self.holding.n_rows)
+        self._check_as_joined(job, told)
+        joined = _Joined(job, plan, self.holding.client)
+        tree, meta = checkpoint.restore(folder / "state.npz", self._like(joined), any_shape=True)
+        joined.state = tree["state"]
+        joined.known = tree["known"] if joined.algorithm.peers else None
+        joined.exchange, joined.asked = meta["exchange"], meta["asked so far"]
+        joined.place = None if meta["place"] is None else Place(*meta["place"])
+        if (folder / "offers.json").exists():
+            offers = json.loads((folder / "offers.json").read_text(encoding="utf-8"))
+            party = self._party(joined)
+            party.agree({int(i): x for i, x in offers.items()}, self.holding.identities)
+            joined.party = party
+        self._hold(joined)
+        return joined
 
 
 def _initial(joined: _Joined, client: int) -> tuple[PyTree, PyTree]:
     """Returns this client's initial state and, among peers, the common one, else None."""
     c, place = joined.plan.find(client)
-    started = joined.wire.initial_states(jax.random.key(joined.job.seed))
+    started = joined.shapes.initial_states(jax.random.key(joined.job.seed))
     mine = jax.tree.map(  # copied, as a part would keep the states of all
         lambda x: x[place : place + 1].copy(), started.clients[c]
     )
     return mine, started.server if joined.algorithm.peers else None
 
 
-def _has_ended(joined: _Joined) -> bool:
-    """Whether this client has answered the last exchange; who came late has answered none."""
+def _has_ended(joined: _Joined, server: PyTree) -> bool:
+    """Whether this client has answered the last exchange; who came late has answered none.
+
+    Args:
+      joined: The job.
+      server: Among peers, what they know after the exchange that was answered last.
+    """
+    if joined.algorithm.peers:
+        return following(joined.algorithm, joined.place, joined.job.n_rounds, server) is None
     if joined.exchange == 0 or joined.job.late == "skip":
         return True
     asked = [phase for phase in joined.algorithm.finish if phase.who == "everyone"]
     return not asked or (joined.place is not None and joined.place.stage == "finish")
-
-
-def _sizes_of(meta: dict[str, Any], own: Sequence[int], holding: Holding) -> np.ndarray:
-    """Returns the sizes of everybody's clusters in a request, float64 [K].
-
-    Raises:
-      Refused: They are no sizes, fewer than this client's own, or of more clusters than memory is
-        agreed on for.
-    """
-    try:
-        sizes = np.asarray([int(n) for n in meta["sizes"]], np.int64).astype(np.float64)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise Refused("malformed", "sizes: unreadable") from error
-    if len(sizes) < len(own) or (sizes < np.pad(own, (0, len(sizes) - len(own)))).any():
-        raise Refused("malformed", "sizes: less than this client's own rows make")
-    if not sizes.any():
-        raise Refused("malformed", "sizes: no row is in any cluster")
-    # Numbers of each row and cluster that are held at once: indicators, and what each view says.
-    held = (2 + len(holding.views)) * len(sizes) * min(holding.n_rows, MOST_ROWS)
-    if len(sizes) > MOST_CLUSTERS or 4 * held > holding.policy.most_bytes:
-        raise Refused("oversized", f"sizes: {len(sizes)} clusters are too many for this node")
-    return sizes
 
 
 def _check_alike(file: Path, asked: str, text: str) -> None:

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,28 +28,23 @@ import scipy.stats
 
 from jaxfedmvc import files, keys
 from jaxfedmvc.algorithms import METHODS
-from jaxfedmvc.deploy import wire
-from jaxfedmvc.deploy.job import Job
-from jaxfedmvc.deploy.node import MOST_CLUSTERS, versions
-from jaxfedmvc.deploy.plan import (
-    Card,
+from jaxfedmvc.deploy import scores, wire
+from jaxfedmvc.deploy.exchanges import (
     Place,
-    Plan,
-    Wire,
+    Shapes,
     advanced,
-    agreement,
     asked_of,
     digest_of,
     following,
+    job_shapes,
     key_of,
-    participants,
     shapes_of,
-    wire_of,
 )
+from jaxfedmvc.deploy.job import Job
+from jaxfedmvc.deploy.plan import Card, Plan, agreement, participants, versions
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine import checkpoint, streaming
 from jaxfedmvc.messages import secure
-from jaxfedmvc.metrics import host
 from jaxfedmvc.precision import in_32_bits
 
 PyTree = Any
@@ -57,10 +52,6 @@ PyTree = Any
 _QUIET = 2.0
 # Requests that are no exchanges of the method, as rows of exchanges.csv name them.
 _BESIDE = ("join", "keys", "assign", "inform")
-# Entries of the tables of all clients' classes against clusters, of 8 bytes.
-_MOST_COUNTS = 10**8
-# More nats than any sum of a client's is; a few of these add up to a finite number.
-_MOST_NATS = 1e30
 
 
 class Transport(Protocol):
@@ -135,12 +126,12 @@ class Server:
             self._begin()
         if (self.folder / "summary.json").exists():
             return self._serve_late()
-        if not saved or self.exchange == 0:
+        if self.exchange == 0:
             self._join(self.plan, self.plan.clients)
         if self.job.fraction_bits is not None:
             self._agree_on_keys()
         self.say(f"job {self.job.name}: {self.job.method}, {len(self.plan.clients)} clients")
-        while place := following(self.wire.algorithm, self.place, self.job.n_rounds, self.server):
+        while place := following(self.shapes.algorithm, self.place, self.job.n_rounds, self.server):
             self._make(place)
         return self._finish()
 
@@ -155,7 +146,7 @@ class Server:
         """Makes the plan of the nodes that registered, and what follows from it."""
         vertical = METHODS[self.job.method].topology == "vertical"
         self.plan = Plan.of_cards(list(self.cards.values()), vertical)
-        self.wire = wire_of(self.job, self.plan)
+        self.shapes = job_shapes(self.job, self.plan)
         self.agreement = agreement(self.job, self.plan)
         self.participants = participants(self.job, self.plan)
 
@@ -163,10 +154,10 @@ class Server:
         """Makes the plan and the initial states."""
         self._make_plan()
         if self.job.robust is not None or self.job.fraction_bits is not None:
-            self.wire.last()  # what these do not fit is found before anybody is asked
+            self.shapes.last()  # what these do not fit is found before anybody is asked
         rows = {i: self.cards[i].rows for i in self.plan.clients}
         self.job.check_sums_fit(len(rows), self.plan.view_dims, max(rows.values()))
-        self.server = self.wire.initial_states(self.key, rows).server
+        self.server = self.shapes.initial_states(self.key, rows).server
         self._save()
 
     # --- Nodes ------------------------------------------------------------------------------------
@@ -226,16 +217,13 @@ class Server:
     def _card(self, reply: bytes) -> Card:
         meta, _ = _opened(reply, 0)
         try:
-            told = meta["card"]
-            views = {int(v): int(width) for v, width in told["views"].items()}
-            columns = {int(v): str(hashed) for v, hashed in told["columns"].items()}
-            of_rows = int(told["rows"]), str(told["samples"])
-            card = Card(int(told["client"]), views, *of_rows, columns)
+            card = Card.from_json(meta["card"])
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise Refused("malformed", "card: unreadable") from error
-        is_right = 0 <= card.client < keys.CLIENT_IDS and 0 < card.rows < 2**31 and views
-        are_held = columns.keys() <= views.keys()  # or a client's would be others' who hold it
-        if not (is_right and are_held and all(0 <= v and 0 < w < 2**31 for v, w in views.items())):
+        is_right = 0 <= card.client < keys.CLIENT_IDS and 0 < card.rows < 2**31
+        has_views = card.views and all(0 <= v and 0 < w < 2**31 for v, w in card.views.items())
+        # Columns of a view that it does not hold would be compared with those of others who do.
+        if not (is_right and has_views and card.columns.keys() <= card.views.keys()):
             raise Refused("malformed", "card: numbers that cannot be")
         return card
 
@@ -309,7 +297,7 @@ class Server:
                     f"clients {sorted(left)}: no answer within {self.job.patience:g} s; the job is"
                     " saved and goes on when it is started again"
                 )
-            if not here:
+            if not replies:  # nobody is there, or says something: that may have taken no time
                 time.sleep(0.2)
         for i in left:
             self.say(f"client {i}: left out of exchange {self.exchange + 1}: no answer")
@@ -364,20 +352,19 @@ class Server:
     def _make(self, place: Place) -> None:
         """Makes one exchange, from what is sent to what is saved."""
         began = time.monotonic()
-        phase, travels = self.wire.phase(place), self._travels(place)
-        peers = self.wire.algorithm.peers
-        asked = self._asked(place)
-        requests, down = {}, 0
-        sent = {c: b"" for c in asked}
-        for c in asked:
+        phase, travels, asked = self.shapes.phase(place), self._travels(place), self._asked(place)
+        peers = self.shapes.algorithm.peers
+        meta = self._meta("exchange", self.exchange + 1) | {"place": place}
+        requests: dict[int, bytes] = {}
+        down = 0
+        for c, clients in asked.items():
+            body = self.relayed
             if not peers:
                 view_ids = self.plan.groups[c].view_ids
-                told = streaming.broadcast_program(phase, self.server, view_ids)
-                sent[c] = wire.encode(told)
-            down += len(asked[c]) * len(sent[c])
-            for i in asked[c]:
-                meta = self._meta("exchange", self.exchange + 1) | {"place": place}
-                requests[i] = wire.pack(meta, self.relayed if peers else sent[c])
+                body = wire.encode(streaming.broadcast_program(phase, self.server, view_ids))
+            # One request for all of a kind, which may be large.
+            requests |= dict.fromkeys(clients, wire.pack(meta, body))
+            down += len(clients) * len(body)
         before = digest_of(self.server) if peers else ""
 
         def read(i: int, reply: bytes) -> PyTree:
@@ -393,7 +380,7 @@ class Server:
         messages, weights = self._reduced(place, asked, travels, answers)
         if peers:
             self.relayed = wire.encode(messages)
-            self.server = advanced(self.wire, place, self.server, messages, self.key)
+            self.server = advanced(self.shapes, place, self.server, messages, self.key)
         else:
             self.server, info = streaming.server_program(
                 phase, key_of(self.key, place), self.server, messages, weights
@@ -419,14 +406,14 @@ class Server:
         }
 
     def _travels(self, place: Place) -> dict[int, Any]:
-        if self.wire.algorithm.peers:
-            return self.wire.exchange(place, shapes_of(self.server))[0]
-        return self.wire.at(place)[0]
+        if self.shapes.algorithm.peers:
+            return self.shapes.exchange(place, shapes_of(self.server))[0]
+        return self.shapes.at(place)[0]
 
     def _asked(self, place: Place) -> dict[int, list[int]]:
         """Returns by cohort the clients that take part in an exchange, in the cohort's order."""
-        phase = self.wire.phase(place)
-        cohorts = self.wire.taking_part(phase)
+        phase = self.shapes.phase(place)
+        cohorts = self.shapes.taking_part(phase)
         return {c: asked_of(phase, self.participants[c]) for c in cohorts}
 
     def _reduced(
@@ -442,7 +429,7 @@ class Server:
             here = [i for i in clients if i in answers]
             if not here:
                 raise Stopped(f"{_words(place)}: no client of views {self.plan.groups[c].view_ids}")
-            if self.wire.phase(place).reduce == "sum":
+            if self.shapes.phase(place).reduce == "sum":
                 total = (answers[here[0]], np.float32(1))
                 for i in here[1:]:
                     total = streaming.add(total, (answers[i], np.float32(1)))
@@ -461,57 +448,65 @@ class Server:
 
     def _finish(self) -> dict[str, Any]:
         """Has all clients find their clusters; writes the summary."""
-        told = self._assign(self.plan, self.wire, self.plan.clients)
+        told = self._assign(self.plan, self.shapes, self.plan.clients)
         counts, information = self._counts(told), self._inform(told)
+        summary = self._summary() | {
+            "scores": scores.scores(counts, self.plan.vertical),
+            "information": information,
+        }
+        if counts and summary["scores"] is None:
+            self.say(f"no scores: the classes and clusters of {len(counts)} clients are too many")
+        # The summary says that the job is finished: what was asked in its end is saved before.
+        self._save()
+        text = json.dumps(summary, indent=1) + "\n"
+        files.write_text(self.folder / "summary.json", text)
+        if information is not None:
+            self.say(f"information: {information['information']:.3f} nats (no labels)")
+        self.say(
+            f"finished: {summary['rounds']} rounds, {summary['bytes_up'] / 1e6:.3f} MB up,"
+            f" {summary['bytes_down'] / 1e6:.3f} MB down; each node has its clusters in its folder"
+        )
+        return json.loads(text)
+
+    def _summary(self) -> dict[str, Any]:
+        """Returns what summary.json says of the job and of its exchanges."""
+
+        def total(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+            rows = list(rows)
+            return {way: sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down")}
+
         rows = [row for row in self.rows if row["stage"] in keys.STAGES]
-        up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
-        beside = {stage: {"up": 0, "down": 0} for stage in _BESIDE}
-        for row in self.rows:
-            if row["stage"] in beside:
-                beside[row["stage"]]["up"] += row["bytes_up"]
-                beside[row["stage"]]["down"] += row["bytes_down"]
-        summary = {
+        of_rows = total(rows)
+        return {
             "job": self.job.to_json(),
             "versions": versions(),
             "clients": {str(i): dataclasses.asdict(self.cards[i]) for i in self.plan.clients},
             "rounds": 1 + max((r["round"] for r in rows if r["stage"] == "round"), default=-1),
             "exchanges": self.exchange,
-            "bytes_up": up,
-            "bytes_down": down,
-            "bytes_beside": beside,  # whole requests and answers that are no exchange
+            "bytes_up": of_rows["up"],
+            "bytes_down": of_rows["down"],
+            "bytes_beside": {  # whole requests and answers that are no exchange
+                stage: total(row for row in self.rows if row["stage"] == stage) for stage in _BESIDE
+            },
             "seconds": round(sum(row["seconds"] for row in rows), 3),
-            "scores": _scores(counts, self.plan.vertical),
-            "information": information,
         }
-        if counts and summary["scores"] is None:
-            self.say(f"no scores: the classes and clusters of {len(counts)} clients are too many")
-        text = json.dumps(summary, indent=1) + "\n"
-        files.write_text(self.folder / "summary.json", text)
-        self._save()
-        if information is not None:
-            self.say(f"information: {information['information']:.3f} nats (no labels)")
-        self.say(
-            f"finished: {summary['rounds']} rounds, {up / 1e6:.3f} MB up,"
-            f" {down / 1e6:.3f} MB down; each node has its clusters in its folder"
-        )
-        return json.loads(text)
 
     def _assign(
-        self, plan: Plan, shapes: Wire, clients: Collection[int]
+        self, plan: Plan, shapes: Shapes, clients: Collection[int]
     ) -> dict[int, dict[str, Any]]:
         """Sends clients what finding clusters reads; returns what each says of its own."""
-        self.agreement = agreement(self.job, plan)
-        leaves, requests = jax.tree.leaves(self.server), {}
-        for i in clients:
-            c, _ = plan.find(i)
+        leaves, meta = jax.tree.leaves(self.server), self._meta("assign", self.exchange)
+        requests: dict[int, bytes] = {}
+        for c in sorted({plan.find(i)[0] for i in clients}):
             body = self.relayed
             if not shapes.algorithm.peers:
                 needed = shapes.needed(c, shapes.last())
                 body = wire.encode([x for x, used in zip(leaves, needed, strict=True) if used])
-            requests[i] = wire.pack(self._meta("assign", self.exchange), body)
+            mine = (i for i in plan.groups[c].clients if i in clients)
+            requests |= dict.fromkeys(mine, wire.pack(meta, body))
         return self._ask_beside("assign", requests, lambda i, reply: _opened(reply, 0)[0])
 
-    def _counts(self, told: Mapping[int, Mapping[str, Any]]) -> list[list[tuple[str, int, int]]]:
+    def _counts(self, told: Mapping[int, Mapping[str, Any]]) -> list[scores.Counts]:
         """Returns the counts of the clients that share some; those that cannot be are left out.
 
         All have their clusters by now, so that nothing in here is a reason to stop the job.
@@ -523,9 +518,9 @@ class Server:
         for i, reply in told.items():
             if "counts" in reply:
                 try:
-                    found.append(_checked_counts(i, reply["counts"], self.cards[i].rows))
+                    found.append(scores.checked_counts(reply["counts"], self.cards[i].rows))
                 except Refused as refusal:
-                    self.say(f"no scores of {refusal}")
+                    self.say(f"no scores of client {i}: {refusal}")
         return found
 
     def _inform(self, told: Mapping[int, Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -539,33 +534,31 @@ class Server:
           of them tells cannot be used.
         """
         # As with counts, whatever is wrong here is no reason to stop the job.
-        try:
-            sizes = {
-                i: _checked_sizes(i, reply["sizes"], self.cards[i].rows)
-                for i, reply in told.items()
-                if "sizes" in reply
-            }
-        except Refused as refusal:
-            self.say(f"no information: {refusal}")
-            return None
+        sizes: dict[int, np.ndarray] = {}
+        for i, reply in told.items():
+            if "sizes" in reply:
+                try:
+                    sizes[i] = scores.checked_sizes(reply["sizes"], self.cards[i].rows)
+                except Refused as refusal:
+                    self.say(f"no information: client {i}: {refusal}")
+                    return None
         if not sizes:
             return None
-        found = max(map(len, sizes.values()))
         asked = self.job.settings.get("n_clusters")  # clusters that nobody found count, too
-        k = max(found, asked) if isinstance(asked, int) else found
-        if k > MOST_CLUSTERS:
+        k = max(asked if isinstance(asked, int) else 0, *map(len, sizes.values()))
+        if k > scores.MOST_CLUSTERS:
             self.say(f"no information: {k} clusters are too many")
             return None
-        total = np.zeros(k, np.int64)
-        for of_client in sizes.values():
-            total[: len(of_client)] += of_client
+        total = np.sum(
+            [np.pad(of_client, (0, k - len(of_client))) for of_client in sizes.values()], axis=0
+        )
         if not total.any():
             return None
         request = wire.pack(self._meta("inform", self.exchange) | {"sizes": total.tolist()})
 
         def read(i: int, reply: bytes) -> float:
             try:
-                return _sum_log_q(i, reply)
+                return scores.checked_sum(_opened(reply, 0)[0].get("sum_log_q"))
             except Refused as refusal:
                 self.say(f"no information: client {i}: {refusal}")
                 return math.nan
@@ -591,9 +584,9 @@ class Server:
             known = [self.cards[j] for j in self.plan.clients]
             try:
                 plan = Plan.of_cards([*known, card], False)
-                shapes = wire_of(self.job, plan)
+                shapes = job_shapes(self.job, plan)
                 self._check_late(plan, shapes, i)
-                self.cards[i] = card
+                self.cards[i], self.agreement = card, agreement(self.job, plan)
                 self._join(plan, [i])
                 self._assign(plan, shapes, [i])
             except (ValueError, Stopped) as error:  # the others are served all the same
@@ -603,7 +596,7 @@ class Server:
             self.say(f"client {i}: came later, and has its clusters in its folder")
         return summary
 
-    def _check_late(self, plan: Plan, shapes: Wire, i: int) -> None:
+    def _check_late(self, plan: Plan, shapes: Shapes, i: int) -> None:
         """Checks that a client that came later can read what the server has for it.
 
         Raises:
@@ -644,10 +637,7 @@ class Server:
                     f"folder: {self.folder} holds a job of an earlier version; allowed is another"
                     " name of the job, or another folder"
                 )
-            views = {int(v): width for v, width in told["views"].items()}
-            columns = {int(v): hashed for v, hashed in told["columns"].items()}
-            of_rows = told["rows"], told["samples"]
-            self.cards[told["client"]] = Card(told["client"], views, *of_rows, columns)
+            self.cards[told["client"]] = Card.from_json(told)
         self._make_plan()
         self.exchange, self.rows = meta["exchange"], meta["rows"]
         self.place = None if meta["place"] is None else Place(*meta["place"])
@@ -659,9 +649,9 @@ class Server:
 
     def _shapes_after(self, place: Place | None) -> PyTree:
         if place is None:
-            return self.wire.start
-        _, before = self.wire.at(place)
-        return self.wire.exchange(place, before)[1]
+            return self.shapes.start
+        _, before = self.shapes.at(place)
+        return self.shapes.exchange(place, before)[1]
 
     def _note(
         self, place: Place, asked: int, answered: int, up: int, down: int, seconds: float
@@ -702,73 +692,3 @@ def _words(place: Place) -> str:
         return place.stage
     within = f" {place.round + 1}" if place.stage == "round" else ""
     return f"{place.stage}{within}, phase {place.phase}"
-
-
-def _checked_counts(client: int, counts: Any, n_rows: int) -> list[tuple[str, int, int]]:
-    """Returns a client's rows by class and cluster, `(class, cluster, number)`.
-
-    Raises:
-      Refused: They are unreadable, or not of rows that the client has.
-    """
-    try:
-        found = [(str(name), int(cluster), int(n)) for name, cluster, n in counts]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Refused("malformed", f"client {client}: counts: unreadable") from error
-    if any(k < 0 or n < 1 for _, k, n in found) or sum(n for *_, n in found) > n_rows:
-        text = f"client {client}: counts: below zero, or more than its {n_rows} rows"
-        raise Refused("malformed", text)
-    return found
-
-
-def _checked_sizes(client: int, sizes: Any, n_rows: int) -> np.ndarray:
-    """Returns the sizes of a client's clusters, int64.
-
-    Raises:
-      Refused: They are unreadable, or not of rows that the client has.
-    """
-    try:
-        found = np.asarray([int(n) for n in sizes], np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Refused("malformed", f"client {client}: sizes: unreadable") from error
-    if (found < 0).any() or (found > n_rows).any() or found.sum() > n_rows:
-        text = f"client {client}: sizes: below zero, or more than its {n_rows} rows"
-        raise Refused("malformed", text)
-    return found
-
-
-def _sum_log_q(client: int, reply: bytes) -> float:
-    """Reads how much a client's views tell of its clusters.
-
-    Raises:
-      Refused: The client refused, or its reply is no sum of logarithms of shares.
-    """
-    told = _opened(reply, 0)[0].get("sum_log_q")
-    if type(told) is not float or not -_MOST_NATS < told <= 0:
-        raise Refused("malformed", "information: no number of zero or less")
-    return told
-
-
-def _scores(counts: list[list[tuple[str, int, int]]], vertical: bool) -> dict[str, Any] | None:
-    """Returns the scores of the clusters of the nodes that share counts.
-
-    None if no node does, or if the tables of all would be larger than is held.
-    """
-    if not counts:
-        return None
-    # Only which clusters are the same counts, and a number may be as large as a client says.
-    classes, clusters = (
-        {name: i for i, name in enumerate(sorted({row[which] for told in counts for row in told}))}
-        for which in (0, 1)
-    )
-    if len(counts) * len(classes) * len(clusters) > _MOST_COUNTS:
-        return None  # a message of a node may name as many of both as it has rows, or says to have
-    tables = np.zeros((len(counts), len(classes), len(clusters)))
-    for table, told in zip(tables, counts, strict=True):
-        for name, cluster, n in told:
-            table[classes[name], clusters[cluster]] += n
-    each = [host.table_scores(table) for table in tables]
-    per_client = {m: float(np.mean([scores[m] for scores in each])) for m in each[0]}
-    if vertical:  # all have the same samples
-        return {"clients": len(counts), "per_client": per_client}
-    pooled = host.table_scores(tables.sum(axis=0))
-    return {"clients": len(counts), "pooled": pooled, "per_client": per_client}

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import files, keys
-from jaxfedmvc.deploy import Job, Node, Server, Stopped, wire
+from jaxfedmvc.deploy import Job, Node, Server, Stopped, scores, wire
 from jaxfedmvc.deploy import node as node_module
 from jaxfedmvc.deploy import server as server_module
-from jaxfedmvc.deploy.plan import Plan, Wire, may_follow, skeleton
+from jaxfedmvc.deploy.exchanges import Shapes, may_follow
+from jaxfedmvc.deploy.plan import Plan, skeleton
 from jaxfedmvc.engine import checkpoint
 from jaxfedmvc.metrics.information import information
 from tests.algorithms import test_common as common
@@ -175,6 +176,24 @@ def test_a_node_goes_on_with_a_job_after_any_number_of_others(undisturbed, tmp_p
     assert joins and lab.labels() == undisturbed[0].labels()
 
 
+def test_a_node_joins_no_more_jobs_than_its_operator_wants(undisturbed, tmp_path):
+    lab, _ = undisturbed
+    asked = {kind(r): wire.unpack(r)[0] for i, r, _ in lab.transport.log if i == lab.node(0)}
+    node = Node(local.write_nodes(tmp_path, FEDERATION, [METHOD], more="most_jobs = 2")[0])
+
+    def answers(name):
+        for what in ("hello", "join"):
+            other = asked[what] | {"settings": asked[what]["settings"] | {"name": name}}
+            yield wire.unpack(node.handle(wire.pack(other)))[0]
+
+    for name in ("a", "b", "a"):
+        assert [list(answer) for answer in answers(name)] == [["card"], ["exchange"]]
+    text = "jobs: 2 lie in this node's folder, its agrees.most_jobs"
+    assert list(answers("c")) == [{"error": "policy", "text": text}] * 2
+    shutil.rmtree(tmp_path / "state0" / "a")
+    assert list(answers("c"))[1] == {"exchange": 0} and list(answers("a"))[1]["text"] == text
+
+
 def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undisturbed, tmp_path):
     lab, asked = Lab(tmp_path, patience=60), []
     dead = lab.node(3)
@@ -198,16 +217,17 @@ def test_a_node_that_comes_back_before_its_death_is_known_is_taken_later(undistu
 def test_a_server_that_is_killed_after_any_exchange_goes_on_to_the_same_bits(
     undisturbed, tmp_path, monkeypatch
 ):
+    """Also between the last exchange's save and the summary, by which the job is finished."""
     lab = Lab(tmp_path)
-    save, count = Server._save, [0]
+    save, last = Server._save, []
 
     class Killed(BaseException):
         pass
 
     def save_and_die(self):
         save(self)
-        count[0] += 1
-        if count[0] % 2:
+        last.append(self.rows[-1]["stage"] if self.rows else "")
+        if len(last) % 2:
             raise Killed
 
     monkeypatch.setattr(Server, "_save", save_and_die)
@@ -217,8 +237,12 @@ def test_a_server_that_is_killed_after_any_exchange_goes_on_to_the_same_bits(
             break
         except Killed:
             pass
-    assert summary | {"seconds": 0} == undisturbed[1] | {"seconds": 0} and count[0] > 5
-    assert lab.labels() == undisturbed[0].labels()
+    own = dict.fromkeys(("seconds", "bytes_beside"))
+    assert summary | own == undisturbed[1] | own and lab.labels() == undisturbed[0].labels()
+    # The clusters were asked for again, and that is counted.
+    assert last[-2:] == ["inform"] * 2 and len(last) > 5
+    stages = [row["stage"] for row in rows_of(lab.folder / "server")]
+    assert stages[-4:] == ["assign", "inform"] * 2
 
 
 def test_a_client_that_stays_away_stops_the_job_which_goes_on_later(undisturbed, tmp_path):
@@ -248,9 +272,9 @@ def test_the_sum_without_a_client_is_that_of_the_others(tmp_path):
     server._check_folder()
     server._register()
     server._begin()
-    place = server_module.following(server.wire.algorithm, None, 1, server.server)
+    place = server_module.following(server.shapes.algorithm, None, 1, server.server)
     place = place._replace(stage="round", phase=0)
-    travels = server.wire.at(place)[0]
+    travels = server.shapes.at(place)[0]
     rng = np.random.default_rng(0)
     draw = lambda s: rng.normal(size=s.shape).astype(s.dtype)  # noqa: E731
     asked = server._asked(place)
@@ -288,38 +312,6 @@ def rows_of(folder):
 
 
 # --- Messages that are wrong ----------------------------------------------------------------------
-
-
-def wrong_reply(how):
-    def change(reply):
-        meta, body = wire.unpack(reply)
-        return {
-            "truncated": reply[:-3],
-            "oversized": reply + bytes(10**6),
-            "nan": wire.pack(meta, np.full(len(body) // 4, np.nan, np.float32).tobytes()),
-            "infinite": wire.pack(meta, np.full(len(body) // 4, np.inf, np.float32).tobytes()),
-            "replayed": wire.pack(meta | {"exchange": meta.get("exchange", 0) - 1}, body),
-            "of another": wire.pack(meta | {"client": 99}, body),
-            "garbage": b"\x80\x04\x95" + bytes(40),
-        }[how]
-
-    return change
-
-
-@pytest.mark.parametrize(
-    "how", ["truncated", "oversized", "nan", "infinite", "replayed", "of another", "garbage"]
-)
-def test_a_wrong_reply_stops_the_job_and_names_the_client(how, tmp_path):
-    lab = Lab(tmp_path)
-    bad, change = lab.node(5), wrong_reply(how)
-
-    def spoil(identity, reply):
-        is_message = wire.unpack(reply)[0].get("exchange") == 3
-        return change(reply) if identity == bad and is_message else reply
-
-    lab.transport.change = spoil
-    with pytest.raises(Stopped, match="client 5: "):
-        lab.server().run()
 
 
 @pytest.fixture(scope="module")
@@ -480,6 +472,25 @@ def test_clusters_are_found_at_the_end_and_by_one_model(undisturbed, joined):
     assert wire.unpack(node.handle(wire.pack(meta, body)))[0]["error"] == "place"
 
 
+def test_peers_find_no_clusters_before_the_last_exchange(tmp_path):
+    """Of what they have been told so far, a table of counts would be one more model's."""
+    lab = common.Lab("label_consensus")
+    nodes = local.nodes_of(local.write_nodes(tmp_path, lab.federation, ["label_consensus"]))
+    transport, early = local.Local(nodes), []
+
+    def lose(identity, request):
+        meta, body = wire.unpack(request)
+        if meta["kind"] == "exchange":
+            asked = wire.pack(meta | {"kind": "assign"}, body)
+            early.append(wire.unpack(transport.handles[identity].handle(asked))[0])
+        return False
+
+    transport.lose = lose
+    job = local.job_of("label_consensus", len(nodes))
+    assert Server(job, transport, tmp_path / "server", say=lambda line: None).run()["scores"]
+    assert early and {answer.get("error") for answer in early} == {"place"}
+
+
 def test_a_plan_that_names_a_client_twice_is_refused(undisturbed, tmp_path):
     lab, _ = undisturbed
     identity = lab.node(0)
@@ -526,6 +537,8 @@ def test_those_of_the_plan_must_be_enough_for_the_operator_and_for_the_settings(
     ("plan", "group", "text"),
     [
         ({"vertical": True}, {}, "plan: vertical: got True for e_fkmvc; allowed is False"),
+        # A view of another client, of which this one would make a part of the initial state.
+        ({"view_dims": [*common.DIMS["horizontal"], 2**28]}, {}, "plan: initial states of 7 cl"),
         # Of two clients, where the ids of the plan alone would take 8 GiB and more.
         ({}, {"capacity": 2**30}, r"plan: groups\[0\].capacity: got 1073741824 rows for each of"),
         ({}, {"capacity": 10**7}, r"plan: groups\[0\].capacity: got 10000000 rows, to which this"),
@@ -540,6 +553,8 @@ def test_a_plan_that_asks_for_what_no_job_needs_is_refused(
     meta, body = wire.unpack(request)
     groups = [meta["plan"]["groups"][0] | group, *meta["plan"]["groups"][1:]]
     assert 0 in groups[0]["clients"]
+    if "view_dims" in plan:
+        groups.append({"view_ids": [0, 1, 2], "clients": [9], "capacity": 5})
     shutil.copy(lab.folder / "data0.npz", tmp_path)
     (tmp_path / "node0.toml").write_text(
         lab.paths[0].read_text().replace("[agrees]", "[agrees]\nmost_bytes = 100000000")
@@ -749,9 +764,9 @@ def test_numbers_of_a_card_that_cannot_be_are_refused(changed, fits, tmp_path):
 def test_a_job_is_saved_before_any_client_hears_of_it(tmp_path, monkeypatch):
     """Else one that is killed then begins anew with whoever is there, whom those refuse."""
     lab, there = Lab(tmp_path), []
-    started, initial = [], Wire.initial_states
+    started, initial = [], Shapes.initial_states
     monkeypatch.setattr(
-        Wire, "initial_states", lambda *args: started.append(args[2]) or initial(*args)
+        Shapes, "initial_states", lambda *args: started.append(args[2]) or initial(*args)
     )
 
     def lose(identity, request):
@@ -832,13 +847,13 @@ def test_a_node_that_is_mended_before_the_job_begins_is_taken_as_it_is(wrong, tm
 
 
 def test_the_same_name_with_other_settings_is_refused(undisturbed, tmp_path):
-    lab = Lab(tmp_path)
-    lab.server().run()
+    lab, _ = undisturbed
     other = local.job_of(METHOD, N, small=SMALL, patience=0.5, deadline=0.1, rounds=1)
     with pytest.raises(ValueError, match="holds another job"):
         lab.server(job=other).run()
+    nodes = local.Local(lab.transport.handles.values())
     with pytest.raises(Stopped, match="known here with other settings"):
-        lab.server("elsewhere", other).run()
+        Server(other, nodes, tmp_path / "elsewhere", say=lambda line: None).run()
 
 
 def test_a_job_that_was_refused_before_it_began_can_be_mended_under_its_name(tmp_path):
@@ -846,16 +861,18 @@ def test_a_job_that_was_refused_before_it_began_can_be_mended_under_its_name(tmp
     wrong = dataclasses.replace(lab.job, fraction_bits=16)
     with pytest.raises(ValueError, match="in_clear"):
         lab.server(job=wrong).run()
-    lab.server().run()
+    lab.server()._check_folder()
     assert json.loads((lab.folder / "server" / "job.json").read_text())["fraction_bits"] is None
 
 
 def test_two_servers_do_not_run_one_job(tmp_path):
     """A job whose `submit` was ended still runs on the SuperLink."""
-    lab = Lab(tmp_path)
-    with locks.held(lab.folder / "server"), pytest.raises(ValueError, match="in use by another"):
-        lab.server().run()
-    lab.server().run()
+    job = local.job_of(METHOD, N, small=SMALL, patience=0.1, deadline=0.1)
+    server = Server(job, local.Local([]), tmp_path / "server", say=lambda line: None)
+    with locks.held(tmp_path / "server"), pytest.raises(ValueError, match="in use by another"):
+        server.run()
+    with pytest.raises(Stopped, match="0 of 6 have come"):
+        server.run()
 
 
 def test_a_job_with_a_tuple_among_its_settings_goes_on(tmp_path):
@@ -945,16 +962,6 @@ def test_nobody_is_told_the_row_counts_of_others(undisturbed):
                 assert group.keys() == {"view_ids", "clients", "capacity"}
 
 
-def test_labels_stay_unless_the_operator_shares_counts(undisturbed, tmp_path):
-    _, summary = undisturbed
-    assert summary["scores"]["clients"] == N and 0 < summary["scores"]["pooled"]["acc"] <= 1
-    alone = Lab(tmp_path)
-    local.write_nodes(tmp_path, FEDERATION, [METHOD], counts="false")
-    alone.transport = local.Local(local.nodes_of(alone.paths))
-    assert alone.server().run()["scores"] is None
-    assert all(b"counts" not in reply for _, _, reply in alone.transport.log)
-
-
 def test_what_views_tell_of_the_clusters_is_the_simulations(undisturbed):
     lab, summary = undisturbed
     labels = [np.full(cohort.mask.shape, -1, np.int32) for cohort in FEDERATION.cohorts]
@@ -964,7 +971,7 @@ def test_what_views_tell_of_the_clusters_is_the_simulations(undisturbed):
                 int(row["cluster"]) for row in csv.DictReader(io.StringIO(lab.labels()[client]))
             ]
             found[k, np.asarray(cohort.mask[k])] = rows
-    expected = float(information(FEDERATION, labels, common.K))
+    expected = float(jax.jit(information, static_argnums=2)(FEDERATION, labels, common.K))
     assert summary["information"]["clients"] == N
     assert summary["information"]["information"] == pytest.approx(expected, abs=1e-5)
     assert any("information: " in line and "nats" in line for line in lab.lines)
@@ -1009,20 +1016,25 @@ def test_no_exchange_is_answered_once_clusters_are_found(undisturbed, tmp_path):
     assert "error" not in wire.unpack(node.handle(asked["assign"]))[0]
 
 
-def test_clusters_of_high_numbers_take_no_memory_and_are_not_told(tmp_path):
+def test_clusters_of_high_numbers_take_no_memory_and_are_not_told():
     """Of MGCD and others the server names the clusters, as it likes."""
-    views, more = {0: np.ones((2, 2), np.float32)}, "share_information = true"
-    node = Node(local.write_node(tmp_path, 0, views, ["mgcd"], more=more))
-    assert node._sizes(np.array([0, node_module.MOST_CLUSTERS], np.int32)) == {}
-    most = node._sizes(np.array([0, node_module.MOST_CLUSTERS - 1], np.int32))["sizes"]
-    assert len(most) == node_module.MOST_CLUSTERS and sum(most) == 2
-    assert node._sizes(np.full(2, -1, np.int32)) == {"sizes": []}
+    assert scores.sizes_of(np.array([0, scores.MOST_CLUSTERS], np.int32)) is None
+    most = scores.sizes_of(np.array([0, scores.MOST_CLUSTERS - 1], np.int32))
+    assert len(most) == scores.MOST_CLUSTERS and sum(most) == 2
+    assert scores.sizes_of(np.full(2, -1, np.int32)) == []
 
 
-def test_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):
-    alone = Lab(tmp_path, more="")
-    assert alone.server().run()["information"] is None
-    assert all(b"sizes" not in reply for _, _, reply in alone.transport.log)
+def test_labels_and_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):
+    _, summary = undisturbed
+    assert summary["scores"]["clients"] == N and 0 < summary["scores"]["pooled"]["acc"] <= 1
+    alone = Lab(tmp_path)
+    local.write_nodes(tmp_path, FEDERATION, [METHOD], counts="false")
+    alone.transport = local.Local(local.nodes_of(alone.paths))
+    summary = alone.server().run()
+    assert summary["scores"] is None and summary["information"] is None
+    assert all(
+        b"counts" not in reply and b"sizes" not in reply for *_, reply in alone.transport.log
+    )
     assert "inform" not in {kind(request) for _, request, _ in alone.transport.log}
     meta = {"kind": "inform", "job": "job", "exchange": 0, "sizes": [99] * common.K}
     known = next(r for _, r, _ in alone.transport.log if kind(r) == "assign")
@@ -1044,8 +1056,8 @@ def test_sizes_stay_unless_the_operator_shares_them(undisturbed, tmp_path):
     ],
 )
 def test_counts_of_no_rows_of_a_client_are_refused(counts, text):
-    with pytest.raises(wire.Refused, match=f"client 4: counts: .*{text}"):
-        server_module._checked_counts(4, counts, 6)
+    with pytest.raises(wire.Refused, match=f"counts: .*{text}"):
+        scores.checked_counts(counts, 6)
 
 
 def test_counts_that_cannot_be_are_left_out_and_the_job_is_finished(undisturbed, tmp_path):
@@ -1065,25 +1077,33 @@ def test_counts_that_cannot_be_are_left_out_and_the_job_is_finished(undisturbed,
 
 
 def test_a_client_that_counts_in_high_numbers_takes_no_memory():
-    counts = server_module._checked_counts(0, [["a", 10**15, 3], ["b", 2, 3]], 6)
-    assert server_module._scores([counts], False)["pooled"]["acc"] == 1
+    counts = scores.checked_counts([["a", 10**15, 3], ["b", 2, 3]], 6)
+    assert scores.scores([counts], False)["pooled"]["acc"] == 1
 
 
 def test_a_client_of_many_classes_and_clusters_ends_no_job():
     """Tens of GB of a message of a megabyte, at the end of the job."""
     told = [[str(i), i, 1] for i in range(6 * 10**4)]
-    counts = server_module._checked_counts(0, told, 2**31 - 1)
-    assert server_module._scores([counts], False) is None
+    counts = scores.checked_counts(told, 2**31 - 1)
+    assert scores.scores([counts], False) is None
 
 
-def test_rows_in_no_cluster_are_not_counted(tmp_path):
-    views, labels = {0: np.ones((4, 2), np.float32)}, np.array(["a", "a", "b", "b"])
-    node = Node(local.write_node(tmp_path, 0, views, [METHOD], labels))
-    told = node._counts(np.array([1, -1, 1, 0], np.int32))["counts"]
+def test_rows_in_no_cluster_are_not_counted():
+    labels = np.array(["a", "a", "b", "b"])
+    told = scores.counts_of(labels, np.array([1, -1, 1, 0], np.int32))
     assert told == [["a", 1, 1], ["b", 0, 1], ["b", 1, 1]]
-    nowhere = node._counts(np.full(4, -1, np.int32))["counts"]
+    nowhere = scores.counts_of(labels, np.full(4, -1, np.int32))
     assert nowhere == []
-    assert np.isnan(server_module._scores([nowhere], False)["pooled"]["acc"])
+    assert np.isnan(scores.scores([nowhere], False)["pooled"]["acc"])
+
+
+def test_counts_that_no_reply_holds_are_not_told_and_the_job_ends(tmp_path, caplog):
+    """Of labels that are names, for instance: an error would stop the job in its end, for ever."""
+    views, labels = {0: np.ones((2, 2), np.float32)}, np.array(["a" * 2**18, "b" * 2**18])
+    node = Node(local.write_node(tmp_path, 0, views, [METHOD], labels))
+    assert scores.counts_of(labels[:1], np.zeros(1, np.int32)) == [["a" * 2**18, 0, 1]]
+    assert node._shared(np.zeros(2, np.int32)) == {}
+    assert "client 0: counts: too many to be told" in caplog.text
 
 
 def test_own_keys_make_other_draws_than_the_seed_and_the_same_ones_again(tmp_path):
@@ -1141,7 +1161,7 @@ def test_assign_is_sent_only_what_it_reads(name):
     plan = Plan.of_cards(
         [c.__class__(c.client, c.views, cards[0].rows, "") for c in cards], lab.vertical
     )
-    shapes = Wire(lab.algorithm, plan)
+    shapes = Shapes(lab.algorithm, plan)
     last = shapes.last()
     needed = [shapes.needed(c, last) for c in range(len(plan.groups))]
     assert all(len(used) == len(jax.tree.leaves(last)) for used in needed)

@@ -21,19 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from jaxfedmvc.deploy import Job, Node, Server, flower
 from jaxfedmvc.deploy.__main__ import main, parser
-from jaxfedmvc.deploy.plan import (
-    Card,
-    Place,
-    Plan,
-    Wire,
-    agreement,
-    asked_of,
-    following,
-    hashed_ids,
-    participants,
-    skeleton,
-)
-from jaxfedmvc.deploy.policy import Policy, load
+from jaxfedmvc.deploy.exchanges import Place, Shapes, asked_of, following
+from jaxfedmvc.deploy.holding import load
+from jaxfedmvc.deploy.plan import Card, Plan, agreement, hashed_ids, participants, skeleton
+from jaxfedmvc.deploy.policy import Policy
 from jaxfedmvc.deploy.wire import Refused
 from jaxfedmvc.engine.run import draw_participants
 from tests.deploy import local
@@ -177,6 +168,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
     ("table", "text"),
     [
         ("", "has no row"),
+        ("p,kind\nx,a\n", "views: .*t.csv has no column but p, kind"),
         ("p,hb,kind\n", "has no row"),
         ("p;hb;kind\nx;1,5;a\n", "line 2 of .* has 2 cells, where its head has 1; cells are sep"),
         ("p,hb,kind\n\nx,1,a\ny,2\n", "line 4 of .* has 2 cells, where its head has 3"),
@@ -391,6 +383,7 @@ def test_a_node_reads_an_npy(tmp_path):
         ("least_clients = 2", 'in_clear = "setup[2]"', r"agrees.in_clear: got 'setup\[2\]'"),
         ("least_clients = 2", "in_clear = 2", "agrees.in_clear: got 2"),
         ("least_clients = 2", "least_clients = 0", "agrees.least_clients: got 0"),
+        ("least_clients = 2", "most_jobs = 0", "agrees.most_jobs: got 0"),
         ("share_counts = true", "share_counts = 1", "agrees.share_counts: got 1"),
         ("share_counts = true", "share_count = true", "agrees: got 'share_count'"),
         ("[agrees]", '[views]\n0 = "rows"\n[agrees]', "wanted are"),
@@ -514,6 +507,7 @@ def test_a_plan_is_the_federation_of_the_same_clients():
         ({"view_ids": [-1, 0]}, {}, "a view that nobody holds"),
         ({"view_ids": [0, 2]}, {}, "a view that nobody holds"),
         ({}, {"view_dims": [2]}, "a view that nobody holds"),
+        ({}, {"view_dims": [2, 3, 4]}, "a view that nobody holds"),
         ({}, {"groups": []}, "a view that nobody holds"),
         ({"clients": []}, {}, "an empty cohort"),
         ({"capacity": 0}, {}, "an empty cohort"),
@@ -521,7 +515,7 @@ def test_a_plan_is_the_federation_of_the_same_clients():
         ({"clients": [0, 4]}, {}, "a client that is there twice"),
         ({"clients": [1, 0]}, {}, "do not ascend"),
         ({"view_ids": [1, 0]}, {}, "do not ascend"),
-        ({"view_ids": [1, 1]}, {}, "do not ascend"),
+        ({"view_ids": [0, 1, 1]}, {}, "do not ascend"),
         ({"clients": [-1, 0]}, {}, "a number that there is not"),
         ({"clients": [0, 2**40]}, {}, "a number that there is not"),
         ({}, {"view_dims": [0, 3]}, "a view without features"),
@@ -576,11 +570,11 @@ def test_exchanges_follow_one_another_until_the_rounds_are_made_or_it_is_done(ro
 def test_a_phase_that_the_engine_refuses_is_refused_in_a_job():
     plan = Plan.of_cards([Card(0, {0: 1, 1: 2}, 5)], False)
     with pytest.raises(ValueError, match=r"round\[1\]\.who: got 'all'"):
-        Wire(toys.changed("round", 1, who="all"), plan)
+        Shapes(toys.changed("round", 1, who="all"), plan)
     lead = toys.TOY.round[1].client
-    wire = Wire(toys.changed("round", 1, client=lambda *args: lead(*args)[:2]), plan)
+    shapes = Shapes(toys.changed("round", 1, client=lambda *args: lead(*args)[:2]), plan)
     with pytest.raises(ValueError, match=r"round\[1\]\.client: returned 2 values"):
-        wire.at(Place("round", 0, 1))
+        shapes.at(Place("round", 0, 1))
 
 
 def test_a_stack_of_the_leader_is_one_message_and_shapes_follow_those_of_the_server():
@@ -591,10 +585,10 @@ def test_a_stack_of_the_leader_is_one_message_and_shapes_follow_those_of_the_ser
         return {"center": server["center"], "leader": message["id"]}, {}
 
     plan = Plan.of_cards(cards, False)
-    wire, place = Wire(toys.changed("round", 1, server=follow), plan), Place("round", 0, 1)
+    shapes, place = Shapes(toys.changed("round", 1, server=follow), plan), Place("round", 0, 1)
     for shape in ((2,), (7,)):  # what the server knows may shrink or grow between rounds
         center = jax.ShapeDtypeStruct(shape, np.float32)
-        travels, after = wire.exchange(place, wire.start | {"center": center})
+        travels, after = shapes.exchange(place, shapes.start | {"center": center})
         assert list(travels) == [0] and travels[0].sent["center"].shape == shape
         assert travels[0].message["id"].shape == after["leader"].shape == (1,)
         assert after["center"].shape == shape

@@ -6,7 +6,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from jaxfedmvc.deploy import Node, Server, server, wire
+from jaxfedmvc.deploy import Node, Server, exchanges, server, wire
 from jaxfedmvc.deploy.job import Job
 from jaxfedmvc.deploy.masks import Party, _stream, read_identity, read_public
 from jaxfedmvc.deploy.plan import Card, Plan
@@ -196,7 +196,7 @@ def test_a_node_without_all_keys_answers_no_secure_sum(tmp_path):
     meta = mine[-1]
     asked = {key: meta[key] for key in ("job", "agreement")}
     place = server.Place("setup", 0, 0)
-    told = server.wire_of(job, Plan.from_json(joined["plan"])).at(place)[0][0].sent
+    told = exchanges.job_shapes(job, Plan.from_json(joined["plan"])).at(place)[0][0].sent
     request = wire.pack(
         asked | {"kind": "exchange", "exchange": 1, "place": place}, bytes(wire.size(told))
     )
@@ -258,9 +258,8 @@ def test_a_private_sum_that_might_not_fit_is_refused_before_it_tells_of_a_client
     )
     with pytest.raises(ValueError, match=r"fraction_bits: got 27; allowed is .* sums of 8 rows"):
         quiet(job, transport, tmp_path).run()
-    cards = [wire.unpack(reply)[0]["card"] for _, _, reply in transport.log]
-    told = [Card(c["client"], {int(v): w for v, w in c["views"].items()}, c["rows"]) for c in cards]
-    plan = Plan.of_cards(told, False).to_json()
+    cards = [Card.from_json(wire.unpack(reply)[0]["card"]) for _, _, reply in transport.log]
+    plan = Plan.of_cards(cards, False).to_json()
     join = wire.pack({"kind": "join", "settings": job.to_json(), "plan": plan})
     for node in transport.handles.values():
         refusal = wire.unpack(node.handle(join))[0]
@@ -292,7 +291,7 @@ def test_a_client_that_is_asked_for_something_else_spoils_the_sum(tmp_path):
     assert len(changed) == 1
 
 
-@pytest.mark.parametrize("number", [1, 4, 5, 6])
+@pytest.mark.parametrize("number", [1, 5])
 def test_a_client_that_drops_out_costs_time_and_no_secret(number, finished, tmp_path):
     """At any step: the server gets no sum without it, and the same bits once it is back."""
     _, transport, job = laboratory(tmp_path)

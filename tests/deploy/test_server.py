@@ -1,7 +1,6 @@
 """A server alone: what it makes of answers, without nodes and without a method."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import jax
@@ -10,9 +9,10 @@ import pytest
 
 from jaxfedmvc import keys
 from jaxfedmvc.algorithm import Phase
-from jaxfedmvc.deploy import Server, Stopped, wire
+from jaxfedmvc.deploy import Server, Stopped, scores, wire
 from jaxfedmvc.deploy import server as server_module
-from jaxfedmvc.deploy.plan import Card, Place, Plan, advanced, digest_of
+from jaxfedmvc.deploy.exchanges import Place, advanced, digest_of
+from jaxfedmvc.deploy.plan import Card, Plan
 from jaxfedmvc.engine import checkpoint
 from tests.deploy import local
 
@@ -58,7 +58,7 @@ def server_of(folder, monkeypatch, peers=False, reduce="sum", **job):
     made.participants, made.agreement = [list(range(N))], "agreed"
     phase = Phase(None, None, None, reduce)
     travels = {0: SimpleNamespace(message=LIKE)}
-    made.wire = SimpleNamespace(
+    made.shapes = SimpleNamespace(
         algorithm=SimpleNamespace(peers=peers),
         phase=lambda place: phase,
         taking_part=lambda phase: [0],
@@ -108,6 +108,24 @@ def test_an_answer_that_is_none_stops_the_job(told, text, tmp_path, monkeypatch)
     body = bytes(0 if "error" in told else 16)
     nodes.answers[1] = wire.pack({"exchange": 1, "client": 1} | told, body)
     with pytest.raises(Stopped, match=text):
+        made._make(PLACE)
+    assert made.exchange == 0 and not made.rows
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda reply: reply[:-3], "13 bytes; expected are 16"),
+        (lambda reply: reply + bytes(10**6), "1000016 bytes; allowed are 16"),
+        (lambda reply: reply[:-4] + np.float32(np.nan).tobytes(), "holds a NaN or an infinite"),
+        (lambda reply: reply[:-4] + np.float32(-np.inf).tobytes(), "holds a NaN or an infinite"),
+        (lambda reply: b"\x80\x04\x95" + bytes(40), "no envelope of jaxfedmvc"),
+    ],
+)
+def test_a_message_that_is_none_stops_the_job(change, text, tmp_path, monkeypatch):
+    made, nodes = server_of(tmp_path, monkeypatch)
+    nodes.answers[1] = change(nodes.reply(1))
+    with pytest.raises(Stopped, match=f"^client 1: .*{text}"):
         made._make(PLACE)
     assert made.exchange == 0 and not made.rows
 
@@ -164,10 +182,10 @@ def test_nobody_is_skipped_where_clusters_are_found(tmp_path, monkeypatch):
 
 
 def test_who_does_not_answer_is_asked_until_patience_is_over(tmp_path, monkeypatch):
-    """And nobody else is asked again."""
+    """And nobody else is asked again; nor at once, where a transport knows that nobody is there."""
     made, nodes = server_of(tmp_path, monkeypatch, patience=10, deadline=1)
-    clock = [0.0]
-    seconds = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda s: None)
+    clock, slept = [0.0], []
+    seconds = SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
     monkeypatch.setattr(server_module, "time", seconds)
     ask = nodes.ask
 
@@ -179,6 +197,7 @@ def test_who_does_not_answer_is_asked_until_patience_is_over(tmp_path, monkeypat
     with pytest.raises(Stopped, match=r"clients \[1\]: no answer within 10 s"):
         made._ask(dict.fromkeys(range(N), b"?"), lambda i, reply: i)
     assert [sorted(asked) for asked in nodes.asked] == [[0, 1, 2], [1], [1]]
+    assert len(slept) == 1
 
 
 def test_what_peers_know_is_compacted_at_the_end_of_a_round():
@@ -235,14 +254,14 @@ def test_a_summary_adds_up_what_was_noted(rounds, tmp_path, monkeypatch):
 def test_scores_are_of_each_client_and_of_all_rows_that_are_not_the_same_samples():
     """By hand: one client alone is right, two that swap their clusters are half right together."""
     counts = [[("a", 0, 3), ("b", 1, 3)], [("a", 1, 3), ("b", 0, 3)]]
-    scores = server_module._scores(counts, False)
-    assert scores["per_client"]["acc"] == 1 and scores["pooled"]["acc"] == 0.5
-    vertical = server_module._scores(counts, True)
-    assert vertical == {"clients": 2, "per_client": scores["per_client"]}
+    found = scores.scores(counts, False)
+    assert found["per_client"]["acc"] == 1 and found["pooled"]["acc"] == 0.5
+    vertical = scores.scores(counts, True)
+    assert vertical == {"clients": 2, "per_client": found["per_client"]}
 
 
 def test_a_client_may_count_all_its_rows_and_words_count_rounds_from_one():
-    assert server_module._checked_counts(4, [["a", 0, 6]], 6) == [("a", 0, 6)]
+    assert scores.checked_counts([["a", 0, 6]], 6) == [("a", 0, 6)]
     told = [
         server_module._words(Place(*x)) for x in (("round", 0, 1), ("setup", 0, 2), ("join", 0, 0))
     ]
@@ -266,7 +285,7 @@ def test_information_is_of_the_clients_that_share_it(tmp_path, monkeypatch):
         2: [6, 3, 0, 0],
     }
     assert made._inform({0: {"sizes": []}, 1: {}}) is None and len(nodes.asked) == 1
-    monkeypatch.setattr(server_module, "MOST_CLUSTERS", 3)
+    monkeypatch.setattr(scores, "MOST_CLUSTERS", 3)
     assert made._inform(told) is None and len(nodes.asked) == 1
 
 
@@ -296,18 +315,15 @@ def test_a_folder_of_a_version_whose_cards_had_no_columns_is_named(tmp_path, mon
     [([5, 1], "more than"), ([-1, 2], "below zero"), ([[1]], "unreadable"), (7, "unreadable")],
 )
 def test_sizes_of_no_rows_of_a_client_are_refused(sizes, text):
-    with pytest.raises(wire.Refused, match=f"client 4: sizes: .*{text}"):
-        server_module._checked_sizes(4, sizes, 5)
+    with pytest.raises(wire.Refused, match=f"sizes: .*{text}"):
+        scores.checked_sizes(sizes, 5)
 
 
-@pytest.mark.parametrize("told", ["-1.0", "0.5", "NaN", "-Infinity", "-1e308", "null"])
+@pytest.mark.parametrize("told", [0.5, np.nan, -np.inf, -1e308, None, "-1.0", -1])
 def test_what_is_no_sum_of_logarithms_is_refused(told):
-    reply = wire.pack({"sum_log_q": json.loads(told)})
-    if told == "-1.0":
-        assert server_module._sum_log_q(0, reply) == -1
-    else:
-        with pytest.raises(wire.Refused, match="no number of zero or less"):
-            server_module._sum_log_q(0, reply)
+    assert scores.checked_sum(-1.0) == -1 and scores.checked_sum(0.0) == 0
+    with pytest.raises(wire.Refused, match="no number of zero or less"):
+        scores.checked_sum(told)
 
 
 def test_the_rows_of_exchanges_are_written_anew_each_time(tmp_path, monkeypatch):
@@ -333,7 +349,7 @@ def test_who_comes_late_is_sent_no_state_of_other_shapes(rows, fits, tmp_path, m
         last=lambda: expected,
         needed=lambda c, server: [True, False],
     )
-    monkeypatch.setattr(server_module, "wire_of", lambda job, plan: shapes)
+    monkeypatch.setattr(server_module, "job_shapes", lambda job, plan: shapes)
     monkeypatch.setattr(made, "_join", lambda plan, clients: sent.append(clients))
     monkeypatch.setattr(made, "_assign", lambda plan, shapes, clients: sent.append(clients))
     made.say, made.late = said.append, {9: Card(9, {0: 2}, 5)}
