@@ -44,6 +44,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
 from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
 from jaxfedmvc.algorithms.fedhk.samples import of_samples
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
+from jaxfedmvc.algorithms.shared.matrices import right_singular_vectors
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import parafac2 as pf
@@ -339,7 +340,7 @@ def views_codec(config: FedHKParafac2Config) -> Codec:
             "the number of clusters, or of the features of the narrowest view if less",
         )
         weighted = {v: part * jnp.sqrt(counts)[:, None] for v, part in rows.items()}
-        basis = {v: _directions(part, r) for v, part in weighted.items()}
+        basis = {v: right_singular_vectors(part, r) for v, part in weighted.items()}
 
         def one(centres: Centres) -> tuple:
             inner = jnp.stack([matmul(part, basis[v]).T for v, part in centres.items()])
@@ -398,12 +399,6 @@ def views_codec(config: FedHKParafac2Config) -> Codec:
 # Sweeps of the server: in a round, and to begin with.
 _SWEEPS = 10
 _FIRST_SWEEPS = 20
-
-
-def _directions(rows: Array, rank: int) -> Array:
-    """Returns leading right singular vectors [d, R] of a view's weighted summaries."""
-    gram = matmul(rows.T, rows)
-    return jnp.linalg.eigh(gram)[1][:, : -rank - 1 : -1]
 
 
 def _sweep(inner: Array, weights: Array, h: Array, q: Array, s: Array) -> tuple:

@@ -29,6 +29,7 @@ from jaxfedmvc.algorithms.fedhk.model import (
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
+from jaxfedmvc.algorithms.shared.matrices import right_singular_vectors
 from jaxfedmvc.federation import Cohort, Federation, check_views
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import parafac2 as pf
@@ -90,8 +91,7 @@ def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Federate
     def start(rows: dict[int, Array], counts: Array, centres: Any) -> tuple[Array, tuple]:
         """Returns the first Q: leading directions of the clients' summaries."""
         joined = _scaled(rows, {v: _total(part, counts) for v, part in rows.items()})
-        weighted = joined * jnp.sqrt(counts)[:, None]
-        return jnp.linalg.eigh(matmul(weighted.T, weighted))[1][:, : -r - 1 : -1], ()
+        return right_singular_vectors(joined * jnp.sqrt(counts)[:, None], r), ()
 
     codec = Codec(start)
     raw = e_fkmvc(summary_config, hyper, codec)

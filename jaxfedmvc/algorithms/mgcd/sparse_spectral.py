@@ -19,6 +19,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
+from jaxfedmvc.algorithms.shared.matrices import inverse_root
 from jaxfedmvc.checks import mask, whole, wrong
 from jaxfedmvc.clustering.host import on_host
 from jaxfedmvc.clustering.spectral import fix_signs
@@ -217,8 +218,7 @@ def device_embedding(affinity: Neighbours, n_components: int, where: Array) -> E
         there = jnp.sum(affinity.weight * x[affinity.index], axis=1)
         return (there + jnp.zeros(n).at[affinity.index].add(edges)) / 2
 
-    degrees = product(jnp.ones(n))
-    scale = jnp.where(degrees > 0, lax.rsqrt(jnp.where(degrees > 0, degrees, 1.0)), 0.0)
+    scale = inverse_root(product(jnp.ones(n)))
     if n <= max(_DENSE, 10 * n_components):
         rows = jnp.arange(n)[:, None]
         directed = jnp.zeros((n, n)).at[rows, affinity.index].add(affinity.weight)
