@@ -175,7 +175,7 @@ def _check_hyperparams(hyper: FedMVLHyperparams) -> None:
         "mu": checks.NOT_NEGATIVE,
         "rho": checks.POSITIVE,
         "eta": checks.POSITIVE,
-        "r": (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1"),
+        "r": checks.ABOVE_ONE,
         "least_share": (lambda x: (x > 0) & (x <= 1), "above 0, and 1 or less"),
         "tol": checks.NOT_NEGATIVE,
     }

@@ -132,6 +132,11 @@ def fit_autoencoders(
 # --- Normalisation --------------------------------------------------------------------------------
 
 
+def init_norm(*shape: int) -> dict[str, Array]:
+    """Returns parameters that leave what was normalised as it is; for the functions below."""
+    return {"scale": jnp.ones(shape), "bias": jnp.zeros(shape)}
+
+
 def batch_norm(x: Array, params: PyTree, mask: Array) -> Array:
     """Normalises features of `x` [B, d] by mean and variance of the real rows, and scales them."""
     real, n = mask[:, None], jnp.maximum(jnp.sum(mask), 1)

@@ -41,7 +41,7 @@ from optax.assignment import hungarian_algorithm
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_views, pooled
-from jaxfedmvc.algorithms.pooled.networks import batch_norm, layer_norm
+from jaxfedmvc.algorithms.pooled.networks import batch_norm, init_norm, layer_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
@@ -118,10 +118,9 @@ def proimp(
         that no client holds both, or there are fewer samples than clusters.
     """
     hyper = hyperparams or ProImpHyperparams()
-    share = (lambda x: (x >= 0) & (x < 1), "a number from 0, below 1")
     cosine = (lambda x: abs(x) <= 1, "a number from -1 to 1")
     rules = dict.fromkeys(("learning_rate", "tau", "tau_prototypes"), checks.POSITIVE)
-    rules |= {"dropout": share, "margin": cosine, "sharpness": checks.NOT_NEGATIVE}
+    rules |= {"dropout": checks.BELOW_ONE, "margin": cosine, "sharpness": checks.NOT_NEGATIVE}
     checks.numbers(hyper, rules)
     return pooled(fit, config, hyper, needs_views("proimp", 2, "contrasts views"), _needs_pairs)
 
@@ -247,15 +246,14 @@ def start(key: Array, widths: list[int], config: ProImpConfig) -> PyTree:
 
     def layers(name: str) -> list[dict[str, Any]]:
         found = [drawn[name]["params"][f"Dense_{i}"] for i in range(len(shapes[name][1]))]
-        return [layer | {"norm": _unit_norm(layer["bias"].shape)} for layer in found[:-1]] + [
-            found[-1]
-        ]
+        normed = [layer | {"norm": init_norm(*layer["bias"].shape)} for layer in found[:-1]]
+        return [*normed, found[-1]]
 
     def stacked(name: str) -> dict[str, Array]:
         found = [drawn[f"{name}_{v}"]["params"]["Dense_0"] for v in range(n_views)]
         return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
-    norms = {name: _unit_norm((n_views, d)) for name in ("row_norm", "prototype_norm")}
+    norms = {name: init_norm(n_views, d) for name in ("row_norm", "prototype_norm")}
     return {
         "encoders": [layers(f"encoder_{v}") for v in range(n_views)],
         "attention": {name: stacked(name) for name in names} | norms,
@@ -263,10 +261,6 @@ def start(key: Array, widths: list[int], config: ProImpConfig) -> PyTree:
         **{name: layers(name) for name in ("rep", "project_rows", "project_prototypes")},
         "out": layers("out")[0],
     }
-
-
-def _unit_norm(shape: tuple[int, ...]) -> dict[str, Array]:
-    return {"scale": jnp.ones(shape), "bias": jnp.zeros(shape)}
 
 
 def linear(layer: PyTree, x: Array) -> Array:
