@@ -194,7 +194,9 @@ def view_weights(costs: Array, alpha: ArrayLike, where: Array | None = None) -> 
     logits = -jnp.log(costs) / (alpha - 1)
     if where is None:
         return jax.nn.softmax(logits)
-    return jnp.where(where, jax.nn.softmax(jnp.where(where, logits, -jnp.inf)), 0.0)
+    weights = jax.nn.softmax(jnp.where(where, logits, -jnp.inf))
+    # Never zero: a view of weight 0 is left out for good, and this one may become cheap again.
+    return jnp.where(where, jnp.maximum(weights, _TINY), 0.0)
 
 
 def log_objective(costs: Array, view_weights: Array, alpha: ArrayLike) -> Array:
