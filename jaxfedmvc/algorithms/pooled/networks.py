@@ -194,7 +194,7 @@ def unevenness(q: Array, mask: Array) -> Array:
 # --- Neighbours -----------------------------------------------------------------------------------
 
 
-def neighbours(z: Array, observed: Array, count: int) -> tuple[Array, Array]:
+def neighbours_by_view(z: Array, observed: Array, count: int) -> tuple[Array, Array]:
     """Finds for all rows i and views v, w the rows nearest in w among those that hold v and w.
 
     A row that holds v and w is its own neighbour; rows that lack v are what this is for.

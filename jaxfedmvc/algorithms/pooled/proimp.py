@@ -178,11 +178,7 @@ def fit(
             seen = observed & mask[:, None]
             factors = dropout_factors(key, len(mask), n_views, config, hyperparams.dropout)
             found = read(params, encode(params, x, seen, factors), seen)
-            value = row_contrast(params, found, seen, hyperparams.tau)
-            value += attention_terms(found.attention, seen, hyperparams.sharpness)
-            return value + late * prototype_contrast(
-                params, found.prototypes, match, hyperparams.margin, hyperparams.tau_prototypes
-            )
+            return batch_loss(params, found, seen, match, late, hyperparams)
 
         vector, opt_state, losses = fit_on(
             jax.random.fold_in(key_steps, number),
@@ -356,6 +352,22 @@ def fused(params: PyTree, values: Array, rows: Array) -> Array:
 
 
 # --- Terms of the loss ----------------------------------------------------------------------------
+
+
+def batch_loss(
+    params: PyTree,
+    found: Read,
+    seen: Array,
+    match: Array,
+    late: Array,
+    hyper: ProImpHyperparams,
+) -> Array:
+    """Computes the loss of a batch; prototypes are contrasted `late`, once `match` is known."""
+    value = row_contrast(params, found, seen, hyper.tau)
+    value += attention_terms(found.attention, seen, hyper.sharpness)
+    return value + late * prototype_contrast(
+        params, found.prototypes, match, hyper.margin, hyper.tau_prototypes
+    )
 
 
 def row_contrast(params: PyTree, found: Read, seen: Array, tau: Array | float) -> Array:
