@@ -8,11 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import RunState
-from jaxfedmvc.engine.run import RunResult, assign, check_rounds, finish, one_round, setup, start
+from jaxfedmvc.engine.run import (
+    RunResult,
+    assign,
+    check_rounds,
+    finish,
+    of_rounds,
+    one_round,
+    setup,
+    start,
+)
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.precision import in_32_bits
 
@@ -80,6 +88,4 @@ def run_compacting(
     last = max(len(infos) - 1, 0)
     state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
     labels = _made_assign(make, hyperparams, federation, state, client_chunk=client_chunk)
-    stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
-    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
-    return RunResult(state, labels, info, None, None, jnp.int32(len(infos)))
+    return of_rounds(state, labels, setup_info, infos, finish_info)

@@ -405,6 +405,11 @@ def _take(tree: PyTree, places: jax.Array) -> PyTree:
     return jax.tree.map(lambda x: x.at[places].get(mode="clip"), tree)
 
 
+def joined(concatenate: Callable[..., Any], chunks: Sequence[PyTree], n: int) -> PyTree:
+    """Returns the first n rows of the chunks one after another; `concatenate` of NumPy or JAX."""
+    return jax.tree.map(lambda *xs: concatenate(xs)[:n], *chunks)
+
+
 def _unchunk(x: jax.Array, n: int) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])[:n]
 

@@ -401,7 +401,7 @@ class Steps:
             # A copy: calls in another thread write there, too.
             sizes = [n for (s, q, _), n in self._sizes.copy().items() if (s, q) == (stage, p)]
             whole = [
-                chunks[0] if phase.reduce == "sum" else _joined(jnp.concatenate, chunks, n)
+                chunks[0] if phase.reduce == "sum" else phases.joined(jnp.concatenate, chunks, n)
                 for chunks, n in zip(parts, sizes, strict=True)
             ]
             messages, weights = (tuple(part[i] for part in whole) for i in range(2))
@@ -487,7 +487,7 @@ class Steps:
                 reports.append(self._on_host(info))
                 self._tell(program)
             parts.append(chunks)
-            infos.append(_joined(np.concatenate, reports, len(places)))
+            infos.append(phases.joined(np.concatenate, reports, len(places)))
         program = self._server_program(stage, p)
         server, info = self._call(program, key, state.server, parts)
         self._tell(program)
@@ -502,7 +502,7 @@ class Steps:
                 self._on_host(self._call(program, state.server, states, cohort, mine))
                 for mine in self._chunks(np.arange(n), n)
             ]
-            found.append(_joined(np.concatenate, rows, n))
+            found.append(phases.joined(np.concatenate, rows, n))
         return found
 
     def _chunks(self, places: np.ndarray, n_clients: int) -> np.ndarray:
@@ -571,8 +571,3 @@ def _taking_part(
     places = np.asarray(participants[c])
     ids = np.asarray(federation.cohorts[c].client_ids)[places]
     return [(c, places[np.argmin(ids)][None])]
-
-
-def _joined(concatenate: Callable[..., Any], chunks: Sequence[PyTree], n: int) -> PyTree:
-    """Returns the first n rows of the chunks one after another."""
-    return jax.tree.map(lambda *xs: concatenate(xs)[:n], *chunks)

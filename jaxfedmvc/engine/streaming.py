@@ -29,13 +29,14 @@ from jaxfedmvc.engine.phases import (
     RunState,
     batched,
     chunk_sizes,
+    joined,
     labelled,
     map_chunk,
     named,
     serve,
     taking_part,
 )
-from jaxfedmvc.engine.run import RunResult, check_rounds, draw_participants, start
+from jaxfedmvc.engine.run import RunResult, check_rounds, draw_participants, of_rounds, start
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.precision import in_32_bits
 
@@ -128,10 +129,6 @@ def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
     yield before
 
 
-def _concatenated(parts: Sequence[PyTree], n: int) -> PyTree:
-    return jax.tree.map(lambda *xs: np.concatenate(xs)[:n], *parts)
-
-
 def _stream_phase(
     phase: Phase,
     cohort: Cohort,
@@ -166,8 +163,10 @@ def _stream_phase(
             old[mine] = x[: len(mine)]
         stacked.append(message)
         infos.append(info)
-    message, weight = total if phase.reduce == "sum" else _concatenated(stacked, len(places))
-    return message, weight, _concatenated(infos, len(places))
+    message, weight = (
+        total if phase.reduce == "sum" else joined(np.concatenate, stacked, len(places))
+    )
+    return message, weight, joined(np.concatenate, infos, len(places))
 
 
 def _stream_phases(
@@ -220,7 +219,7 @@ def _stream_assign(
             for _, mine, clients, _ in _chunks(places, cohort, states, client_chunk)
         )
         found = [np.asarray(x) for x in _one_behind(labels)]
-        result.append(_concatenated(found, cohort.n_clients))
+        result.append(joined(np.concatenate, found, cohort.n_clients))
     return tuple(result)
 
 
@@ -299,9 +298,7 @@ def run_streaming(
     last = max(len(infos) - 1, 0)
     state, finish_info = stage("finish", last, state)
     labels: tuple = _stream_assign(algorithm, host, state, client_chunk) if assign else ()
-    stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
-    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
-    return RunResult(state, labels, info, None, None, jnp.int32(len(infos)))
+    return of_rounds(state, labels, setup_info, infos, finish_info)
 
 
 def _reduced(federation: Federation, change: Callable[[Any], Cohort]) -> Federation:
