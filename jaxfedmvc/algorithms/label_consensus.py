@@ -127,7 +127,7 @@ def _init(config: LabelConsensusConfig, key: Array, federation: Federation) -> t
 
 
 def _tried(config: LabelConsensusConfig) -> tuple[int, ...]:
-    """The numbers of shared clusters to choose from, in ascending order."""
+    """Returns the numbers of shared clusters to choose from, in ascending order."""
     if config.shared_clusters is not None:
         return (config.shared_clusters,)
     return tuple(sorted(config.local_clusters))

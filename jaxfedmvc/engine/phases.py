@@ -415,7 +415,7 @@ def _unchunk(x: jax.Array, n: int) -> jax.Array:
 
 
 def _weighted_sum(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Sum over the leading axis of the entries of non-zero weight; a NaN of weight 0 is no NaN."""
+    """Sums entries of non-zero weight over the leading axis; a NaN of weight 0 is no NaN."""
     keep = weight.reshape(-1, *(1,) * (x.ndim - 1)) > 0
     return jnp.sum(jnp.where(keep, x, jnp.zeros_like(x)), axis=0)
 

@@ -188,7 +188,7 @@ def draw_participants(
 
 
 def _lowest_draws(key: jax.Array, cohort: Cohort, n: int) -> jax.Array:
-    """Places of the n clients with the lowest draw; a client's draw derives from its id."""
+    """Returns the places of the n clients of lowest draw; a client's draw derives from its id."""
     if n == cohort.n_clients:
         return jnp.arange(n)
     draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(cohort.client_ids)
@@ -456,7 +456,7 @@ def _rounds(
     state: tuple[RunState, Any],
     rounds: int,
 ) -> tuple[Any, Any, jax.Array]:
-    """`body` over the rounds, until the method is done; its outputs stacked on a leading axis."""
+    """Scans `body` over the rounds until the method is done; stacks what it puts out."""
     if algorithm.done is None or rounds == 0:
         state, out = jax.lax.scan(body, state, jnp.arange(rounds))
         return state, out, jnp.int32(rounds)

@@ -279,7 +279,7 @@ class Steps:
             self._walk()
 
     def _is_any_unknown(self) -> bool:
-        """Whether an exchange was neither made nor walked through yet."""
+        """Says whether an exchange was neither made nor walked through yet."""
         known = {(stage, p) for stage, p, _ in self._sizes.copy()}
         return any(
             (stage, p) not in known
@@ -354,7 +354,7 @@ class Steps:
         return Program("draw", function)
 
     def _client_program(self, stage: str, p: int, c: int) -> Program:
-        """`(hyper, key, sent, states, cohort, places) -> (states, message, weight, info)`."""
+        """Makes `(hyper, key, sent, states, cohort, places) -> (states, message, weight, info)`."""
 
         def function(
             hyper: PyTree,
@@ -392,7 +392,7 @@ class Steps:
         return Program(f"{stage}/{self._alike(stage, p, 'broadcast')}/sent{c}", function)
 
     def _server_program(self, stage: str, p: int) -> Program:
-        """`(hyper, key, server, parts) -> (server, info)`, parts of each cohort by chunks."""
+        """Makes `(hyper, key, server, parts) -> (server, info)`, parts of each cohort by chunks."""
 
         def function(
             hyper: PyTree, key: jax.Array, server: PyTree, parts: list[list[Any]]
@@ -413,7 +413,7 @@ class Steps:
         return Program(name, function, donated, trains)
 
     def _row_program(self, which: str, c: int) -> Program:
-        """`(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, `assign` or `embed`."""
+        """Makes `(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, of `which`."""
 
         def function(
             hyper: PyTree, server: PyTree, states: PyTree, cohort: Cohort, places: jax.Array

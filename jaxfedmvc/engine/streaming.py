@@ -108,8 +108,10 @@ def draw(
 def _chunks(
     places: np.ndarray, cohort: Cohort, states: PyTree, client_chunk: int
 ) -> Iterator[tuple[np.ndarray, PyTree, Cohort, np.ndarray]]:
-    """Chunks of the clients at `places`: the places, their states and data on the device, and which
-    are no padding. A chunk is gathered when it is asked for."""
+    """Yields chunks of the clients at `places`, each gathered when it is asked for.
+
+    A chunk is its places, their states and their data on the device, and which are no padding.
+    """
     n_chunks, size = chunk_sizes(len(places), client_chunk)
     # The last chunk is padded by repeating a client, as where the data lies on the device.
     padded = np.pad(places, (0, n_chunks * size - len(places)), mode="edge")
@@ -121,7 +123,7 @@ def _chunks(
 
 
 def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
-    """Each item, once the next has been made: who then waits for it lets nothing stand still."""
+    """Yields each item once the next has been made: who waits for it lets nothing stand still."""
     before = next(items)
     for item in items:
         yield before
@@ -138,7 +140,7 @@ def _stream_phase(
     places: np.ndarray,
     client_chunk: int,
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """One phase of the clients at `places`, whose states on the host are replaced.
+    """Makes one phase of the clients at `places`, whose states on the host are replaced.
 
     Returns the messages and the weights (stacked on the host, or their sums), and the infos.
     """
@@ -163,10 +165,9 @@ def _stream_phase(
             old[mine] = x[: len(mine)]
         stacked.append(message)
         infos.append(info)
-    message, weight = (
-        total if phase.reduce == "sum" else joined(np.concatenate, stacked, len(places))
-    )
-    return message, weight, joined(np.concatenate, infos, len(places))
+    n = len(places)
+    message, weight = total if phase.reduce == "sum" else joined(np.concatenate, stacked, n)
+    return message, weight, joined(np.concatenate, infos, n)
 
 
 def _stream_phases(

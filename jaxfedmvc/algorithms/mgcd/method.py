@@ -276,7 +276,7 @@ def _embed(server: ServerState, state: ClientState, client: Cohort) -> Array:
 
 
 def _cleaned(graph: Graph, where: Array) -> Graph:
-    """An upload, whatever happened to it on the way: no diagonal, and nothing of padding."""
+    """Clears an upload, whatever happened to it on the way, of its diagonal and of padding."""
     if isinstance(graph, Factored):
         return Factored(
             jnp.where(where[:, None], graph.left, 0.0), jnp.where(where[None], graph.right, 0.0)

@@ -213,7 +213,7 @@ def device_embedding(affinity: Neighbours, n_components: int, where: Array) -> E
     n, _ = affinity.index.shape
 
     def product(x: Array) -> Array:
-        """(S + S^T) / 2 times a vector [n]."""
+        """Computes (S + S^T) / 2 times a vector [n]."""
         edges = affinity.weight * x[:, None]
         there = jnp.sum(affinity.weight * x[affinity.index], axis=1)
         return (there + jnp.zeros(n).at[affinity.index].add(edges)) / 2
