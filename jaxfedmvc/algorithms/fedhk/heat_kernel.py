@@ -188,7 +188,7 @@ def view_weights(costs: Array, alpha: ArrayLike, where: Array | None = None) -> 
     Args:
       costs: C_h, [s].
       alpha: Exponent, traced.
-      where: Views that count, bool [s]; the others' weights are 0. All if None.
+      where: Views that count, bool [s], whose weights stay above 0; the others' are 0. All if None.
     """
     costs = jnp.where(costs > _TINY, costs, 1 / _TINY)
     logits = -jnp.log(costs) / (alpha - 1)
