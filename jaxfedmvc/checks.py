@@ -16,6 +16,8 @@ import numpy as np
 POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
 SHARE = (lambda x: (x >= 0) & (x <= 1), "from 0 to 1")
 NOT_NEGATIVE = (lambda x: (x >= 0) & np.isfinite(x), "a finite number, 0 or more")
+ABOVE_ONE = (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1")
+BELOW_ONE = (lambda x: (x >= 0) & (x < 1), "0 or more, and below 1")
 
 
 def wrong(name: str, got: Any, allowed: str) -> ValueError:

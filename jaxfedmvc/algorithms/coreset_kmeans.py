@@ -37,6 +37,7 @@ from jaxfedmvc.algorithm import (
     keep,
     send_nothing,
 )
+from jaxfedmvc.algorithms.shared.agents import n_features
 from jaxfedmvc.clustering import kmeans, predict
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.precision import matmul
@@ -160,15 +161,14 @@ def _init(
     else:
         capacity = min(config.n_coreset, len(mask))
         n_drawn = jnp.minimum(n_samples, config.n_coreset)
-    widths = {
-        cohort.view_ids: sum(view.shape[-1] for view in cohort.views)
-        for cohort in federation.cohorts
-    }
     state = CoresetState(
         n_drawn=n_drawn,
         rows=jnp.full(capacity, -1, jnp.int32),
         weights=jnp.zeros(capacity),
-        centroids={v: jnp.zeros((config.n_clusters, width)) for v, width in widths.items()},
+        centroids={
+            cohort.view_ids: jnp.zeros((config.n_clusters, n_features(cohort)))
+            for cohort in federation.cohorts
+        },
         n_centroids=jnp.int32(0),
     )
     return state, ((),) * len(federation.cohorts)

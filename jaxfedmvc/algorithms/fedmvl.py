@@ -42,6 +42,7 @@ from jaxfedmvc.algorithm import (
     keep,
     send_nothing,
 )
+from jaxfedmvc.algorithms.shared.agents import keep_labels, kept_labels, n_features
 from jaxfedmvc.algorithms.shared.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation, has_features
@@ -161,9 +162,9 @@ def fedmvl(
         round=(Phase(_send_consensus, _build_step(config, hyper), _build_update(hyper)),),
         finish=(
             Phase(send_nothing, answer_nothing, _build_cluster(config)),
-            Phase(lambda state, view_ids: state.labels, _receive, keep),
+            Phase(lambda state, view_ids: state.labels, keep_labels, keep),
         ),
-        assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
+        assign=kept_labels,
         embed=lambda server, state, client: server.consensus,
         done=lambda state: state.finished,
     )
@@ -174,7 +175,7 @@ def _check_hyperparams(hyper: FedMVLHyperparams) -> None:
         "mu": checks.NOT_NEGATIVE,
         "rho": checks.POSITIVE,
         "eta": checks.POSITIVE,
-        "r": (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1"),
+        "r": checks.ABOVE_ONE,
         "least_share": (lambda x: (x > 0) & (x <= 1), "above 0, and 1 or less"),
         "tol": checks.NOT_NEGATIVE,
     }
@@ -227,8 +228,7 @@ def _build_init(config: FedMVLConfig) -> Callable[..., Any]:
 def _check_widths(federation: Federation) -> None:
     """Raises ValueError for an agent of one feature: nothing of it would be left, at no error."""
     for cohort in federation.cohorts:
-        width = sum(x.shape[-1] for x in cohort.views)
-        if width < 2:
+        if (width := n_features(cohort)) < 2:
             raise ValueError(
                 f"FedMVL standardises the features of each sample, but the agent of view"
                 f" {cohort.view_ids[0]} has {width}; allowed are 2 or more"
@@ -401,7 +401,3 @@ def _build_cluster(config: FedMVLConfig) -> Callable[..., Any]:
         return state._replace(labels=found.labels), {}
 
     return cluster
-
-
-def _receive(key: Array, sent: Array, state: ClientState, client: Cohort) -> Any:
-    return state._replace(labels=sent), (), {}

@@ -30,7 +30,7 @@ from jax import Array, lax
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, by_agent, send_nothing
 from jaxfedmvc.algorithms.registry import NoHyperparams
-from jaxfedmvc.algorithms.shared.matrices import left_singular_vectors
+from jaxfedmvc.algorithms.shared.matrices import inverse_root, left_singular_vectors
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import l2_normalize
@@ -127,7 +127,7 @@ def _init(config: LabelConsensusConfig, key: Array, federation: Federation) -> t
 
 
 def _tried(config: LabelConsensusConfig) -> tuple[int, ...]:
-    """The numbers of shared clusters to choose from, in ascending order."""
+    """Returns the numbers of shared clusters to choose from, in ascending order."""
     if config.shared_clusters is not None:
         return (config.shared_clusters,)
     return tuple(sorted(config.local_clusters))
@@ -262,7 +262,7 @@ def embedding(lists: Array, edges: Array, sizes: Sequence[int], n_components: in
     ]
     graph = jnp.concatenate([m.reshape(lists.shape[2], -1) for m in members], axis=1)
     of_samples, of_clusters = graph.sum(axis=1, keepdims=True), graph.sum(axis=0, keepdims=True)
-    graph = _inverse_root(of_samples) * graph * _inverse_root(of_clusters)
+    graph = inverse_root(of_samples) * graph * inverse_root(of_clusters)
     rows = left_singular_vectors(graph, n_components)
     return jnp.pad(rows, ((0, 0), (0, n_components - rows.shape[1])))
 
@@ -315,11 +315,6 @@ def agreement(labels: Array, lists: Array, used: Array, n_clusters: int, n_local
     ordered = jnp.sort(jnp.where(used[None], scores, -jnp.inf), axis=1, descending=True)
     counts = jnp.arange(ordered.shape[1]) < half
     return jnp.mean(jnp.sum(ordered, axis=1, where=counts[None]) / half)
-
-
-def _inverse_root(sums: Array) -> Array:
-    """Returns 1 / sqrt of sums, and zero for those that are zero."""
-    return jnp.where(sums > 0, lax.rsqrt(jnp.where(sums > 0, sums, 1.0)), 0.0)
 
 
 def lists_in_order(by_number: dict[int, np.ndarray]) -> tuple[tuple[int, ...], np.ndarray]:

@@ -112,7 +112,7 @@ def delete(path: str | os.PathLike[str]) -> None:
 def _read(
     path: str | os.PathLike[str],
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
-    """What is told of each leaf by its place, the meta, and the arrays by their places.
+    """Returns what is told of each leaf by its place, the meta, and the arrays by their places.
 
     Raises:
       OSError: The file cannot be read.
@@ -143,13 +143,17 @@ def _dtype(leaf: Any) -> str:
 
 
 def _impl(leaf: Any) -> str | None:
-    """The implementation of typed PRNG keys; None for anything else."""
+    """Returns the implementation of typed PRNG keys; None for anything else."""
     is_key = isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return str(jax.random.key_impl(leaf)) if is_key else None
 
 
 def _plain(place: str, leaf: Any) -> np.ndarray:
-    """In a dtype that a .npz knows; bfloat16 and its like as unsigned integers."""
+    """Returns a leaf in a dtype that a .npz knows; bfloat16 and its like as unsigned integers.
+
+    Raises:
+      ValueError: It is no array of numbers.
+    """
     array = np.asarray(leaf)
     if array.dtype.isbuiltin == 2:  # registered with NumPy by another library
         return array.view(f"u{array.dtype.itemsize}")

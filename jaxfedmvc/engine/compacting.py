@@ -8,27 +8,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.engine.phases import RunState
-from jaxfedmvc.engine.run import RunResult, assign, check_rounds, finish, one_round, setup, start
+from jaxfedmvc.engine.run import (
+    RunResult,
+    assign,
+    check_rounds,
+    finish,
+    of_rounds,
+    one_round,
+    setup,
+    start,
+)
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.precision import in_32_bits
 
 
-@partial(jax.jit, static_argnums=0, static_argnames="client_chunk")
-def _made_round(
-    make: Callable[[Any], FederatedAlgorithm], hyperparams: Any, *arguments: Any, **keywords: Any
-) -> tuple[RunState, list[Any]]:
-    return one_round(make(hyperparams), *arguments, **keywords)
-
-
-@partial(jax.jit, static_argnums=0, static_argnames="client_chunk")
-def _made_assign(
-    make: Callable[[Any], FederatedAlgorithm], hyperparams: Any, *arguments: Any, **keywords: Any
-) -> tuple[jax.Array, ...]:
-    return assign(make(hyperparams), *arguments, **keywords)
+@partial(jax.jit, static_argnums=(0, 1), static_argnames="client_chunk")
+def _of_made(
+    part: Callable[..., Any],
+    make: Callable[[Any], FederatedAlgorithm],
+    hyperparams: Any,
+    *arguments: Any,
+    client_chunk: int | None,
+) -> Any:
+    """Computes a part of a run, such as `one_round`, of the method that `make` makes."""
+    return part(make(hyperparams), *arguments, client_chunk=client_chunk)
 
 
 @in_32_bits
@@ -70,8 +76,8 @@ def run_compacting(
     infos: list[Any] = []
     while len(infos) < rounds and not algorithm.done(state.server):
         r = jnp.int32(len(infos))
-        state, info = _made_round(
-            make, hyperparams, federation, key, state, r, client_chunk=client_chunk
+        state, info = _of_made(
+            one_round, make, hyperparams, federation, key, state, r, client_chunk=client_chunk
         )
         infos.append(jax.device_get(info))
         if on_round is not None:
@@ -79,7 +85,5 @@ def run_compacting(
         state = state._replace(server=algorithm.compact(state.server))
     last = max(len(infos) - 1, 0)
     state, finish_info = finish(algorithm, federation, key, state, last, client_chunk=client_chunk)
-    labels = _made_assign(make, hyperparams, federation, state, client_chunk=client_chunk)
-    stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
-    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
-    return RunResult(state, labels, info, None, None, jnp.int32(len(infos)))
+    labels = _of_made(assign, make, hyperparams, federation, state, client_chunk=client_chunk)
+    return of_rounds(state, labels, setup_info, infos, finish_info)

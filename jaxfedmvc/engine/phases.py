@@ -405,12 +405,17 @@ def _take(tree: PyTree, places: jax.Array) -> PyTree:
     return jax.tree.map(lambda x: x.at[places].get(mode="clip"), tree)
 
 
+def joined(concatenate: Callable[..., Any], chunks: Sequence[PyTree], n: int) -> PyTree:
+    """Returns the first n rows of the chunks one after another; `concatenate` of NumPy or JAX."""
+    return jax.tree.map(lambda *xs: concatenate(xs)[:n], *chunks)
+
+
 def _unchunk(x: jax.Array, n: int) -> jax.Array:
     return x.reshape(-1, *x.shape[2:])[:n]
 
 
 def _weighted_sum(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Sum over the leading axis of the entries of non-zero weight; a NaN of weight 0 is no NaN."""
+    """Sums entries of non-zero weight over the leading axis; a NaN of weight 0 is no NaN."""
     keep = weight.reshape(-1, *(1,) * (x.ndim - 1)) > 0
     return jnp.sum(jnp.where(keep, x, jnp.zeros_like(x)), axis=0)
 

@@ -97,7 +97,7 @@ class _Flat:
     compiled: Future | None = None
 
     def is_ready(self) -> bool:
-        """Whether nobody need trace it any more, or see to it that it is compiled."""
+        """Says whether nobody need trace it any more, or see to it that it is compiled."""
         picks = self.traced is not None and self.traced.picked is not None
         return self.compiled is not None or picks
 
@@ -361,7 +361,7 @@ def _trace(program: Program, function: Any, leaves: list[Any]) -> Traced:
 
 
 def _is_lost(job: Future) -> bool:
-    """Whether a job was given up or failed, here or with who shares its program."""
+    """Says whether a job was given up or failed, here or with who shares its program."""
     return job.done() and (job.cancelled() or job.exception() is not None)
 
 

@@ -190,7 +190,7 @@ def draw_participants(
 
 
 def _lowest_draws(key: jax.Array, cohort: Cohort, n: int) -> jax.Array:
-    """Places of the n clients with the lowest draw; a client's draw derives from its id."""
+    """Returns the places of the n clients of lowest draw; a client's draw derives from its id."""
     if n == cohort.n_clients:
         return jnp.arange(n)
     draws = jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i)))(cohort.client_ids)
@@ -439,13 +439,26 @@ def run(
     return RunResult(state, labels, info, counted, participants, n_rounds, kept)
 
 
+def of_rounds(
+    state: RunState,
+    labels: tuple[jax.Array, ...],
+    setup_info: list[Any],
+    round_infos: list[Any],
+    finish_info: list[Any],
+) -> RunResult:
+    """Returns the result of a run whose rounds the host made, of what was reported in each."""
+    stacked = jax.tree.map(lambda *rows: np.stack(rows), *round_infos) if round_infos else []
+    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
+    return RunResult(state, labels, info, None, None, jnp.int32(len(round_infos)))
+
+
 def _rounds(
     algorithm: FederatedAlgorithm,
     body: Callable[[Any, jax.Array], tuple[Any, Any]],
     state: tuple[RunState, Any],
     rounds: int,
 ) -> tuple[Any, Any, jax.Array]:
-    """`body` over the rounds, until the method is done; its outputs stacked on a leading axis."""
+    """Scans `body` over the rounds until the method is done; stacks what it puts out."""
     if algorithm.done is None or rounds == 0:
         state, out = jax.lax.scan(body, state, jnp.arange(rounds))
         return state, out, jnp.int32(rounds)

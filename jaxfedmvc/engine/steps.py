@@ -279,7 +279,7 @@ class Steps:
             self._walk()
 
     def _is_any_unknown(self) -> bool:
-        """Whether an exchange was neither made nor walked through yet."""
+        """Says whether an exchange was neither made nor walked through yet."""
         known = {(stage, p) for stage, p, _ in self._sizes.copy()}
         return any(
             (stage, p) not in known
@@ -354,7 +354,7 @@ class Steps:
         return Program("draw", function)
 
     def _client_program(self, stage: str, p: int, c: int) -> Program:
-        """`(hyper, key, sent, states, cohort, places) -> (states, message, weight, info)`."""
+        """Makes `(hyper, key, sent, states, cohort, places) -> (states, message, weight, info)`."""
 
         def function(
             hyper: PyTree,
@@ -392,7 +392,7 @@ class Steps:
         return Program(f"{stage}/{self._alike(stage, p, 'broadcast')}/sent{c}", function)
 
     def _server_program(self, stage: str, p: int) -> Program:
-        """`(hyper, key, server, parts) -> (server, info)`, parts of each cohort by chunks."""
+        """Makes `(hyper, key, server, parts) -> (server, info)`, parts of each cohort by chunks."""
 
         def function(
             hyper: PyTree, key: jax.Array, server: PyTree, parts: list[list[Any]]
@@ -401,7 +401,7 @@ class Steps:
             # A copy: calls in another thread write there, too.
             sizes = [n for (s, q, _), n in self._sizes.copy().items() if (s, q) == (stage, p)]
             whole = [
-                chunks[0] if phase.reduce == "sum" else _joined(jnp.concatenate, chunks, n)
+                chunks[0] if phase.reduce == "sum" else phases.joined(jnp.concatenate, chunks, n)
                 for chunks, n in zip(parts, sizes, strict=True)
             ]
             messages, weights = (tuple(part[i] for part in whole) for i in range(2))
@@ -413,7 +413,7 @@ class Steps:
         return Program(name, function, donated, trains)
 
     def _row_program(self, which: str, c: int) -> Program:
-        """`(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, `assign` or `embed`."""
+        """Makes `(hyper, server, states, cohort, places) -> [chunk, rows, ...]`, of `which`."""
 
         def function(
             hyper: PyTree, server: PyTree, states: PyTree, cohort: Cohort, places: jax.Array
@@ -487,7 +487,7 @@ class Steps:
                 reports.append(self._on_host(info))
                 self._tell(program)
             parts.append(chunks)
-            infos.append(_joined(np.concatenate, reports, len(places)))
+            infos.append(phases.joined(np.concatenate, reports, len(places)))
         program = self._server_program(stage, p)
         server, info = self._call(program, key, state.server, parts)
         self._tell(program)
@@ -502,7 +502,7 @@ class Steps:
                 self._on_host(self._call(program, state.server, states, cohort, mine))
                 for mine in self._chunks(np.arange(n), n)
             ]
-            found.append(_joined(np.concatenate, rows, n))
+            found.append(phases.joined(np.concatenate, rows, n))
         return found
 
     def _chunks(self, places: np.ndarray, n_clients: int) -> np.ndarray:
@@ -571,8 +571,3 @@ def _taking_part(
     places = np.asarray(participants[c])
     ids = np.asarray(federation.cohorts[c].client_ids)[places]
     return [(c, places[np.argmin(ids)][None])]
-
-
-def _joined(concatenate: Callable[..., Any], chunks: Sequence[PyTree], n: int) -> PyTree:
-    """Returns the first n rows of the chunks one after another."""
-    return jax.tree.map(lambda *xs: concatenate(xs)[:n], *chunks)

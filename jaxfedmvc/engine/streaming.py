@@ -29,13 +29,14 @@ from jaxfedmvc.engine.phases import (
     RunState,
     batched,
     chunk_sizes,
+    joined,
     labelled,
     map_chunk,
     named,
     serve,
     taking_part,
 )
-from jaxfedmvc.engine.run import RunResult, check_rounds, draw_participants, start
+from jaxfedmvc.engine.run import RunResult, check_rounds, draw_participants, of_rounds, start
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.precision import in_32_bits
 
@@ -107,8 +108,10 @@ def draw(
 def _chunks(
     places: np.ndarray, cohort: Cohort, states: PyTree, client_chunk: int
 ) -> Iterator[tuple[np.ndarray, PyTree, Cohort, np.ndarray]]:
-    """Chunks of the clients at `places`: the places, their states and data on the device, and which
-    are no padding. A chunk is gathered when it is asked for."""
+    """Yields chunks of the clients at `places`, each gathered when it is asked for.
+
+    A chunk is its places, their states and their data on the device, and which are no padding.
+    """
     n_chunks, size = chunk_sizes(len(places), client_chunk)
     # The last chunk is padded by repeating a client, as where the data lies on the device.
     padded = np.pad(places, (0, n_chunks * size - len(places)), mode="edge")
@@ -120,16 +123,12 @@ def _chunks(
 
 
 def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
-    """Each item, once the next has been made: who then waits for it lets nothing stand still."""
+    """Yields each item once the next has been made: who waits for it lets nothing stand still."""
     before = next(items)
     for item in items:
         yield before
         before = item
     yield before
-
-
-def _concatenated(parts: Sequence[PyTree], n: int) -> PyTree:
-    return jax.tree.map(lambda *xs: np.concatenate(xs)[:n], *parts)
 
 
 def _stream_phase(
@@ -141,7 +140,7 @@ def _stream_phase(
     places: np.ndarray,
     client_chunk: int,
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """One phase of the clients at `places`, whose states on the host are replaced.
+    """Makes one phase of the clients at `places`, whose states on the host are replaced.
 
     Returns the messages and the weights (stacked on the host, or their sums), and the infos.
     """
@@ -166,8 +165,9 @@ def _stream_phase(
             old[mine] = x[: len(mine)]
         stacked.append(message)
         infos.append(info)
-    message, weight = total if phase.reduce == "sum" else _concatenated(stacked, len(places))
-    return message, weight, _concatenated(infos, len(places))
+    n = len(places)
+    message, weight = total if phase.reduce == "sum" else joined(np.concatenate, stacked, n)
+    return message, weight, joined(np.concatenate, infos, n)
 
 
 def _stream_phases(
@@ -220,7 +220,7 @@ def _stream_assign(
             for _, mine, clients, _ in _chunks(places, cohort, states, client_chunk)
         )
         found = [np.asarray(x) for x in _one_behind(labels)]
-        result.append(_concatenated(found, cohort.n_clients))
+        result.append(joined(np.concatenate, found, cohort.n_clients))
     return tuple(result)
 
 
@@ -299,9 +299,7 @@ def run_streaming(
     last = max(len(infos) - 1, 0)
     state, finish_info = stage("finish", last, state)
     labels: tuple = _stream_assign(algorithm, host, state, client_chunk) if assign else ()
-    stacked = jax.tree.map(lambda *rows: np.stack(rows), *infos) if infos else []
-    info = {"setup": setup_info, "rounds": stacked, "finish": finish_info}
-    return RunResult(state, labels, info, None, None, jnp.int32(len(infos)))
+    return of_rounds(state, labels, setup_info, infos, finish_info)
 
 
 def _reduced(federation: Federation, change: Callable[[Any], Cohort]) -> Federation:

@@ -48,6 +48,7 @@ from jaxfedmvc.algorithms.dpfmps.settings import (
     DPFMPSP2EstConfig,
 )
 from jaxfedmvc.algorithms.registry import NoHyperparams
+from jaxfedmvc.algorithms.shared.agents import n_features
 from jaxfedmvc.algorithms.shared.cells import MOST_SUMMED
 from jaxfedmvc.federation import Federation
 
@@ -106,7 +107,7 @@ def _init(
     budget = split(config.dp_epsilon, n_agents, SIZE_SHARE[config.estimator])
     centres, agents = {}, []
     for cohort in federation.cohorts:
-        d = sum(view.shape[-1] for view in cohort.views)
+        d = n_features(cohort)
         own = jnp.zeros((k, d))
         centres[cohort.view_ids[0]] = own
         state = agent.AgentState(key, budget, tree_noise(budget, d), own)

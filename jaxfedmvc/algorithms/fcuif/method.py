@@ -58,6 +58,7 @@ from jaxfedmvc.algorithms.fcuif.settings import (
     FedDMVCHyperparams,
     check_hyperparams,
 )
+from jaxfedmvc.algorithms.shared.agents import features, keep_labels, kept_labels, n_features
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.nn import last
@@ -133,8 +134,8 @@ def _federated(
                 _build_aggregate(config, imputer, aligner, first=False),
             ),
         ),
-        finish=(Phase(_send_labels, _receive, keep),),
-        assign=lambda server, state, client: jnp.where(client.mask, state.labels, -1),
+        finish=(Phase(_send_labels, keep_labels, keep),),
+        assign=kept_labels,
         embed=lambda server, state, client: _own_rows(
             server, client.view_ids, server.clusters.embedding
         ),
@@ -157,7 +158,7 @@ def _build_init(name: str, config: FedDMVCConfig, align: bool) -> Callable[..., 
                 client_lib.init_autoencoder(
                     jax.random.fold_in(key, cohort.client_ids[0]),
                     config,
-                    sum(view.shape[-1] for view in cohort.views),
+                    n_features(cohort),
                 ),
                 jnp.zeros((c, d)),
                 jnp.bool_(False),
@@ -221,10 +222,6 @@ def _check(name: str, federation: Federation, same: Array, n_clusters: int) -> N
         )
 
 
-def _features(client: Cohort) -> Array:
-    return jnp.where(client.mask[:, None], jnp.concatenate(client.views, axis=-1), 0.0)
-
-
 def _answer(state: ClientState, losses: Array, x: Array, client: Cohort) -> Any:
     """Returns what a client function returns after training."""
     message = client_lib.upload(state, x, client.mask)
@@ -233,7 +230,7 @@ def _answer(state: ClientState, losses: Array, x: Array, client: Cohort) -> Any:
 
 def _build_pretrain(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callable[..., Any]:
     def pretrain(key: Array, sent: tuple[()], state: ClientState, client: Cohort) -> Any:
-        x = _features(client)
+        x = features(client)
         state, losses = client_lib.pretrain(key, state, x, client.mask, config, hyper)
         return _answer(state, losses, x, client)
 
@@ -251,7 +248,7 @@ def _send_guidance(state: ServerState, view_ids: Kind) -> Guidance:
 
 def _build_train(config: FedDMVCConfig, hyper: FedDMVCHyperparams) -> Callable[..., Any]:
     def train(key: Array, sent: Guidance, state: ClientState, client: Cohort) -> Any:
-        x = _features(client)
+        x = features(client)
         state, losses = client_lib.train(key, state, sent, x, client.mask, config, hyper)
         return _answer(state, losses, x, client)
 
@@ -284,7 +281,3 @@ def _own_rows(state: ServerState, view_ids: Kind, values: Array) -> Array:
     if state.clusters.places is None:
         return values
     return values[state.clusters.places[:, sorted(state.held).index(view_ids)]]
-
-
-def _receive(key: Array, sent: Array, state: ClientState, client: Cohort) -> Any:
-    return state._replace(labels=sent), (), {}

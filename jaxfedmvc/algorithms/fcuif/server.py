@@ -169,7 +169,7 @@ def simplified_silhouette(z: Array, held: Array, labels: Array, n_clusters: int)
     centroids = sums / jnp.maximum(sizes, 1)[..., None]
 
     def squares(z: Array, centroids: Array, sizes: Array, held: Array) -> Array:
-        """Of one agent [N, c]; 0 in rows that it lacks."""
+        """Computes those of one agent, [N, c]; 0 in rows that it lacks."""
         distance = jnp.sum((z[:, None] - centroids[None]) ** 2, axis=-1)
         return jnp.where(held[:, None], jnp.where(sizes > 0, distance, jnp.inf), 0.0)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
-from jaxfedmvc.algorithms.fedhk.model import Centres, Scale, Sums, positive
+from jaxfedmvc.algorithms.fedhk.model import Centres, Scale, Sums, positive, side_by_side
 from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.federation import Cohort
 
@@ -48,6 +48,18 @@ def samples_of(
         return hk.absmean_coefficients(x, jnp.zeros(x.shape[1]))
 
     return Samples(views, {v: delta(v, x) for v, x in views.items()}, mask)
+
+
+def standardised(scales: dict[int, Scale], client: Cohort) -> Array:
+    """Returns a client's views side by side, [n, D], about the mean and in total deviations.
+
+    Zero on padding.
+    """
+    rows = {
+        v: (x - scales[v].origin[None]) / jnp.sqrt(positive(scales[v].variance))
+        for v, x in client.by_view().items()
+    }
+    return jnp.where(client.mask[:, None], side_by_side(rows), 0.0)
 
 
 def distances(

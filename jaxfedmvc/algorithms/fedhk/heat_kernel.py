@@ -188,13 +188,15 @@ def view_weights(costs: Array, alpha: ArrayLike, where: Array | None = None) -> 
     Args:
       costs: C_h, [s].
       alpha: Exponent, traced.
-      where: Views that count, bool [s]; the others' weights are 0. All if None.
+      where: Views that count, bool [s], whose weights stay above 0; the others' are 0. All if None.
     """
     costs = jnp.where(costs > _TINY, costs, 1 / _TINY)
     logits = -jnp.log(costs) / (alpha - 1)
     if where is None:
         return jax.nn.softmax(logits)
-    return jnp.where(where, jax.nn.softmax(jnp.where(where, logits, -jnp.inf)), 0.0)
+    weights = jax.nn.softmax(jnp.where(where, logits, -jnp.inf))
+    # Never zero: a view of weight 0 is left out for good, and this one may become cheap again.
+    return jnp.where(where, jnp.maximum(weights, _TINY), 0.0)
 
 
 def log_objective(costs: Array, view_weights: Array, alpha: ArrayLike) -> Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -188,6 +189,17 @@ def averaged(
 def widths(scales: dict[int, Scale]) -> dict[int, int]:
     """Returns the width d_v of each view."""
     return {v: scale.origin.shape[0] for v, scale in scales.items()}
+
+
+def side_by_side(parts: Mapping[int, Array], axis: int = -1) -> Array:
+    """Returns what there is of the views as one array, [..., sum of d_v], in their order."""
+    return jnp.concatenate(list(parts.values()), axis=axis)
+
+
+def split_by_view(x: Array, widths: Mapping[int, int], axis: int = -1) -> dict[int, Array]:
+    """Undoes `side_by_side` for views of these widths d_v."""
+    ends = list(itertools.accumulate(widths.values()))[:-1]
+    return dict(zip(widths, jnp.split(x, ends, axis=axis), strict=True))
 
 
 def by_view(parts: Sequence[dict[int, Any]]) -> dict[int, Any]:

@@ -19,7 +19,6 @@ round, so that no round raises J.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -39,11 +38,14 @@ from jaxfedmvc.algorithms.fedhk.model import (
     ServerState,
     by_view,
     positive,
+    side_by_side,
+    split_by_view,
     widths,
 )
-from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas
+from jaxfedmvc.algorithms.fedhk.rounds import progress, relative_deltas, reweighted
 from jaxfedmvc.algorithms.fedhk.samples import of_samples
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
+from jaxfedmvc.algorithms.shared.matrices import right_singular_vectors
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import parafac2 as pf
@@ -129,8 +131,8 @@ def clients_codec(config: FedHKParafac2Config) -> Codec:
         ragged = config.hkc != "bandwidth" and config.centre_rule == "stationary"
 
         def one(centres: Centres) -> tuple[Own, Shared]:
-            form = pf.from_slice(jnp.concatenate(list(centres.values()), axis=1), r)
-            q = _cut(form.q, {v: part.shape[1] for v, part in centres.items()})
+            form = pf.from_slice(side_by_side(centres), r)
+            q = split_by_view(form.q, {v: x.shape[1] for v, x in centres.items()}, axis=0)
             nothing = jax.tree.map(jnp.zeros_like, centres)
             weights = {v: part if ragged else part[:, 0] for v, part in nothing.items()}
             own = Own(
@@ -215,11 +217,7 @@ def _costs(config: FedHKParafac2Config, hyper: FedHKHyperparams, codec: Codec) -
         costs = by_view([message[0] for message in messages])
 
         def one_start(model: Model, costs: dict[int, Any]) -> Model:
-            stacked = jnp.stack([costs[v] for v in state.scales])
-            objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
-            change = jnp.abs(objective - model.log_objective)
-            weights = hk.view_weights(stacked, hyper.alpha, model.view_weights > 0)
-            return Model(model.fit, weights, objective, change)
+            return reweighted(model, [costs[v] for v in state.scales], hyper.alpha)
 
         models = jax.vmap(one_start)(state.models, costs)
         return state._replace(models=models), progress(models)
@@ -249,10 +247,10 @@ def _common_h(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Phase:
                 weight = weight if weight.ndim == 2 else weight[:, None]
                 strengths[v] = jnp.broadcast_to(relevance[place] * weight, old.shape)
                 fitted[v] = old
-            strength = _joined(strengths)
-            plain = weighted_target(_joined(wanted), _joined(fitted), strength)
+            strength = side_by_side(strengths)
+            plain = weighted_target(side_by_side(wanted), side_by_side(fitted), strength)
             scale = _column_scales(own.q, deltas)
-            scaled = _joined_q(own.q) * scale[:, None]
+            scaled = side_by_side(own.q, axis=0) * scale[:, None]
             p = pf.projection(plain * scale[None], own.h, scaled, own.scales)
             y = matmul(p.T, plain)
             s = pf.update_s(y * scale[None], own.h, scaled, own.scales)
@@ -267,7 +265,7 @@ def _common_h(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Phase:
         deltas = relative_deltas(config, state.scales)
 
         def one_start(fit: Shared, terms: tuple[Array, Array]) -> Shared:
-            scaled = _joined_q(fit.q) * _column_scales(fit.q, deltas)[:, None]
+            scaled = side_by_side(fit.q, axis=0) * _column_scales(fit.q, deltas)[:, None]
             return Shared(pf.update_h(terms, scaled, fit.h), fit.q, terms[1])
 
         total = jax.tree.map(lambda *parts: sum(parts), *messages)
@@ -289,27 +287,14 @@ def _common_q() -> Phase:
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         def one_start(fit: Shared, terms: Array) -> Shared:
-            new = pf.update_q(terms, fit.squares, fit.h, _joined_q(fit.q))
-            return fit._replace(q=_cut(new, {v: len(part) for v, part in fit.q.items()}))
+            new = pf.update_q(terms, fit.squares, fit.h, side_by_side(fit.q, axis=0))
+            of_views = {v: len(part) for v, part in fit.q.items()}
+            return fit._replace(q=split_by_view(new, of_views, axis=0))
 
         fits = jax.vmap(one_start)(state.models.fit, sum(messages))
         return state._replace(models=state.models._replace(fit=fits)), {}
 
     return Phase(lambda state, view_ids: state.models.fit.h, client, server, reduce="sum")
-
-
-def _joined(parts: Centres) -> Array:
-    return jnp.concatenate(list(parts.values()), axis=1)
-
-
-def _joined_q(q: Centres) -> Array:
-    return jnp.concatenate(list(q.values()), axis=0)
-
-
-def _cut(q: Array, widths: dict[int, int]) -> Centres:
-    """Splits the rows of Q [D, R] by view."""
-    cuts = list(itertools.accumulate(widths.values()))[:-1]
-    return dict(zip(widths, jnp.split(q, cuts), strict=True))
 
 
 def _column_scales(q: Centres, deltas: Array) -> Array:
@@ -339,12 +324,12 @@ def views_codec(config: FedHKParafac2Config) -> Codec:
             "the number of clusters, or of the features of the narrowest view if less",
         )
         weighted = {v: part * jnp.sqrt(counts)[:, None] for v, part in rows.items()}
-        basis = {v: _directions(part, r) for v, part in weighted.items()}
+        basis = {v: right_singular_vectors(part, r) for v, part in weighted.items()}
 
         def one(centres: Centres) -> tuple:
             inner = jnp.stack([matmul(part, basis[v]).T for v, part in centres.items()])
             h = jnp.eye(r)
-            q = pf.from_slice(_joined_q(dict(enumerate(inner))), r).q
+            q = pf.from_slice(inner.reshape(-1, inner.shape[2]), r).q
             s = jnp.ones((len(centres), r))
             equal = jnp.ones(len(inner))
             return lax.fori_loop(
@@ -353,44 +338,12 @@ def views_codec(config: FedHKParafac2Config) -> Codec:
 
         return basis, jax.vmap(one)(centres)
 
-    def inner_of(fit: tuple) -> Array:
-        h, q, s = fit
-        return jnp.einsum("ir,sr,kr->sik", h, s, q, precision=lax.Precision.HIGHEST)
-
-    def centres(sent: tuple, basis: dict[int, Array], widths: dict[int, int]) -> Centres:
-        inner = inner_of(sent)
-        return {v: matmul(basis[v], inner[v]).T for v in widths}
-
-    def update(
-        fit: tuple,
-        numerators: Centres,
-        weights: dict[int, Array],
-        relevance: Array,
-        basis: Any,
-        widths: dict[int, int],
-    ) -> tuple:
-        targets = jnp.stack(
-            [
-                hk.centres_from(numerators[v], weights[v], jnp.zeros_like(numerators[v])).T
-                for v in widths
-            ]
-        )
-        strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])
-        strengths = jnp.broadcast_to(strengths[:, None], targets.shape)
-        peaks = jnp.max(strengths, axis=(1, 2))
-
-        def sweep(_: int, fit: tuple) -> tuple:
-            inner = jax.vmap(weighted_target)(targets, inner_of(fit), strengths)
-            return _sweep(inner, peaks / positive(jnp.max(peaks)), *fit)
-
-        return lax.fori_loop(0, _SWEEPS, sweep, fit)
-
     return Codec(
         start=start,
         sent=lambda fit, view_ids: fit,
-        centres=centres,
+        centres=_of_slices,
         compress=lambda numerators, basis: {v: matmul(n, basis[v]) for v, n in numerators.items()},
-        update=update,
+        update=_update,
         shares_basis=True,
     )
 
@@ -400,10 +353,42 @@ _SWEEPS = 10
 _FIRST_SWEEPS = 20
 
 
-def _directions(rows: Array, rank: int) -> Array:
-    """Returns leading right singular vectors [d, R] of a view's weighted summaries."""
-    gram = matmul(rows.T, rows)
-    return jnp.linalg.eigh(gram)[1][:, : -rank - 1 : -1]
+def _inner(fit: tuple) -> Array:
+    """Returns the slices H diag(s_h) Q^T without their P_h, [s, R, c]."""
+    h, q, s = fit
+    return jnp.einsum("ir,sr,kr->sik", h, s, q, precision=lax.Precision.HIGHEST)
+
+
+def _of_slices(sent: tuple, basis: dict[int, Array], widths: dict[int, int]) -> Centres:
+    """Returns the centres of these views."""
+    inner = _inner(sent)
+    return {v: matmul(basis[v], inner[v]).T for v in widths}
+
+
+def _update(
+    fit: tuple,
+    numerators: Centres,
+    weights: dict[int, Array],
+    relevance: Array,
+    basis: Any,
+    widths: dict[int, int],
+) -> tuple:
+    """Moves the slices nearer to the centres N / W by sweeps, all in the coordinates of P_h."""
+    targets = jnp.stack(
+        [
+            hk.centres_from(numerators[v], weights[v], jnp.zeros_like(numerators[v])).T
+            for v in widths
+        ]
+    )
+    strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])
+    strengths = jnp.broadcast_to(strengths[:, None], targets.shape)
+    peaks = jnp.max(strengths, axis=(1, 2))
+
+    def sweep(_: int, fit: tuple) -> tuple:
+        inner = jax.vmap(weighted_target)(targets, _inner(fit), strengths)
+        return _sweep(inner, peaks / positive(jnp.max(peaks)), *fit)
+
+    return lax.fori_loop(0, _SWEEPS, sweep, fit)
 
 
 def _sweep(inner: Array, weights: Array, h: Array, q: Array, s: Array) -> tuple:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import ArrayLike
 
 from jaxfedmvc.algorithm import Phase
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
@@ -67,19 +69,31 @@ def statistics_round(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec)
         deltas, of_views = relative_deltas(config, state.scales), widths(state.scales)
 
         def one_start(model: Model, numerators: dict, denominators: dict, costs: dict) -> Model:
-            stacked = jnp.stack([costs[v] for v in state.scales])
-            objective = hk.log_objective(stacked, model.view_weights, hyper.alpha)
-            view_weights = hk.view_weights(stacked, hyper.alpha, model.view_weights > 0)
-            relevance = deltas * jnp.exp(hk.log_relevance(view_weights, hyper.alpha))
+            new = reweighted(model, [costs[v] for v in state.scales], hyper.alpha)
+            relevance = deltas * jnp.exp(hk.log_relevance(new.view_weights, hyper.alpha))
             fit = codec.update(
                 model.fit, numerators, denominators, relevance, state.basis, of_views
             )
-            return Model(fit, view_weights, objective, jnp.abs(objective - model.log_objective))
+            return new._replace(fit=fit)
 
         models = jax.vmap(one_start)(state.models, numerators, denominators, costs)
         return state._replace(models=models), progress(models)
 
     return Phase(functools.partial(broadcast, codec), client, server, reduce="sum")
+
+
+def reweighted(model: Model, costs: Sequence[Array], alpha: ArrayLike) -> Model:
+    """Returns a start with log J of what it was, and view weights by (31); the centres stay.
+
+    Args:
+      model: As it was sent; views of weight 0 keep it.
+      costs: C_h of each view, by its memberships.
+      alpha: Exponent of the view weights.
+    """
+    of_views = jnp.stack(costs)
+    objective = hk.log_objective(of_views, model.view_weights, alpha)
+    view_weights = hk.view_weights(of_views, alpha, model.view_weights > 0)
+    return Model(model.fit, view_weights, objective, jnp.abs(objective - model.log_objective))
 
 
 def guarded(least: int) -> Transform:

@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep
+from jaxfedmvc.algorithms.fedhk.client import standardised
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
@@ -25,10 +26,12 @@ from jaxfedmvc.algorithms.fedhk.model import (
     Scale,
     ServerState,
     positive,
+    side_by_side,
     widths,
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKHyperparams, FedHKParafac2Config
 from jaxfedmvc.algorithms.fedhk.setup import setup_phases
+from jaxfedmvc.algorithms.shared.matrices import right_singular_vectors
 from jaxfedmvc.federation import Cohort, Federation, check_views
 from jaxfedmvc.precision import matmul
 from jaxfedmvc.tensor import parafac2 as pf
@@ -89,9 +92,8 @@ def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Federate
 
     def start(rows: dict[int, Array], counts: Array, centres: Any) -> tuple[Array, tuple]:
         """Returns the first Q: leading directions of the clients' summaries."""
-        joined = _scaled(rows, {v: _total(part, counts) for v, part in rows.items()})
-        weighted = joined * jnp.sqrt(counts)[:, None]
-        return jnp.linalg.eigh(matmul(weighted.T, weighted))[1][:, : -r - 1 : -1], ()
+        scaled = {v: x / jnp.sqrt(positive(_total(x, counts))) for v, x in rows.items()}
+        return right_singular_vectors(side_by_side(scaled) * jnp.sqrt(counts)[:, None], r), ()
 
     codec = Codec(start)
     raw = e_fkmvc(summary_config, hyper, codec)
@@ -120,41 +122,21 @@ def of_samples(config: FedHKParafac2Config, hyper: FedHKHyperparams) -> Federate
         )
         return state, (many,)
 
-    def on_scores(phase: Phase) -> Phase:
-        """Returns an exchange of E-FKMVC with the scores in place of the views."""
-
-        def client(key: Array, sent: Any, state: Client, client: Cohort) -> tuple:
-            rows = scores(_rows(state.raw.scales, client), state.h, state.q, client.mask)
-            scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
-            new, message, info = phase.client(key, sent, state.scores, scored)
-            return dataclasses.replace(state, scores=new), message, info
-
-        def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
-            new, info = phase.server(key, state.scores, messages, weights)
-            return state._replace(scores=new), info
-
-        return phase._replace(
-            broadcast=lambda state, view_ids: phase.broadcast(state.scores, (0,)),
-            client=client,
-            server=server,
-        )
-
     def assign(server: Server, state: Client, client: Cohort) -> Array:
         # The P_l of fewer rows has no R orthonormal columns.
         if (n := client.mask.shape[0]) < r:
             raise ValueError(f"client: has {n} samples; allowed is {r} or more, the rank")
         check_views(client, widths(server.raw.scales), complete=True)
-        rows = scores(_rows(server.raw.scales, client), server.h, server.q, client.mask)
-        scored = dataclasses.replace(client, views=(rows,), view_ids=(0,))
+        scored = _scored(server.raw.scales, server.h, server.q, client)
         return cluster.assign(server.scores, state.scores, scored)
 
     before = map(_on_raw, setup_phases(summary_config, hyper, codec))
     sweeps = (_h_phase(), _q_phase()) * _SWEEPS
     return cluster._replace(
         init=init,
-        setup=(*before, *sweeps, _last(), *map(on_scores, cluster.setup)),
-        round=tuple(map(on_scores, cluster.round)),
-        finish=tuple(map(on_scores, cluster.finish)),
+        setup=(*before, *sweeps, _last(), *map(_on_scores, cluster.setup)),
+        round=tuple(map(_on_scores, cluster.round)),
+        finish=tuple(map(_on_scores, cluster.finish)),
         assign=assign,
         done=lambda server: cluster.done(server.scores),  # type: ignore[misc]
     )
@@ -170,6 +152,31 @@ def scores(rows: Array, h: Array, q: Array, where: Array) -> Array:
     s = lax.fori_loop(0, _PASSES, better, jnp.ones(h.shape[1]))
     p = pf.projection(rows, h, q, s, where=where)
     return matmul(p, h) * s[None]
+
+
+def _scored(scales: dict[int, Scale], h: Array, q: Array, client: Cohort) -> Cohort:
+    """Returns the client with the scores of its samples in the place of its views."""
+    rows = scores(standardised(scales, client), h, q, client.mask)
+    return dataclasses.replace(client, views=(rows,), view_ids=(0,))
+
+
+def _on_scores(phase: Phase) -> Phase:
+    """Returns an exchange of E-FKMVC with the scores in place of the views."""
+
+    def client(key: Array, sent: Any, state: Client, client: Cohort) -> tuple:
+        scored = _scored(state.raw.scales, state.h, state.q, client)
+        new, message, info = phase.client(key, sent, state.scores, scored)
+        return dataclasses.replace(state, scores=new), message, info
+
+    def server(key: Array, state: Server, messages: tuple, weights: tuple) -> tuple:
+        new, info = phase.server(key, state.scores, messages, weights)
+        return state._replace(scores=new), info
+
+    return phase._replace(
+        broadcast=lambda state, view_ids: phase.broadcast(state.scores, (0,)),
+        client=client,
+        server=server,
+    )
 
 
 def _on_raw(phase: Phase) -> Phase:
@@ -195,7 +202,7 @@ def _h_phase() -> Phase:
 
     def client(key: Array, sent: tuple, state: Client, client: Cohort) -> tuple:
         h, q = sent
-        rows = _rows(state.raw.scales, client)
+        rows = standardised(state.raw.scales, client)
         p = pf.projection(rows, h, q, state.scales, where=client.mask)
         y = matmul(p.T, rows)
         s = pf.update_s(y, h, q, state.scales)
@@ -230,17 +237,6 @@ def _last() -> Phase:
         return dataclasses.replace(state, h=sent[0], q=sent[1]), (), {}
 
     return Phase(lambda state, view_ids: (state.h, state.q), client, keep)
-
-
-def _rows(scales: dict[int, Scale], client: Cohort) -> Array:
-    """Returns all views of a client side by side, about the mean and over the deviation, [n, D]."""
-    views = {v: x - scales[v].origin[None] for v, x in client.by_view().items()}
-    rows = _scaled(views, {v: scales[v].variance for v in views})
-    return jnp.where(client.mask[:, None], rows, 0.0)
-
-
-def _scaled(views: dict[int, Array], variances: dict[int, Array]) -> Array:
-    return jnp.concatenate([x / jnp.sqrt(positive(variances[v])) for v, x in views.items()], axis=1)
 
 
 def _total(rows: Array, counts: Array) -> Array:

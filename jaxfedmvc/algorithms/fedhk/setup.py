@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import warnings
 
 import jax
@@ -13,13 +12,15 @@ from jax import Array
 
 from jaxfedmvc import keys
 from jaxfedmvc.algorithm import Phase, keep, send_nothing
+from jaxfedmvc.algorithms.fedhk.client import standardised
 from jaxfedmvc.algorithms.fedhk.model import (
     ClientState,
     Codec,
     PyTree,
     ServerState,
     by_view,
-    positive,
+    split_by_view,
+    widths,
 )
 from jaxfedmvc.algorithms.fedhk.settings import FedHKConfig, FedHKHyperparams
 from jaxfedmvc.clustering import kmeans, predict
@@ -182,19 +183,9 @@ def _ranges() -> Phase:
 def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) -> Phase:
     """Finds where to start, by k-means over the clients' own centres weighted by their counts.
 
-    Every client with all views clusters its samples, views concatenated and each divided by its
-    total standard deviation, into at most 2c clusters of five samples on average, and sends their
-    centres and sizes; clusters of a single sample are left out: two is the least, unless
-    `min_cluster_size` says more, and then clusters have twice that on average. The paper runs
-    k-means on pooled samples, view by view, whose clusters of different views do not belong
-    together. What is sent here still tells of few samples each, and is no sum over clients:
-    `private` starts without it.
-
-    The sum of a client's rows was sent before, and less the summaries it is the sum of those left
-    out, which may be one. With `min_cluster_size` they are as many as it says, or none.
+    The paper runs k-means on pooled samples, view by view, whose clusters of different views do not
+    belong together.
     """
-    n_summaries = 2 * config.n_clusters
-    least, average = _sizes(config)
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> tuple[dict, dict]:
         scales = {v: state.scales[v] for v in view_ids}
@@ -210,22 +201,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         state = dataclasses.replace(state, scales=scales)
         if not state.holds_all:
             return state, (), {}
-        rows = jnp.concatenate(
-            [
-                (x - scales[v].origin[None]) / jnp.sqrt(positive(variances[v]))
-                for v, x in client.by_view().items()
-            ],
-            axis=1,
-        )
-        # One start does: twice as many clusters as are wanted need not be the best ones.
-        limit = jnp.sum(client.mask) // average
-        found = kmeans(key, rows, n_summaries, where=client.mask, n_init=1, limit=limit)
-        means, counts = means_of(rows, found.labels, n_summaries)
-        if config.min_cluster_size is not None:
-            labels = _none_left_alone(found.labels, counts, least)
-            means, counts = means_of(rows, labels, n_summaries)
-        kept = counts >= least
-        return state, (jnp.where(kept[:, None], means, 0.0), counts * kept), {}
+        return state, _summarised(key, standardised(scales, client), client.mask, config), {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         (message, weight), *_ = [
@@ -235,13 +211,12 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
         counts = (counts * weight[:, None]).ravel()
         rows, counts = _in_order(rows.reshape(-1, rows.shape[2]), counts)
         (n_restarts,) = state.models.log_objective.shape
-        widths = [scale.origin.shape[0] for scale in state.scales.values()]
-        cuts = list(itertools.accumulate(widths))[:-1]
         deviations = {v: jnp.sqrt(scale.variance) for v, scale in state.scales.items()}
+        of_views = widths(state.scales)
 
-        def cut(rows: Array) -> dict[int, Array]:
-            parts = jnp.split(rows, cuts, axis=-1)
-            return {v: part * deviations[v] for v, part in zip(deviations, parts, strict=True)}
+        def in_units(rows: Array) -> dict[int, Array]:
+            """Returns rows [..., D] by view, in the features' units again."""
+            return {v: x * deviations[v] for v, x in split_by_view(rows, of_views).items()}
 
         def clusters(key_and_features: tuple[Array, Array]) -> Array:
             key, seen = key_and_features
@@ -257,20 +232,52 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
 
         # Every start sees all features; a view's own clusters are those of its features.
         starts = jax.random.split(key, n_restarts)
-        seen = jnp.ones((n_restarts, sum(widths)))
+        seen = jnp.ones((n_restarts, rows.shape[1]))
         if state.of_views:
-            more = jax.random.split(jax.random.fold_in(key, keys.VIEWS), len(widths))
+            more = jax.random.split(jax.random.fold_in(key, keys.VIEWS), len(of_views))
             starts = jnp.concatenate([starts, more])
-            owner = np.repeat(np.arange(len(widths)), widths)
-            seen = jnp.concatenate([seen, owner[None] == np.arange(len(widths))[:, None]])
+            owner = np.repeat(np.arange(len(of_views)), list(of_views.values()))
+            seen = jnp.concatenate([seen, owner[None] == np.arange(len(of_views))[:, None]])
         # One after another: one program does for all.
         found = jax.lax.map(clusters, (starts, seen))
-        basis, fits = codec.start(cut(rows), counts, cut(found[:n_restarts]))
-        of_views = {v: cut(found[n_restarts + place])[v] for place, v in enumerate(state.of_views)}
+        basis, fits = codec.start(in_units(rows), counts, in_units(found[:n_restarts]))
+        own = {v: in_units(found[n_restarts + i])[v] for i, v in enumerate(state.of_views)}
         models = state.models._replace(fit=fits)
-        return state._replace(basis=basis, models=models, of_views=of_views), {}
+        return state._replace(basis=basis, models=models, of_views=own), {}
 
     return Phase(broadcast, client, server)
+
+
+def _summarised(key: Array, rows: Array, where: Array, config: FedHKConfig) -> tuple[Array, Array]:
+    """Computes a client's summaries: the centres and sizes of small clusters of its samples.
+
+    At most 2c clusters, of five samples on average; those of a single sample are left out: two is
+    the least, unless `min_cluster_size` says more, and then clusters have twice that on average.
+    What is sent so still tells of few samples each, and is no sum over clients: `private` starts
+    without it.
+
+    The sum of a client's rows was sent before, and less the summaries it is the sum of those left
+    out, which may be one. With `min_cluster_size` they are as many as it says, or none.
+
+    Args:
+      key: PRNG key.
+      rows: All views, `client.standardised`, [n, D].
+      where: Rows that are not padding, bool [n].
+      config: Of the method.
+
+    Returns:
+      Centres [2c, D] and numbers of samples [2c], zero for clusters that are left out.
+    """
+    n_summaries = 2 * config.n_clusters
+    least, average = _sizes(config)
+    # One start does: twice as many clusters as are wanted need not be the best ones.
+    limit = jnp.sum(where) // average
+    labels = kmeans(key, rows, n_summaries, where=where, n_init=1, limit=limit).labels
+    means, counts = means_of(rows, labels, n_summaries)
+    if config.min_cluster_size is not None:
+        means, counts = means_of(rows, _none_left_alone(labels, counts, least), n_summaries)
+    kept = counts >= least
+    return jnp.where(kept[:, None], means, 0.0), counts * kept
 
 
 def _none_left_alone(labels: Array, counts: Array, least: int) -> Array:

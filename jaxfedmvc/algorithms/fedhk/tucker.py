@@ -104,59 +104,60 @@ def _of_statistics(config: FedHKTuckerConfig) -> Codec:
         inner = _inner(sent)
         return {v: matmul(inner[:, :, v], basis[:width].T) for v, width in widths.items()}
 
-    def update(
-        fit: tuple[Array, tuple],
-        numerators: dict[int, Array],
-        weights: dict[int, Array],
-        relevance: Array,
-        basis: Array,
-        widths: dict[int, int],
-    ) -> tuple[Array, tuple]:
-        """Moves Z nearer to the centres N / W, all in the coordinates of the basis.
-
-        The bound of J is sum_kh w_kh |B^h z_kh - m_kh|^2 with w_kh = delta_h v_h^alpha W_kh, where
-        B^h has the rows of the basis that view h fills. Without further constraint every z_kh has
-        its own minimum. Else sweeps of HOOI go towards
-        Z + w / max w (B^h^T m - B^h^T B^h Z), which lowers the bound as B^h^T B^h <= 1.
-        """
-        grams = jnp.stack([matmul(basis[:width].T, basis[:width]) for width in widths.values()])
-        strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])  # [s, c]
-
-        def residual(inner: Array) -> Array:
-            """Computes B^h^T m - B^h^T B^h Z, [s, c, R2], zero where a cluster is empty."""
-            fitted = matmul(jnp.moveaxis(inner, 2, 0), grams)
-            targets = [hk.centres_from(numerators[v], weights[v], fitted[v]) for v in widths]
-            return jnp.stack(targets) - fitted
-
-        old = _inner(fit)
-        _, (clusters, views) = fit
-        if isinstance(clusters, tuple) and isinstance(views, tuple):
-            # Of directions that a narrow view does not fill, nothing is known: they stay.
-            inverses = jnp.linalg.inv(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
-            return old + jnp.moveaxis(matmul(residual(old), inverses), 0, 2), ((), ())
-
-        strength = jnp.broadcast_to(strengths.T[:, None], old.shape)
-
-        def sweep(_: int, fit: tuple[Array, tuple]) -> tuple[Array, tuple]:
-            inner = _inner(fit)
-            wanted = inner + jnp.moveaxis(residual(inner), 0, 2)
-            plain = tk.weighted_target(wanted, inner, strength)
-            factors = [
-                jnp.eye(size) if isinstance(factor, tuple) else factor
-                for factor, size in zip((fit[1][0], (), fit[1][1]), inner.shape, strict=True)
-            ]
-            return _kept(tk.project(plain, tk.hooi_sweep(plain, factors)))
-
-        return lax.fori_loop(0, _SWEEPS, sweep, fit)
-
     return Codec(
         start=start,
         sent=lambda fit, view_ids: fit,
         centres=centres,
         compress=lambda numerators, basis: {v: _into(n, basis) for v, n in numerators.items()},
-        update=update,
+        update=_update,
         shares_basis=True,
     )
+
+
+def _update(
+    fit: tuple[Array, tuple],
+    numerators: dict[int, Array],
+    weights: dict[int, Array],
+    relevance: Array,
+    basis: Array,
+    widths: dict[int, int],
+) -> tuple[Array, tuple]:
+    """Moves Z nearer to the centres N / W, all in the coordinates of the basis.
+
+    The bound of J is sum_kh w_kh |B^h z_kh - m_kh|^2 with w_kh = delta_h v_h^alpha W_kh, where
+    B^h has the rows of the basis that view h fills. Without further constraint every z_kh has
+    its own minimum. Else sweeps of HOOI go towards
+    Z + w / max w (B^h^T m - B^h^T B^h Z), which lowers the bound as B^h^T B^h <= 1.
+    """
+    grams = jnp.stack([matmul(basis[:width].T, basis[:width]) for width in widths.values()])
+    strengths = relevance[:, None] * jnp.stack([weights[v] for v in widths])  # [s, c]
+
+    def residual(inner: Array) -> Array:
+        """Computes B^h^T m - B^h^T B^h Z, [s, c, R2], zero where a cluster is empty."""
+        fitted = matmul(jnp.moveaxis(inner, 2, 0), grams)
+        targets = [hk.centres_from(numerators[v], weights[v], fitted[v]) for v in widths]
+        return jnp.stack(targets) - fitted
+
+    old = _inner(fit)
+    _, (clusters, views) = fit
+    if isinstance(clusters, tuple) and isinstance(views, tuple):
+        # Of directions that a narrow view does not fill, nothing is known: they stay.
+        inverses = jnp.linalg.inv(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
+        return old + jnp.moveaxis(matmul(residual(old), inverses), 0, 2), ((), ())
+
+    strength = jnp.broadcast_to(strengths.T[:, None], old.shape)
+
+    def sweep(_: int, fit: tuple[Array, tuple]) -> tuple[Array, tuple]:
+        inner = _inner(fit)
+        wanted = inner + jnp.moveaxis(residual(inner), 0, 2)
+        plain = tk.weighted_target(wanted, inner, strength)
+        factors = [
+            jnp.eye(size) if isinstance(factor, tuple) else factor
+            for factor, size in zip((fit[1][0], (), fit[1][1]), inner.shape, strict=True)
+        ]
+        return _kept(tk.project(plain, tk.hooi_sweep(plain, factors)))
+
+    return lax.fori_loop(0, _SWEEPS, sweep, fit)
 
 
 def _of_cores(config: FedHKTuckerConfig) -> Codec:

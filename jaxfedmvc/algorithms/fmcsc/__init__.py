@@ -4,8 +4,8 @@ Chen et al., "Bridging Gaps: Federated Multi-View Clustering in Heterogeneous Hy
 NeurIPS 2024. Equation numbers are the paper's. Read `method.py` beside algorithm 1 first. What its
 exchanges are made of: `settings.py`, the models in `networks.py`, the equations in `objective.py`
 and their minimisation in `training.py`, what clients do in `client.py`, what the server makes of it
-in `server.py`, noise on the way in `uploads.py`, and what follows the rounds in `centroids.py`.
-`local.py` has no federation.
+in `server.py`, noise on the way in `uploads.py`, and what follows the rounds in `centroids.py`, and
+in `teaching.py` with its `random_features.py`. `local.py` has no federation.
 
 Some clients hold all views, the others a part of them (in the paper: one). A "kind" is a subset of
 views, written as the tuple of view ids; there is one global model for each kind: f_g for all views,

@@ -23,6 +23,7 @@ from jaxfedmvc.clustering.kmeans import means_of
 from jaxfedmvc.federation import Cohort
 from jaxfedmvc.messages.clusters import min_cluster_size
 from jaxfedmvc.messages.transforms import transformed
+from jaxfedmvc.precision import matmul
 
 # Number of clusters in use; None: all.
 Limit = jax.Array | int | None
@@ -185,7 +186,7 @@ def _tally(
         nearest = jax.nn.one_hot(labels, config.n_clusters) * client.mask[:, None]
         squares = jnp.sum(jnp.square(state.h - centroids[labels]), axis=1)
         total = jnp.sum(jnp.where(client.mask, squares, 0.0))
-        return nearest.T @ state.h, jnp.sum(nearest, axis=0), total
+        return matmul(nearest.T, state.h), jnp.sum(nearest, axis=0), total
 
     if config.centroid_starts == 1:
         return state, one_start(centroids)[:2], {}

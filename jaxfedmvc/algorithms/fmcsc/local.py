@@ -14,11 +14,17 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
-from jaxfedmvc.algorithms.fmcsc.networks import Kind, Model, features, init_model, view_dims
+from jaxfedmvc.algorithms.fmcsc.networks import (
+    Kind,
+    Model,
+    features,
+    init_model,
+    side_by_side,
+    view_dims,
+)
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, FMCSCHyperparams, check_hyperparams
 from jaxfedmvc.algorithms.fmcsc.training import Info, fit_autoencoders, fit_multi_view
 from jaxfedmvc.clustering import kmeans
@@ -111,7 +117,7 @@ def _embed(server: Nothing, state: LocalState, client: Cohort) -> jax.Array:
     """Computes H [rows, d] on clients with all views, and Z^v side by side on others."""
     check_views(client, view_dims(state.model), complete=True)
     out = features(state.model, client.by_view())
-    return out.h if state.model.view_heads else jnp.concatenate(list(out.z.values()), axis=-1)
+    return out.h if state.model.view_heads else side_by_side(out.z)
 
 
 def _assign(

@@ -147,13 +147,18 @@ def features(model: Model, views: Views) -> Features:
 
     found = nn.each(autoencoded, model.autoencoders, views)
     z = {v: z for v, (z, _) in found.items()}
-    joint = jnp.concatenate([z[v] for v in sorted(z)], axis=-1)
+    joint = side_by_side(z)
     return Features(
         reconstruction={v: x for v, (_, x) in found.items()},
         z=z,
         h_views=nn.each(nn.apply, model.view_heads, z),
         h=losses.l2_normalize(nn.apply(model.joint_head, joint)),
     )
+
+
+def side_by_side(views: Views) -> jax.Array:
+    """Returns what there is of these views [rows, D_v] as [rows, sum of D_v], by their numbers."""
+    return jnp.concatenate([views[v] for v in sorted(views)], axis=-1)
 
 
 def view_dims(model: Model) -> dict[int, int]:

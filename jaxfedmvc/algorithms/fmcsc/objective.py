@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfedmvc import losses, nn
-from jaxfedmvc.algorithms.fmcsc.networks import Features, Kind, Model, Views, by_place, features
+from jaxfedmvc.algorithms.fmcsc.networks import (
+    Features,
+    Kind,
+    Model,
+    Views,
+    by_place,
+    features,
+    side_by_side,
+)
 from jaxfedmvc.algorithms.fmcsc.settings import FMCSCConfig, SquaredError
 
 # --- Losses, eq. (1) to (8) -----------------------------------------------------------------------
@@ -144,9 +152,8 @@ def hide_features(key: jax.Array, views: Views, rate: jax.Array | float) -> View
     What is drawn for a row depends on its place and not on the number of rows.
     """
     # One draw for all views side by side, of which each row has the same number.
-    ids = sorted(views)
-    side_by_side = jnp.concatenate([views[v] for v in ids], axis=1)
-    kept = side_by_side * jax.random.bernoulli(key, 1 - rate, side_by_side.shape)
+    ids, rows = sorted(views), side_by_side(views)
+    kept = rows * jax.random.bernoulli(key, 1 - rate, rows.shape)
     ends = np.cumsum([views[v].shape[1] for v in ids])
     return dict(zip(ids, jnp.split(kept, ends[:-1], axis=1), strict=True))
 

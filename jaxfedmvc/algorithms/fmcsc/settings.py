@@ -239,10 +239,7 @@ def check_hyperparams(hyper: FMCSCHyperparams) -> None:
       ValueError: Names the number, its value and what is allowed.
     """
     positive = "learning_rate", "tau_m", "tau_p", "weight_floor", "upload_noise", "upload_clip"
-    checks.numbers(
-        hyper,
-        dict.fromkeys(positive, checks.POSITIVE)
-        | {"teach_ridge": checks.POSITIVE}
-        | {"mask_rate": (lambda x: (x > 0) & (x < 1), "above 0 and below 1")}
-        | {"settle_rounds": (lambda r: r >= 1, "1 or more")},
-    )
+    rules = dict.fromkeys((*positive, "teach_ridge"), checks.POSITIVE)
+    rules["mask_rate"] = (lambda x: (x > 0) & (x < 1), "above 0 and below 1")
+    rules["settle_rounds"] = (lambda r: r >= 1, "1 or more")
+    checks.numbers(hyper, rules)

@@ -20,6 +20,7 @@ from jaxfedmvc.algorithms.mgcd.model import (
     uniform_by_row,
 )
 from jaxfedmvc.algorithms.mgcd.settings import MGCDHyperparams, ResolvedConfig
+from jaxfedmvc.algorithms.shared.matrices import right_singular_vectors
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.nn import fit, fit_on, last
 from jaxfedmvc.precision import matmul
@@ -165,7 +166,7 @@ def principal_axes(x: Array, width: int) -> Array:
 
     The leading eigenvectors of the covariance (Baldi & Hornik, 1989) of centred x [N, D_v].
     """
-    return jnp.linalg.eigh(matmul(x.T, x))[1][:, ::-1][:, :width]
+    return right_singular_vectors(x, width)
 
 
 def centred(x: Array, mask: Array) -> Array:

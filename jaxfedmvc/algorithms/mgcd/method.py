@@ -51,6 +51,7 @@ from jaxfedmvc.algorithms.mgcd.sizes import (
     view_dims,
 )
 from jaxfedmvc.algorithms.mgcd.sparse_spectral import Neighbours
+from jaxfedmvc.algorithms.shared.agents import features, keep_labels, kept_labels
 from jaxfedmvc.federation import Cohort, Federation
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.metrics.views import LEAST_VIEWS
@@ -89,8 +90,8 @@ def mgcd(config: MGCDConfig, hyperparams: MGCDHyperparams | None = None) -> Fede
         round=(
             Phase(_send_graph, _build_find_diversity(settings, hp), _build_refine(settings, hp)),
         ),
-        finish=(Phase(_send_labels, _receive, keep),),
-        assign=_assign,
+        finish=(Phase(_send_labels, keep_labels, keep),),
+        assign=kept_labels,
         embed=_embed,
         done=(lambda state: state.finished) if settings.mode == "robust" else None,
     )
@@ -160,7 +161,7 @@ def _init_client(
 
 def _build_prepare(config: ResolvedConfig, hp: MGCDHyperparams) -> Callable[..., Any]:
     def prepare(key: Array, _: tuple[()], state: ClientState, client: Cohort) -> Any:
-        x, mask = _features(client), client.mask
+        x, mask = features(client), client.mask
         if config.mode == "robust":
             latent, loss = client_lib.latent(key, x, mask, state.latent.shape[1], config, hp)
             return state._replace(latent=latent), (), {"loss": loss}
@@ -190,7 +191,7 @@ def _build_find_diversity(config: ResolvedConfig, hp: MGCDHyperparams) -> Callab
             )
             loss = masked_mean(jnp.sum(left_over**2, axis=1), mask)
         else:
-            x = _features(client)
+            x = features(client)
             state, losses = client_lib.local_training(key, state, graph, x, mask, config, hp)
             found = client_lib.diversity_graph(state.params, x, mask, config)
             loss = last(losses)
@@ -270,24 +271,12 @@ def _send_labels(state: ServerState, view_ids: tuple[int, ...]) -> Array:
     return state.clusters.labels
 
 
-def _receive(key: Array, labels: Array, state: ClientState, client: Cohort) -> Any:
-    return state._replace(labels=labels), (), {}
-
-
-def _assign(server: ServerState, state: ClientState, client: Cohort) -> Array:
-    return jnp.where(client.mask, state.labels, -1)
-
-
 def _embed(server: ServerState, state: ClientState, client: Cohort) -> Array:
     return server.clusters.embedding
 
 
-def _features(client: Cohort) -> Array:
-    return jnp.where(client.mask[:, None], jnp.concatenate(client.views, axis=-1), 0.0)
-
-
 def _cleaned(graph: Graph, where: Array) -> Graph:
-    """An upload, whatever happened to it on the way: no diagonal, and nothing of padding."""
+    """Clears an upload, whatever happened to it on the way, of its diagonal and of padding."""
     if isinstance(graph, Factored):
         return Factored(
             jnp.where(where[:, None], graph.left, 0.0), jnp.where(where[None], graph.right, 0.0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxfedmvc.algorithms.mgcd.settings import ResolvedConfig
+from jaxfedmvc.algorithms.shared.agents import n_features
 from jaxfedmvc.federation import Federation
 
 
 def view_dims(federation: Federation) -> list[int]:
     """Returns the number of features of each client."""
-    return [sum(view.shape[-1] for view in cohort.views) for cohort in federation.cohorts]
+    return [n_features(cohort) for cohort in federation.cohorts]
 
 
 def latent_dims(config: ResolvedConfig, view_dims: Sequence[int]) -> list[int]:

@@ -19,6 +19,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
+from jaxfedmvc.algorithms.shared.matrices import inverse_root
 from jaxfedmvc.checks import mask, whole, wrong
 from jaxfedmvc.clustering.host import on_host
 from jaxfedmvc.clustering.spectral import fix_signs
@@ -212,13 +213,12 @@ def device_embedding(affinity: Neighbours, n_components: int, where: Array) -> E
     n, _ = affinity.index.shape
 
     def product(x: Array) -> Array:
-        """(S + S^T) / 2 times a vector [n]."""
+        """Computes (S + S^T) / 2 times a vector [n]."""
         edges = affinity.weight * x[:, None]
         there = jnp.sum(affinity.weight * x[affinity.index], axis=1)
         return (there + jnp.zeros(n).at[affinity.index].add(edges)) / 2
 
-    degrees = product(jnp.ones(n))
-    scale = jnp.where(degrees > 0, lax.rsqrt(jnp.where(degrees > 0, degrees, 1.0)), 0.0)
+    scale = inverse_root(product(jnp.ones(n)))
     if n <= max(_DENSE, 10 * n_components):
         rows = jnp.arange(n)[:, None]
         directed = jnp.zeros((n, n)).at[rows, affinity.index].add(affinity.weight)

@@ -108,30 +108,12 @@ def pooled(
         return server, tuple(jnp.full(shape, -1, jnp.int32) for shape in shapes.values())
 
     def find(key: Array, state: PooledState, messages: Any, weights: Any) -> Any:
-        # By client id and then place, padding last, and then shuffled: neither cohorts, nor
-        # padding, nor the order in which data were filed decide where a row comes.
         views, observed, client = _stacked(messages, weights)
-        present = jnp.any(observed, axis=1)
-        by_client = jnp.argsort(jnp.where(present, client, jnp.iinfo(jnp.int32).max))
         key_order, key_fit = jax.random.split(key)
-        draws = jax.random.uniform(key_order, client.shape)
-        order = by_client[jnp.argsort(jnp.where(present[by_client], draws, jnp.inf))]
+        order = _shuffled(key_order, jnp.any(observed, axis=1), client)
         found = fit(key_fit, tuple(x[order] for x in views), observed[order], config, hyper)
         back = jnp.argsort(order)
-        labels, embedding = found.labels[back], found.embedding[back]
-        new = PooledState(*(dict(field) for field in state))
-        start = 0
-        for message in messages:
-            kind, (n, rows) = tuple(sorted(message["views"])), message["mask"].shape
-            mine = slice(start, start := start + n * rows)
-            by_id = jnp.argsort(message["client"])
-
-            def filled(old: Array, values: Array, n: int = n, by_id: Array = by_id) -> Array:
-                return old.at[:n].set(values.reshape(n, *old.shape[1:])[by_id])
-
-            new.clients[kind] = filled(state.clients[kind], message["client"])
-            new.labels[kind] = filled(state.labels[kind], labels[mine])
-            new.embedding[kind] = filled(state.embedding[kind], embedding[mine])
+        new = _dealt_out(state, messages, found.labels[back], found.embedding[back])
         return new, {"loss": found.trace[-1], "trace": found.trace}
 
     return FederatedAlgorithm(
@@ -184,6 +166,32 @@ def _stacked(messages: Any, weights: Any) -> tuple[list[Array], Array, Array]:
         clients.append(jnp.repeat(message["client"], message["mask"].shape[1]))
     stacked = [jnp.concatenate(parts) for parts in views.values()]
     return stacked, jnp.concatenate(observed), jnp.concatenate(clients)
+
+
+def _shuffled(key: Array, present: Array, client: Array) -> Array:
+    """Returns the rows in random order, padding last, int32 [N].
+
+    By client id and then place before they are shuffled: neither cohorts, nor padding, nor the
+    order in which data were filed decide where a row comes.
+    """
+    by_client = jnp.argsort(jnp.where(present, client, jnp.iinfo(jnp.int32).max))
+    draws = jax.random.uniform(key, client.shape)
+    return by_client[jnp.argsort(jnp.where(present[by_client], draws, jnp.inf))]
+
+
+def _dealt_out(state: PooledState, messages: Any, labels: Array, embedding: Array) -> PooledState:
+    """Returns the state with what was found for all rows [N, ...], in the order of `_stacked`."""
+    new = PooledState(*(dict(field) for field in state))
+    start = 0
+    for message in messages:
+        kind, (n, rows) = tuple(sorted(message["views"])), message["mask"].shape
+        mine = slice(start, start := start + n * rows)
+        by_id = jnp.argsort(message["client"])
+        found = message["client"], labels[mine], embedding[mine]
+        for field, values in zip(new, found, strict=True):
+            old = field[kind]
+            field[kind] = old.at[:n].set(values.reshape(n, *old.shape[1:])[by_id])
+    return new
 
 
 def _send_labels(state: PooledState, view_ids: Kind) -> dict[str, Array]:

@@ -39,7 +39,7 @@ from jaxfedmvc.algorithms.pooled.networks import (
     encode,
     fit_autoencoders,
     init_networks,
-    neighbours,
+    neighbours_by_view,
     reconstruction_loss,
     sum_over_pairs,
 )
@@ -250,7 +250,7 @@ def fill(z: Array, observed: Array) -> Array:
       z: [V, N, d].
       observed: bool [N, V].
     """
-    cosines, rows = neighbours(l2_normalize(z), observed, 1)  # [N, V, V, 1]
+    cosines, rows = neighbours_by_view(l2_normalize(z), observed, 1)  # [N, V, V, 1]
     view = jnp.argmax(cosines, axis=2, keepdims=True)
     nearest = jnp.take_along_axis(rows, view, axis=2)[:, :, 0, 0].T  # [V, N]
     found = jnp.take_along_axis(z, nearest[:, :, None], axis=1)

@@ -48,7 +48,7 @@ from jaxfedmvc.algorithms.pooled.networks import (
     encode,
     fit_autoencoders,
     init_networks,
-    neighbours,
+    neighbours_by_view,
     sum_over_pairs,
     unevenness,
 )
@@ -308,7 +308,7 @@ def fill(x: Sequence[Array], features: Array, observed: Array, count: int) -> tu
       observed: bool [N, V].
       count: Neighbours to ask for.
     """
-    products, rows = neighbours(features, observed, count)  # [N, V, V, count]
+    products, rows = neighbours_by_view(features, observed, count)  # [N, V, V, count]
     usable = jnp.isfinite(products)
     have = jnp.zeros(usable.shape[:2], jnp.int32)  # [N, V]
     taken = []

@@ -42,6 +42,7 @@ from jaxfedmvc.algorithms.pooled.networks import (
     encode,
     fit_autoencoders,
     init_networks,
+    init_norm,
     layer_norm,
     reconstruction_loss,
 )
@@ -118,10 +119,8 @@ def gcfagg(
         are fewer samples than clusters.
     """
     hyper = hyperparams or GCFAggHyperparams()
-    share = (lambda x: (x >= 0) & (x < 1), "0 or more and below 1")
-    checks.numbers(
-        hyper, {"learning_rate": checks.POSITIVE, "tau": checks.POSITIVE, "dropout": share}
-    )
+    positive = dict.fromkeys(("learning_rate", "tau"), checks.POSITIVE)
+    checks.numbers(hyper, positive | {"dropout": checks.BELOW_ONE})
     return pooled(fit, config, hyper, needs_complete_rows("gcfagg"))
 
 
@@ -191,10 +190,7 @@ def init(key: Array, views: tuple[Array, ...], config: GCFAggConfig) -> Networks
     )
     # PyTorch draws these three together from +-sqrt(6 / (width + 3 width)).
     together = jax.tree.map(lambda w: 1.5**0.5 * w, networks.heads["queries_keys_values"])
-    norms = {
-        name: {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
-        for name in ("norm_attention", "norm_forward")
-    }
+    norms = {name: init_norm(width) for name in ("norm_attention", "norm_forward")}
     return networks._replace(heads=networks.heads | norms | {"queries_keys_values": together})
 
 

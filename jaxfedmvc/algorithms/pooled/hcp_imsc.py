@@ -40,7 +40,12 @@ from jaxfedmvc.algorithms.pooled.adapter import (
     pooled,
 )
 from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
-from jaxfedmvc.algorithms.shared.matrices import alternate, neighbours, spectral_rows
+from jaxfedmvc.algorithms.shared.matrices import (
+    alternate,
+    inverse_root,
+    neighbours,
+    spectral_rows,
+)
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.precision import in_32_bits
@@ -267,7 +272,6 @@ def hypergraph_laplacian(rows: Array, where: Array) -> Array:
     heat = jnp.where(valid, jnp.exp(-distances / jnp.where(width > 0, width, 1.0) ** 2), 0.0)
     weights, sizes = jnp.sum(heat, axis=1), jnp.maximum(jnp.sum(valid, axis=1), 1)
     degrees = jnp.zeros(n).at[members].add(valid * weights[:, None])
-    roots = lax.rsqrt(jnp.where(degrees > 0, degrees, 1.0))
-    share = valid * roots[members]
+    share = valid * inverse_root(degrees)[members]
     pairs = (weights / sizes)[:, None, None] * share[:, :, None] * share[:, None]
     return jnp.eye(n).at[members[:, :, None], members[:, None]].add(-pairs)

@@ -127,7 +127,7 @@ def fit(
     spread = jnp.stack([jnp.sum(x_v**2) for x_v in x])
 
     def errors(projected: list[Array], embedded: Array) -> Array:
-        """Squared residuals M_v, [V], of X W_v and Z^T A^T: no matrix is as wide as a view.
+        """Computes squared residuals M_v, [V], from X W_v and Z^T A^T, none as wide as a view.
 
         |x - W y|^2 = |x|^2 - |W^T x|^2 + |W^T x - y|^2, since W^T W = I.
         """

@@ -41,7 +41,12 @@ from jaxfedmvc.algorithms.pooled.adapter import (
     pooled,
 )
 from jaxfedmvc.algorithms.pooled.rows import UNIT_ROWS, is_real, unit_samples
-from jaxfedmvc.algorithms.shared.matrices import polar, soft, spectral_rows
+from jaxfedmvc.algorithms.shared.matrices import (
+    polar,
+    right_singular_vectors,
+    soft,
+    spectral_rows,
+)
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.precision import in_32_bits
 
@@ -211,7 +216,7 @@ def coordinates(x: Array, k: int) -> Array:
 
 def principal(x: Array, k: int) -> Array:
     """Returns the projection [D, k] of rows [N, D] to their k leading directions around zero."""
-    vectors = jnp.linalg.eigh(x.T @ x)[1][:, ::-1][:, :k]
+    vectors = right_singular_vectors(x, k)
     return jnp.pad(vectors, ((0, 0), (0, k - vectors.shape[1])))
 
 

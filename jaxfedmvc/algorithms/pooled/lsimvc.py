@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import Array
 
@@ -122,13 +121,12 @@ def lsimvc(
         views.
     """
     hyper = hyperparams or LSIMVCHyperparams()
-    above = (lambda x: (x > 1) & np.isfinite(x), "a finite number above 1")
     checks.numbers(
         hyper,
         {
             "lam": checks.NOT_NEGATIVE,
             "beta": checks.NOT_NEGATIVE,
-            "r": above,
+            "r": checks.ABOVE_ONE,
             "tol": checks.NOT_NEGATIVE,
         },
     )

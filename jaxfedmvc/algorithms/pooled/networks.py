@@ -132,6 +132,11 @@ def fit_autoencoders(
 # --- Normalisation --------------------------------------------------------------------------------
 
 
+def init_norm(*shape: int) -> dict[str, Array]:
+    """Returns parameters that leave what was normalised as it is; for the functions below."""
+    return {"scale": jnp.ones(shape), "bias": jnp.zeros(shape)}
+
+
 def batch_norm(x: Array, params: PyTree, mask: Array) -> Array:
     """Normalises features of `x` [B, d] by mean and variance of the real rows, and scales them."""
     real, n = mask[:, None], jnp.maximum(jnp.sum(mask), 1)
@@ -189,7 +194,7 @@ def unevenness(q: Array, mask: Array) -> Array:
 # --- Neighbours -----------------------------------------------------------------------------------
 
 
-def neighbours(z: Array, observed: Array, count: int) -> tuple[Array, Array]:
+def neighbours_by_view(z: Array, observed: Array, count: int) -> tuple[Array, Array]:
     """Finds for all rows i and views v, w the rows nearest in w among those that hold v and w.
 
     A row that holds v and w is its own neighbour; rows that lack v are what this is for.

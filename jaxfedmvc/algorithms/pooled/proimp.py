@@ -41,7 +41,7 @@ from optax.assignment import hungarian_algorithm
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_views, pooled
-from jaxfedmvc.algorithms.pooled.networks import batch_norm, layer_norm
+from jaxfedmvc.algorithms.pooled.networks import batch_norm, init_norm, layer_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Federation
@@ -118,10 +118,9 @@ def proimp(
         that no client holds both, or there are fewer samples than clusters.
     """
     hyper = hyperparams or ProImpHyperparams()
-    share = (lambda x: (x >= 0) & (x < 1), "a number from 0, below 1")
     cosine = (lambda x: abs(x) <= 1, "a number from -1 to 1")
     rules = dict.fromkeys(("learning_rate", "tau", "tau_prototypes"), checks.POSITIVE)
-    rules |= {"dropout": share, "margin": cosine, "sharpness": checks.NOT_NEGATIVE}
+    rules |= {"dropout": checks.BELOW_ONE, "margin": cosine, "sharpness": checks.NOT_NEGATIVE}
     checks.numbers(hyper, rules)
     return pooled(fit, config, hyper, needs_views("proimp", 2, "contrasts views"), _needs_pairs)
 
@@ -179,11 +178,7 @@ def fit(
             seen = observed & mask[:, None]
             factors = dropout_factors(key, len(mask), n_views, config, hyperparams.dropout)
             found = read(params, encode(params, x, seen, factors), seen)
-            value = row_contrast(params, found, seen, hyperparams.tau)
-            value += attention_terms(found.attention, seen, hyperparams.sharpness)
-            return value + late * prototype_contrast(
-                params, found.prototypes, match, hyperparams.margin, hyperparams.tau_prototypes
-            )
+            return batch_loss(params, found, seen, match, late, hyperparams)
 
         vector, opt_state, losses = fit_on(
             jax.random.fold_in(key_steps, number),
@@ -247,15 +242,14 @@ def start(key: Array, widths: list[int], config: ProImpConfig) -> PyTree:
 
     def layers(name: str) -> list[dict[str, Any]]:
         found = [drawn[name]["params"][f"Dense_{i}"] for i in range(len(shapes[name][1]))]
-        return [layer | {"norm": _unit_norm(layer["bias"].shape)} for layer in found[:-1]] + [
-            found[-1]
-        ]
+        normed = [layer | {"norm": init_norm(*layer["bias"].shape)} for layer in found[:-1]]
+        return [*normed, found[-1]]
 
     def stacked(name: str) -> dict[str, Array]:
         found = [drawn[f"{name}_{v}"]["params"]["Dense_0"] for v in range(n_views)]
         return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
-    norms = {name: _unit_norm((n_views, d)) for name in ("row_norm", "prototype_norm")}
+    norms = {name: init_norm(n_views, d) for name in ("row_norm", "prototype_norm")}
     return {
         "encoders": [layers(f"encoder_{v}") for v in range(n_views)],
         "attention": {name: stacked(name) for name in names} | norms,
@@ -263,10 +257,6 @@ def start(key: Array, widths: list[int], config: ProImpConfig) -> PyTree:
         **{name: layers(name) for name in ("rep", "project_rows", "project_prototypes")},
         "out": layers("out")[0],
     }
-
-
-def _unit_norm(shape: tuple[int, ...]) -> dict[str, Array]:
-    return {"scale": jnp.ones(shape), "bias": jnp.zeros(shape)}
 
 
 def linear(layer: PyTree, x: Array) -> Array:
@@ -362,6 +352,22 @@ def fused(params: PyTree, values: Array, rows: Array) -> Array:
 
 
 # --- Terms of the loss ----------------------------------------------------------------------------
+
+
+def batch_loss(
+    params: PyTree,
+    found: Read,
+    seen: Array,
+    match: Array,
+    late: Array,
+    hyper: ProImpHyperparams,
+) -> Array:
+    """Computes the loss of a batch; prototypes are contrasted `late`, once `match` is known."""
+    value = row_contrast(params, found, seen, hyper.tau)
+    value += attention_terms(found.attention, seen, hyper.sharpness)
+    return value + late * prototype_contrast(
+        params, found.prototypes, match, hyper.margin, hyper.tau_prototypes
+    )
 
 
 def row_contrast(params: PyTree, found: Read, seen: Array, tau: Array | float) -> Array:

@@ -35,7 +35,7 @@ from jax.flatten_util import ravel_pytree
 from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import Fitted, needs_complete_rows, needs_views, pooled
-from jaxfedmvc.algorithms.pooled.networks import batch_norm
+from jaxfedmvc.algorithms.pooled.networks import batch_norm, init_norm
 from jaxfedmvc.algorithms.pooled.rows import blank, is_real
 from jaxfedmvc.algorithms.shared.matrices import squared_distances
 from jaxfedmvc.losses import l2_normalize, masked_mean
@@ -318,7 +318,7 @@ def start(key: Array, widths: list[int], config: SiMVCConfig) -> PyTree:
         draw.reshape(leaf.shape) * (2 / len(leaf)) ** 0.5 if draw.size else jnp.zeros(leaf.shape)
         for draw, leaf in zip(draws, leaves, strict=True)
     ]
-    norm = {"scale": jnp.ones(config.head_hidden), "bias": jnp.zeros(config.head_hidden)}
+    norm = init_norm(config.head_hidden)
     fusion = jnp.full(len(widths), 1 / len(widths))
     return {**jax.tree.unflatten(tree, drawn), "norm": norm, "fusion": fusion}
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxfedmvc.losses import l2_normalize
+from jaxfedmvc.precision import matmul
 
 PyTree = Any
 
@@ -64,8 +66,7 @@ def view_weights(errors: Array, r: Array | float, held: Array | None = None) -> 
     logs = jnp.log(jnp.maximum(errors, jnp.finfo(errors.dtype).tiny)) / (1 - r)
     if held is not None:
         logs = jnp.where(held | ~jnp.any(held), logs, -jnp.inf)
-    weights = jnp.exp(logs - jnp.max(logs))
-    return weights / jnp.sum(weights)
+    return jax.nn.softmax(logs)
 
 
 def left_singular_vectors(z: Array, rank: int) -> Array:
@@ -78,6 +79,19 @@ def left_singular_vectors(z: Array, rank: int) -> Array:
     kept = values > values[0] * z.shape[1] * jnp.finfo(z.dtype).eps
     scales = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1.0)), 0.0)
     return z @ vectors * scales[None]
+
+
+def right_singular_vectors(x: Array, rank: int) -> Array:
+    """Returns the leading right singular vectors [d, rank] of `x` [n, d], by its Gram matrix.
+
+    They are the principal directions of rows about zero; d of them where `rank` is more.
+    """
+    return jnp.linalg.eigh(matmul(x.T, x))[1][:, ::-1][:, :rank]
+
+
+def inverse_root(sums: Array) -> Array:
+    """Returns 1 / sqrt of sums, such as degrees, and zero for those that are zero."""
+    return jnp.where(sums > 0, lax.rsqrt(jnp.where(sums > 0, sums, 1.0)), 0.0)
 
 
 def squared_distances(x: Array, y: Array) -> Array:
@@ -123,8 +137,7 @@ def spectral_rows(affinity: Array, where: Array, rank: int) -> Array:
       `where`.
     """
     affinity = jnp.where(where[:, None] & where[None], affinity, 0.0)
-    degrees = jnp.sum(affinity, axis=1)
-    roots = lax.rsqrt(jnp.where(degrees > 0, degrees, 1.0))
+    roots = inverse_root(jnp.sum(affinity, axis=1))
     # The eigenvalues of a graph are in [-1, 1]: those of padding are put behind them.
     padding = jnp.diag(jnp.where(where, 0.0, -2.0))
     vectors = jnp.linalg.eigh(affinity * roots[:, None] * roots[None] + padding)[1]

@@ -356,6 +356,16 @@ def test_padding_rows_are_as_if_they_were_not_there():
 # --- Centres --------------------------------------------------------------------------------------
 
 
+def test_a_view_of_next_to_no_weight_is_not_left_out():
+    """Its weight of (1e6)^-10 rounds to 0, which would leave it out for good."""
+    found = view_weights(np.float32([1, 1e6]), 1.1, np.array([True, True]))
+    np.testing.assert_allclose(found, [1, 0], atol=1e-20)
+    again = view_weights(np.float32([1, 1]), 1.1, np.asarray(found) > 0)
+    np.testing.assert_allclose(again, 0.5)
+    alone = view_weights(np.float32([1, 1]), 1.1, np.array([True, False]))
+    np.testing.assert_array_equal(alone, [1, 0])
+
+
 def test_centres_without_weight_keep_their_place():
     previous = np.float32([[7.0, 8.0], [9.0, 10.0]])
     numerators = np.float32([[2.0, 4.0], [0.0, 0.0]])

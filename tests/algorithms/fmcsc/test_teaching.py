@@ -12,16 +12,13 @@ from sklearn.linear_model import Ridge
 from jaxfedmvc import engine
 from jaxfedmvc.algorithm import with_phases
 from jaxfedmvc.algorithms.fmcsc import FMCSCHyperparams, fmcsc
-from jaxfedmvc.algorithms.fmcsc.teaching import (
-    PATCH_RIDGE,
-    RIDGE,
+from jaxfedmvc.algorithms.fmcsc.random_features import (
     Block,
-    Sums,
-    check_federation,
     patch_features,
     random_features,
     row_features,
 )
+from jaxfedmvc.algorithms.fmcsc.teaching import PATCH_RIDGE, RIDGE, Sums, check_federation
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation
 from tests.algorithms.fmcsc.by_numpy import np_features

@@ -14,7 +14,7 @@ from jaxfedmvc.algorithms.pooled.networks import (
     encode,
     fit_autoencoders,
     init_networks,
-    neighbours,
+    neighbours_by_view,
     reconstruction_loss,
     sum_over_pairs,
     unevenness,
@@ -120,7 +120,7 @@ def test_unevenness_is_zero_for_even_clusters_and_log_c_for_one():
 def test_neighbours_are_the_nearest_in_w_of_those_with_both_views():
     z = RNG.normal(size=(3, 9, 2)).astype(np.float32)
     observed = RNG.uniform(size=(9, 3)) < 0.6
-    values, rows = jax.jit(neighbours, static_argnums=2)(z, observed, 2)
+    values, rows = jax.jit(neighbours_by_view, static_argnums=2)(z, observed, 2)
     assert rows.shape == (9, 3, 3, 2)
     for i, v, w in np.ndindex(9, 3, 3):
         products = z[w] @ z[w, i]

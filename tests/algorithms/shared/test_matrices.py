@@ -10,9 +10,11 @@ from scipy.spatial.distance import cdist
 from jaxfedmvc.algorithms.shared import matrices
 from jaxfedmvc.algorithms.shared.matrices import (
     alternate,
+    inverse_root,
     left_singular_vectors,
     neighbours,
     polar,
+    right_singular_vectors,
     simplex,
     soft,
     spectral_rows,
@@ -113,12 +115,18 @@ def test_view_weights_of_views_without_rows_are_zero():
     np.testing.assert_allclose(jit_weights(np.zeros(2), 2.0, np.zeros(2, bool)), [0.5, 0.5])
 
 
-def test_left_singular_vectors_are_those_of_the_decomposition():
+def test_singular_vectors_are_those_of_the_decomposition():
     z = RNG.normal(size=(20, 5)).astype(np.float32)
-    found = np.asarray(jit_vectors(z, 3))
-    expected = np.linalg.svd(z)[0][:, :3]
-    signs = np.sign((found * expected).sum(axis=0, keepdims=True))
-    np.testing.assert_allclose(found * signs, expected, atol=1e-4)
+    left, _, right = np.linalg.svd(z)
+    pairs = ((jit_vectors, left), (jax.jit(right_singular_vectors, static_argnums=1), right.T))
+    for vectors, expected in pairs:
+        found, expected = np.asarray(vectors(z, 3)), expected[:, :3]
+        signs = np.sign((found * expected).sum(axis=0, keepdims=True))
+        np.testing.assert_allclose(found * signs, expected, atol=1e-4)
+
+
+def test_inverse_roots_of_zeros_are_zero():
+    np.testing.assert_allclose(jax.jit(inverse_root)(np.float32([4, 0, 0.25])), [0.5, 0, 2])
 
 
 def test_left_singular_vectors_beyond_the_rank_are_zero():
