@@ -56,7 +56,6 @@ POSITIVE = ("learning_rate", "tau_m", "tau_p", "weight_floor", "upload_noise", "
         ("mask_rate", 1.0),
         ("tau_m", np.nan),
         ("learning_rate", np.inf),
-        ("learning_rate", np.array([0.1, -0.1])),
     ],
 )
 def test_a_bad_hyperparameter_is_named(make, name, value):
