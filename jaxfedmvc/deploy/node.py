@@ -612,7 +612,7 @@ def _initial(joined: _Joined, client: int) -> tuple[PyTree, PyTree]:
 
 
 def _has_ended(joined: _Joined, server: PyTree) -> bool:
-    """Whether this client has answered the last exchange; who came late has answered none.
+    """Says whether this client has answered the last exchange; who came late has answered none.
 
     Args:
       joined: The job.

@@ -362,7 +362,16 @@ def batch_loss(
     late: Array,
     hyper: ProImpHyperparams,
 ) -> Array:
-    """Computes the loss of a batch; prototypes are contrasted `late`, once `match` is known."""
+    """Computes the loss of a batch, the sum of the terms below.
+
+    Args:
+      params: All parameters.
+      found: What attention finds in the batch.
+      seen: Views of each row that are observed and no padding, bool [B, V].
+      match: Prototypes of pairs of views that belong together.
+      late: Whether prototypes are contrasted, too.
+      hyper: Temperatures, margin and sharpness.
+    """
     value = row_contrast(params, found, seen, hyper.tau)
     value += attention_terms(found.attention, seen, hyper.sharpness)
     return value + late * prototype_contrast(

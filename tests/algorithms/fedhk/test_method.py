@@ -1138,3 +1138,14 @@ def test_rows_beyond_every_kernel_go_to_the_nearest_centre():
     one = jax.tree.map(lambda x: x[0], jax.device_get((states[0], rows.cohorts[0])))
     found = np.asarray(jax.jit(algorithm.assign)(server, *one))
     assert len(set(found[:4])) == len(set(found[4:])) == 1 and found[0] != found[-1]
+
+
+def test_a_traced_array_is_no_hyper_parameter_and_a_mapped_number_is_one():
+    def made(fuzzifier):
+        e_fkmvc(FedHKConfig(C), FedHKHyperparams(fuzzifier=fuzzifier))
+        return fuzzifier
+
+    many = np.float32([1.01, 1.05])
+    np.testing.assert_array_equal(jax.vmap(made)(many), many)
+    with pytest.raises(ValueError, match=r"fuzzifier: got 'an array of shape \(2,\)'"):
+        jax.jit(made)(many)
