@@ -122,6 +122,8 @@ _LIBRARY = {
     "potrf": 1 / 3,
     "getrf": 2 / 3,
     "trsm": 1.0,
+    "cholesky": 1 / 3,
+    "triangularSolve": 1.0,
 }
 
 
@@ -258,8 +260,10 @@ def _flops(i: _Instruction, mine: _Computation) -> float:
         matrices = [s for x in (i, *inputs) for _, s in _arrays(x.type) if len(s) > 1]
         of_each = [math.prod(s) * min(s[-2:]) for s in matrices]
         return sum(terms) * max(of_each, default=0.0)
-    if i.opcode in ("reduce", "reduce-window", "scatter") and inputs:
+    if i.opcode in ("reduce", "reduce-window") and inputs:
         return inputs[0].entries
+    if i.opcode == "scatter" and inputs:
+        return inputs[-1].entries  # the updates; the array that they go to may be far larger
     if i.opcode == "sort":
         return i.entries * math.log2(max(i.entries, 2.0))
     return i.entries
