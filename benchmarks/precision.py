@@ -28,10 +28,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 from jax import lax
 from jax.extend import core
 
+from benchmarks import commands
+from benchmarks.commands import define_list, one_of
 from experiments.lib.runner import matmul_precision
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms import METHODS
@@ -41,7 +43,7 @@ from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics.host import client_tables, score, table_scores
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("methods", None, "Names of methods; None: all.")
+define_list("methods", None, "Names of methods; None: all.", one_of(sorted(METHODS)))
 flags.DEFINE_integer("seeds", 5, "Of samples, partition and run.", lower_bound=2)
 flags.DEFINE_string(
     "csv",
@@ -394,12 +396,10 @@ def line_of(name: str, rows: Sequence[dict[str, str]]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
     names = FLAGS.methods or sorted(METHODS)
-    if unknown := set(names) - set(METHODS):
-        raise app.UsageError(f"methods: got {sorted(unknown)}; allowed are {sorted(METHODS)}")
     path = Path(FLAGS.csv)
     print(device())
     heads = [f"{n} ACC | by seed | same" if n != "float32" else "float32 ACC" for n in FORMATS]
@@ -416,4 +416,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)
