@@ -34,6 +34,7 @@ from jax.extend import core
 
 from benchmarks import commands
 from benchmarks.commands import define_list, one_of
+from benchmarks.roofline import federations_of, first_accepted
 from experiments.lib.runner import matmul_precision
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms import METHODS
@@ -264,22 +265,12 @@ def settings_of(name: str) -> dict[str, Any]:
     return {key: x for key, x in SHORT.items() if key in fields} | OWN.get(name, {})
 
 
-def federations_of(name: str, seed: int) -> list[Federation]:
-    """Returns federations that a method may accept; the first is preferred.
-
-    A vertical one gets an agent for each view; others get clients, half of them with all views, or
-    all of them.
-    """
+def digits_of(name: str, seed: int) -> list[Federation]:
+    """Returns federations of some digits that a method may accept; the first is preferred."""
     digits = data.load("digits")
     rows = np.random.default_rng(seed).permutation(len(digits.views[0]))[:SAMPLES]
     views, labels = [view[rows] for view in digits.views], np.asarray(digits.labels)[rows]
-    if METHODS[name].topology == "vertical":
-        return [Federation.from_agents([(np.arange(SAMPLES), view) for view in views], labels)]
-    deal = data.hybrid_partition
-    partitions = [
-        deal(seed, SAMPLES, len(views), CLIENTS, ratio=ratio) for ratio in ((1, 1), (1, 0))
-    ]
-    return [Federation.from_arrays(views, labels, partition=parts) for parts in partitions]
+    return federations_of(name, views, labels, CLIENTS, seed)
 
 
 def is_emulated() -> bool:
@@ -297,14 +288,18 @@ class Runs:
         self.name = name
         self._algorithm = method.make(*configured(method, settings_of(name), of_the_run))
         self._rounds = max(1, method.rounds)
-        self._place = self._accepted()
+        self._place, _ = first_accepted(
+            name,
+            digits_of(name, 0),
+            lambda f: jax.eval_shape(self._labels, f, jax.random.key(0)),
+        )
         # One program for all formats where they are emulated; else one for each.
         self._emulated = jax.jit(rounded(self._labels), compiler_options=compiler_options())
         self._native = jax.jit(self._labels)
 
     def row(self, seed: int) -> dict[str, Any]:
         """Runs all formats; returns the columns of a row."""
-        began, federation = time.perf_counter(), federations_of(self.name, seed)[self._place]
+        began, federation = time.perf_counter(), digits_of(self.name, seed)[self._place]
         formats = FORMATS if is_emulated() else list(FORMATS)[:3]
         found = {name: self._run(name, federation, jax.random.key(seed)) for name in formats}
         row: dict[str, Any] = {"method": self.name, "seed": seed, "device": device()}
@@ -312,16 +307,6 @@ class Runs:
             row[f"acc {name}"] = score(federation, labels)["all"]["pooled"]["acc"]
             row[f"same {name}"] = same(found["float32"], labels)
         return row | {"seconds": time.perf_counter() - began}
-
-    def _accepted(self) -> int:
-        federations, refused = federations_of(self.name, 0), None
-        for place, federation in enumerate(federations):
-            try:
-                jax.eval_shape(self._labels, federation, jax.random.key(0))
-                return place
-            except ValueError as error:
-                refused = error
-        raise ValueError(f"{self.name}: {refused}")
 
     def _labels(self, federation: Federation, key: jax.Array) -> list[jax.Array]:
         chunk = 1 if is_emulated() else None
