@@ -85,6 +85,25 @@ def results_to(path: str | None) -> Callable[[Any], None]:
     return write
 
 
+# --- Tables ---------------------------------------------------------------------------------------
+
+# (key, title, width, decimals) of each column
+Columns = Sequence[tuple[str, str, int, int]]
+
+
+def titles(columns: Columns) -> str:
+    """Returns the head of a table."""
+    return "".join(f"{title:>{width}s}" for _, title, width, _ in columns)
+
+
+def cells(found: Mapping[str, Any], columns: Columns) -> str:
+    """Returns a line of a table; a dash where there is nothing to say."""
+    return "".join(
+        f"{found[key]:{w}.{digits}f}" if key in found else f"{'-':>{w}s}"
+        for key, _, w, digits in columns
+    )
+
+
 # --- The machine ----------------------------------------------------------------------------------
 
 

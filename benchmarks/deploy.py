@@ -112,7 +112,9 @@ def measured(here: demo.Network, job: Path, proxies: list[Proxy]) -> dict[str, f
     if running.returncode:
         raise RuntimeError(f"the job failed; see the logs in {here.folder}")
     rows = np.genfromtxt(file, delimiter=",", names=True, dtype=None, encoding="utf-8")
-    rounds = [i for i, row in enumerate(rows) if row["stage"] == "round" and row["round"] > 1 and i]
+    # The last ones may have been made after the last look.
+    stages = list(zip(rows["stage"], rows["round"], strict=True))[: len(seen)]
+    rounds = [i for i, (stage, r) in enumerate(stages) if stage == "round" and r > 1 and i]
     found: dict[str, float] = {}
     for k, way in enumerate(("up", "down")):
         passed = [(seen[i][k] - seen[i - 1][k]) / len(proxies) for i in rounds]

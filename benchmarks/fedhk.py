@@ -217,27 +217,28 @@ def clocked(call: Any, times: int) -> dict[str, float]:
 # --- The table ------------------------------------------------------------------------------------
 
 
+COLUMNS = [
+    ("seconds", "seconds", 9, 3),
+    ("cpu_seconds", "CPU s", 9, 3),
+    ("us", "us/n", 9, 3),
+    ("compile_seconds", "compile", 8, 1),
+    ("temporary_MB", "temp MB", 9, 1),
+    ("grown_MB", "grown", 7, 0),
+    ("peak_MB", "peak", 7, 0),
+    ("log_objective", "log J", 9, 4),
+    ("ari", "ARI", 7, 3),
+]
+
+
 def row(case: dict[str, Any], m: dict[str, Any]) -> str:
-    """Returns a line of the table; a dash where there is nothing to say."""
+    """Returns a line of the table."""
     names = {
         "ours": "setup" if case["setup"] else f"ours, chunk {case['chunk'] or 'all'}",
         "vectorised": "NumPy vectorised",
         "loop": f"NumPy loop on {m.get('samples')}",
     }
-    cells = [
-        ("seconds", 9, 3),
-        ("cpu_seconds", 9, 3),
-        ("us", 9, 3),
-        ("compile_seconds", 8, 1),
-        ("temporary_MB", 9, 1),
-        ("grown_MB", 7, 0),
-        ("peak_MB", 7, 0),
-        ("log_objective", 9, 4),
-        ("ari", 7, 3),
-    ]
     m = {**m, "us": 1e6 * m["seconds"] / case["n"]}
-    text = "".join(f"{m[k]:{w}.{p}f}" if k in m else f"{'-':>{w}s}" for k, w, p in cells)
-    return f"{case['n']:8d} {names[case['who']]:20s}{text}"
+    return f"{case['n']:8d} {names[case['who']]:20s}{commands.cells(m, COLUMNS)}"
 
 
 def main() -> None:
@@ -275,10 +276,7 @@ def main() -> None:
         f" {data:.0f} MB; {commands.load()},"
         f" {FLAGS.cores or 'all'} of them used"
     )
-    print(
-        f"{'n':>8s} {'a round':20s}{'seconds':>9s}{'CPU s':>9s}{'us/n':>9s}{'compile':>8s}"
-        f"{'temp MB':>9s}{'grown':>7s}{'peak':>7s}{'log J':>9s}{'ARI':>7s}"
-    )
+    print(f"{'n':>8s} {'a round':20s}{commands.titles(COLUMNS)}")
     tried = {c: add("ours", sizes[0], chunk=c) for c in FLAGS.client_chunk}
     quickest = min(tried, key=lambda chunk: tried[chunk]["cpu_seconds"])
     if FLAGS.peers:

@@ -313,13 +313,12 @@ def row(case: dict[str, Any], m: dict[str, Any]) -> str:
         return f"{name}  refused: {m['refused_GB']:.1f} GB predicted, of {m['limit_GB']:.1f} GB"
     if "failed" in m:
         return f"{name}  {m['failed']}"
-    return name + "".join(f"{m[key]:{w}.{p}f}" for key, _, w, p in COLUMNS)
+    return name + commands.cells(m, COLUMNS)
 
 
 def runs(common: Any, sizes: Sequence[int], servers: Sequence[str]) -> list[dict[str, Any]]:
     """Measures and prints part one."""
-    titles = "".join(f"{title:>{w}s}" for _, title, w, _ in COLUMNS)
-    print(f"\na run, views of {common['view_dims']}\n{'':24s}{titles}")
+    print(f"\na run, views of {common['view_dims']}\n{'':24s}{commands.titles(COLUMNS)}")
     results: list[dict[str, Any]] = []
     for n, server in itertools.product(sizes, servers):
         of: dict[str, dict[str, Any]] = {}

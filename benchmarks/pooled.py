@@ -67,6 +67,19 @@ def random_views(rows: int, widths: list[int]) -> tuple[np.ndarray, ...]:
     return tuple(rng.random((rows, width), np.float32) for width in widths)
 
 
+def our_calls(
+    title: str,
+    fit: Callable[..., Any],
+    views: tuple[np.ndarray, ...],
+    observed: np.ndarray | None = None,
+) -> tuple[Calls, dict[str, float]]:
+    """Returns a run of ours, and what it took to compile; all views are observed if None are."""
+    seen = np.ones((len(views[0]), len(views)), bool) if observed is None else observed
+    data = jax.random.key(0), tuple(map(jnp.asarray, views)), jnp.asarray(seen)
+    program, took = compiled(fit, *data)
+    return {f"{title}, ours": partial(program, *data)}, {f"{title}, ours": took}
+
+
 # --- Deep methods ---------------------------------------------------------------------------------
 
 
@@ -104,18 +117,14 @@ def beside_torch(
       hyper: Of both.
       views: Complete.
     """
-    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((len(views[0]), len(views)), bool)
-    program, took = compiled(
-        lambda *data: fit(*data, config, hyper), jax.random.key(0), x, observed
-    )
-    calls: Calls = {f"{title}, ours": lambda: program(jax.random.key(0), x, observed)}
+    calls, took = our_calls(title, lambda *data: fit(*data, config, hyper), views)
     name = title.lower()
     try:
         peer = importlib.import_module(f"benchmarks.references.{name}")
         calls[f"{title}, torch"] = getattr(peer, f"{name}_run")(config, hyper, views)
     except ImportError:
         print("torch is not installed: that peer is left out")
-    return calls, {f"{title}, ours": took}
+    return calls, took
 
 
 def deep_calls() -> tuple[Calls, dict[str, float]]:
@@ -153,9 +162,7 @@ def anchor_data(rows: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
 def anchor_calls() -> tuple[Calls, dict[str, float]]:
     """Returns a run of ours and of NumPy in both types, and what they took to compile."""
     views, observed = anchor_data(FLAGS.anchor_rows)
-    x, seen = tuple(map(jnp.asarray, views)), jnp.asarray(observed)
-    program, took = compiled(anchor_fit(FLAGS.passes), jax.random.key(0), x, seen)
-    calls: Calls = {"IMVC-CBG, ours": lambda: program(jax.random.key(0), x, seen)}
+    calls, took = our_calls("IMVC-CBG", anchor_fit(FLAGS.passes), views, observed)
     for dtype in (np.float64, np.float32):
         peer = [view.astype(dtype) for view in views]
         calls[f"IMVC-CBG, NumPy {np.dtype(dtype).name}"] = partial(
@@ -167,28 +174,23 @@ def anchor_calls() -> tuple[Calls, dict[str, float]]:
             max_iter=FLAGS.passes,
             tol=0.0,
         )
-    return calls, {"IMVC-CBG, ours": took}
+    return calls, took
 
 
 def lmvsc_calls() -> tuple[Calls, dict[str, float]]:
     """Returns a run of ours and of SciPy, and what they took to compile."""
     views = random_views(FLAGS.anchor_rows, FLAGS.anchor_widths)
-    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((FLAGS.anchor_rows, len(views)), bool)
     config = lmvsc.LMVSCConfig(CLUSTERS, FLAGS.anchors_per_cluster * CLUSTERS)
     hyper = lmvsc.LMVSCHyperparams()
-    key = jax.random.key(0)
-    program, took = compiled(lambda *data: lmvsc.fit(*data, config, hyper), key, x, observed)
-    calls: Calls = {
-        "LMVSC, ours": lambda: program(key, x, observed),
-        "LMVSC, SciPy": lambda: lmvsc_labels(
-            views,
-            CLUSTERS,
-            n_anchors=FLAGS.anchors_per_cluster * CLUSTERS,
-            alpha=float(hyper.alpha),
-            n_init=config.n_init,
-        ),
-    }
-    return calls, {"LMVSC, ours": took}
+    calls, took = our_calls("LMVSC", lambda *data: lmvsc.fit(*data, config, hyper), views)
+    calls["LMVSC, SciPy"] = lambda: lmvsc_labels(
+        views,
+        CLUSTERS,
+        n_anchors=FLAGS.anchors_per_cluster * CLUSTERS,
+        alpha=float(hyper.alpha),
+        n_init=config.n_init,
+    )
+    return calls, took
 
 
 def memory_table() -> list[dict[str, float]]:

@@ -245,8 +245,7 @@ COLUMNS = [
 
 def row(m: dict[str, Any]) -> str:
     """A line of the table."""
-    cells = (f"{m[key]:{w}.{p}f}" if key in m else " " * w for key, _, w, p in COLUMNS)
-    return f"{m['method']:8s}{m['n']:9d}" + "".join(cells)
+    return f"{m['method']:8s}{m['n']:9d}{commands.cells(m, COLUMNS)}"
 
 
 def estimate(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -283,7 +282,7 @@ def main() -> None:
         f"{commands.load()}; {ROWS} samples a client, views"
         f" of {DIMS} features, chunks of {FLAGS.chunk}"
     )
-    print(f"{'':17s}" + "".join(f"{title:>{w}s}" for _, title, w, _ in COLUMNS))
+    print(f"{'':17s}{commands.titles(COLUMNS)}")
     results: dict[str, Any] = {"rows": [], "estimates": {}}
     with tempfile.TemporaryDirectory() as temporary:
         # The processes share compiled programs.

@@ -194,6 +194,18 @@ def cases() -> list[dict[str, Any]]:
     return out
 
 
+COLUMNS = [
+    ("seconds", "seconds", 9, 2),
+    ("cpu_seconds", "CPU s", 9, 2),
+    ("compile_seconds", "compile", 9, 2),
+    ("peak_MB", "peak MB", 8, 0),
+    ("before_MB", "before", 8, 0),
+    ("ari", "ARI", 7, 3),
+    ("clusters", "found", 7, 0),
+    ("n_iter", "rounds", 7, 0),
+]
+
+
 def row(case: dict[str, Any], who: str, m: dict[str, Any]) -> str:
     """Returns a line of the table."""
     listed = case["candidates"] or "all"
@@ -203,11 +215,7 @@ def row(case: dict[str, Any], who: str, m: dict[str, Any]) -> str:
     parts = ", ".join(f"{part} {took:.2f}" for part, took in m["parts"].items())
     if "device_MB" in m:
         parts = f"on the device {m['device_MB']:.0f} MB"
-    return (
-        f"{name} {m['seconds']:8.2f} {m['cpu_seconds']:8.2f} {m['compile_seconds']:8.2f}"
-        f" {m['peak_MB']:7.0f} {m['before_MB']:7.0f} {m['ari']:6.3f} {m['clusters']:6d}"
-        f" {m['n_iter']:6d}   {parts}"
-    )
+    return f"{name}{commands.cells(m, COLUMNS)}   {parts}"
 
 
 def main() -> None:
@@ -218,10 +226,7 @@ def main() -> None:
     write = commands.results_to(FLAGS.json)
     machine = commands.processor(FLAGS.cores or "all")
     print(f"{machine}; {commands.load()}")
-    print(
-        f"{'':42s} {'seconds':>8s} {'CPU s':>8s} {'compile':>8s} {'peak MB':>7s} {'before':>7s}"
-        f" {'ARI':>6s} {'found':>6s} {'rounds':>6s}"
-    )
+    print(f"{'':42s}{commands.titles(COLUMNS)}")
     results, device = [], None
     for case in cases():
         sides = ["ours", "reference"] if FLAGS.reference and case["n"] < 10**6 else ["ours"]
