@@ -27,17 +27,17 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
+from benchmarks import commands
+from benchmarks.commands import BrokenError, spawned
 from benchmarks.references.authors import Authors, read_authors
 
 FLAGS = flags.FLAGS
@@ -55,7 +55,7 @@ flags.DEFINE_list(
     ["H200:67:495:989:4.8", "H100:67:495:989:3.35"],
     "To predict for: name:float32:tf32:bfloat16:memory, in TFLOP/s (dense) and TB/s.",
 )
-flags.DEFINE_float("launch_us", 3.0, "Microseconds that a kernel's launch takes, to predict with.")
+flags.DEFINE_float("launch_us", 3.0, "Microseconds of a kernel's launch.", lower_bound=0.0)
 
 COLUMNS = (
     *("piece", "part", "status", "seconds", "unit", "compile_seconds", "rate", "rate_unit"),
@@ -185,62 +185,6 @@ class Piece(NamedTuple):
 
 
 # --- Pieces that other benchmarks measure ---------------------------------------------------------
-
-
-class BrokenError(Exception):
-    """A piece gave no result: one line, and whether it was only too late."""
-
-    def __init__(self, reason: str, late: bool = False) -> None:
-        super().__init__(reason)
-        self.late = late
-
-
-def spawned(
-    module: str, argument: str, limit: float, environment: Mapping[str, str] | None = None
-) -> Iterator[Any]:
-    """Runs a module in a process of its own; yields what it prints as JSON, line by line.
-
-    Args:
-      module: To be run.
-      argument: On its command line.
-      limit: Seconds, after which it is stopped.
-      environment: Variables beside those of this process.
-
-    Raises:
-      BrokenError: The process failed, or was stopped.
-    """
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, argument],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | (environment or {}),
-        )
-        late = threading.Event()
-
-        def stop() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(max(limit, 0.0), stop)
-        timer.start()
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith(("{", "[")):
-                    yield json.loads(line)
-            code = process.wait()
-        finally:
-            timer.cancel()
-            process.kill()
-            process.wait()
-        if late.is_set():
-            raise BrokenError(f"stopped after {limit:.0f} s, when the time was over", late=True)
-        if code:
-            errors.seek(0)
-            lines = [line.strip() for line in errors.read().splitlines() if line.strip()]
-            raise BrokenError(lines[-1][:200] if lines else f"exit {code}")
 
 
 def own(job: Job) -> Iterator[Row]:
@@ -711,7 +655,7 @@ def device_of(book: Book, size: str) -> tuple[Row, str]:
     return found, size
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures, lists or predicts; see the module's docstring."""
     try:
         if FLAGS.list:
@@ -729,4 +673,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import os
-import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.accelerator import PLANS, SEEDS, Job, Row
-from benchmarks.machine import seconds
+from benchmarks.commands import processor
+from benchmarks.machine import TRIADS, median_seconds, seconds, take_turns, triad, warmed
 from benchmarks.roofline import work_of
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms import METHODS
@@ -55,22 +56,6 @@ Run = tuple[float, float, int]
 def emit(part: str, status: str = "ok", **row: Any) -> None:
     """Hands a row to the process that asked for the piece."""
     print(json.dumps({"part": part, "status": status, **row}), flush=True)
-
-
-def in_turns(variants: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Measures the median seconds of each; they alternate, so that all meet the same machine."""
-    took: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(repeats + 1):
-        for name, call in variants.items():
-            found = seconds(call)
-            if turn:  # the first turn warms up
-                took[name].append(found)
-    return {name: float(np.median(x)) for name, x in took.items()}
-
-
-def median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Measures the median seconds of several calls; one before them warms up."""
-    return in_turns({"": call}, repeats)[""]
 
 
 def peak_mb() -> float | None:
@@ -299,16 +284,13 @@ def device(job: Job) -> None:
     found = jax.devices()[0]
     stats = found.memory_stats() or {}
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    processor = f"{(names or [platform.machine()])[0]}, {usable} of {os.cpu_count()} cores"
+    cores = processor(usable or 1)
     emit(
         "",
-        device=processor if found.platform == "cpu" else found.device_kind,
+        device=cores if found.platform == "cpu" else found.device_kind,
         platform=found.platform,
-        processor=processor,
+        processor=cores,
         memory_gb=stats.get("bytes_limit", pages) / 1e9,
         jax=jax.__version__,
         # Where there is one, compile times are those of finding a program in it.
@@ -331,13 +313,11 @@ def ceilings(job: Job) -> None:
         rate = 2 * n**3 / took
         row: Row = {"seconds": took, "unit": f"{n} x {n}", "rate": rate, "rate_unit": "FLOP/s"}
         emit(f"matmul {name}", precision=name, **row)
-    # In place, as `machine.machine_peaks` has it for one size, and as Adam's state is.
-    x, y, passes = jnp.zeros(entries), jnp.ones(entries), 16
-    triad = Compiled(lambda x, y: jax.lax.fori_loop(0, passes, lambda _, x: 0.5 * x + y, x), x, y)
-    took = median_seconds(lambda: triad(x, y), 9)
+    program, stream = triad(entries)
+    took = median_seconds(stream, 9)
     # What the compiler has made of it counts: passes that it fused would stream less.
-    moved = triad.about.get("bytes") or 12.0 * entries * passes
-    unit = f"{passes} triads of {entries * 4 / 1e6:.0f} MB"
+    moved = work_of(program.as_text()).bytes
+    unit = f"{TRIADS} triads of {entries * 4 / 1e6:.0f} MB"
     emit("memory", seconds=took, unit=unit, rate=moved / took, rate_unit="B/s")
     x, passes = jnp.ones(128), 1000
     loop = Compiled(lambda x: jax.lax.fori_loop(0, passes, lambda _, x: jnp.tanh(x), x), x)
@@ -350,7 +330,8 @@ def single_run(job: Job, options: Mapping[str, Any] | None = None) -> Row:
     setting = setting_of(job.size, job.data_dir)
     batch = Batch(setting, 1, options=options)
     runs = [(setting.hyper.tau_m, setting.hyper.tau_p, 0)]
-    took, acc = median_seconds(partial(batch.run, runs), 3), batch.acc(batch.run(runs), 1)
+    out, took = warmed(partial(batch.run, runs), 3)
+    acc = batch.acc(out, 1)
     return {"unit": f"run of {setting.rounds} rounds", "acc": acc, **batch.row(1, took)}
 
 
@@ -495,8 +476,7 @@ def precision(job: Job) -> None:
             continue
         began = time.monotonic()
         batch = Batch(of, SEEDS, name)
-        out = jax.block_until_ready(batch.run(runs))  # and warms up
-        each = float(np.median([seconds(partial(batch.run, runs)) for _ in range(2)]))
+        out, each = warmed(partial(batch.run, runs), 2)
         took = time.monotonic() - began
         unit = f"{SEEDS} runs at a time"
         emit(part, unit=unit, acc=batch.acc(out, SEEDS), **batch.row(SEEDS, each))
@@ -536,7 +516,8 @@ def peer(job: Job) -> None:
     where = "GPU" if torch.cuda.is_available() else "CPU"
     for part, theirs in torch_loop(setting.config, federation).items():
         mine = partial(ours[part], federation, state)
-        took = in_turns({"ours": mine, "theirs": theirs}, 3)
+        times = take_turns({"ours": mine, "theirs": theirs}, 3, in_a_turn=1)
+        took = {who: statistics.median(each) for who, each in times.items()}
         emit(
             part,
             seconds=took["ours"],

@@ -61,7 +61,7 @@ def costs(programs: Sequence[Traced], compiled: bool = True) -> list[dict[str, A
     for program in programs:
         began = time.perf_counter()
         lowered = program.traced.lower()
-        lowering, began = time.perf_counter() - began, time.process_time()
+        lowering = time.perf_counter() - began
         row = {"program": program.name, "trace s": program.seconds, "lower s": lowering, "as": ""}
         row |= dict.fromkeys(COUNTS, 0) | {"compile core-s": 0.0}
         text = lowered.as_text()
@@ -69,8 +69,12 @@ def costs(programs: Sequence[Traced], compiled: bool = True) -> list[dict[str, A
             found.append(row | {"as": first[text]})
             continue
         first[text] = program.name
-        made = lowered.compile(program.options).as_text() if compiled else ""
-        row["compile core-s"] = time.process_time() - began
+        made = ""
+        if compiled:
+            began = time.process_time()
+            executable = lowered.compile(program.options)
+            row["compile core-s"] = time.process_time() - began
+            made = executable.as_text()
         counts = (
             text.count("\n"),
             made.count(" = "),

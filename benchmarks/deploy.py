@@ -9,7 +9,6 @@ and are left out.
 
 from __future__ import annotations
 
-import json
 import socket
 import statistics
 import subprocess
@@ -20,14 +19,16 @@ import time
 from pathlib import Path
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from benchmarks import commands
+from benchmarks.commands import define_list, whole
 from experiments import deploy_demo as demo
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("nodes", 4, "Nodes.", lower_bound=1)
 flags.DEFINE_integer("rounds", 8, "Rounds of each job.", lower_bound=3)
-flags.DEFINE_list("hidden", ["16", "128", "512"], "Widths of FMCSC's networks, a job each.")
+define_list("hidden", [16, 128, 512], "Widths of FMCSC's networks, a job each.", whole(1))
 flags.DEFINE_boolean("secure", False, "With TLS and keys of nodes.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 
@@ -111,7 +112,9 @@ def measured(here: demo.Network, job: Path, proxies: list[Proxy]) -> dict[str, f
     if running.returncode:
         raise RuntimeError(f"the job failed; see the logs in {here.folder}")
     rows = np.genfromtxt(file, delimiter=",", names=True, dtype=None, encoding="utf-8")
-    rounds = [i for i, row in enumerate(rows) if row["stage"] == "round" and row["round"] > 1 and i]
+    # The last ones may have been made after the last look.
+    stages = list(zip(rows["stage"], rows["round"], strict=True))[: len(seen)]
+    rounds = [i for i, (stage, r) in enumerate(stages) if stage == "round" and r > 1 and i]
     found: dict[str, float] = {}
     for k, way in enumerate(("up", "down")):
         passed = [(seen[i][k] - seen[i - 1][k]) / len(proxies) for i in rounds]
@@ -121,11 +124,10 @@ def measured(here: demo.Network, job: Path, proxies: list[Proxy]) -> dict[str, f
     return found | {"seconds": statistics.median(float(rows["seconds"][i]) for i in rounds)}
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Measures and prints."""
-    if arguments[1:]:
-        raise app.UsageError(f"unexpected arguments {arguments[1:]}")
-    found: dict[str, dict[str, float]] = {}
+    write = commands.results_to(FLAGS.json)
+    found: dict[int, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files = write_nodes(folder)
@@ -137,17 +139,16 @@ def main(arguments: list[str]) -> None:
                     here.register(file.stem)
                 here.start_node(file.stem, file, f"127.0.0.1:{proxies[-1].port}")
             for width in FLAGS.hidden:
-                found[width] = measured(here, write_job(folder, int(width)), proxies)
+                found[width] = measured(here, write_job(folder, width), proxies)
     print(f"one exchange, one node of {FLAGS.nodes}, medians over rounds")
     print("width  counted up     wire up   counted down   wire down   seconds")
     for width, f in found.items():
         print(
-            f"{width:>5s} {f['counted_up']:11.0f} {f['wire_up']:11.0f} {f['counted_down']:14.0f}"
+            f"{width:5d} {f['counted_up']:11.0f} {f['wire_up']:11.0f} {f['counted_down']:14.0f}"
             f" {f['wire_down']:11.0f} {f['seconds']:9.2f}"
         )
-    if FLAGS.json:
-        Path(FLAGS.json).write_text(json.dumps(found, indent=1) + "\n")
+    write(found)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -17,28 +17,27 @@ the process's peak; on a busy machine CPU seconds say more than wall time.
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
-import sys
-import time
+import statistics
 from typing import Any
 
 from absl import app, flags
 
+from benchmarks import commands
+from benchmarks.commands import define_list, peak_mb, whole
+
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("n_clients", 1000, "Clients, all with all views.", lower_bound=1)
-flags.DEFINE_list("n", ["100000", "300000", "1000000"], "Numbers of samples of all clients.")
-flags.DEFINE_list("view_dims", ["16", "8", "6", "4", "12", "10"], "d_h.")
+define_list("n", [100_000, 300_000, 1_000_000], "Samples of all clients.", whole(1))
+define_list("view_dims", [16, 8, 6, 4, 12, 10], "d_h.", whole(1))
 flags.DEFINE_integer("n_clusters", 10, "c, also of the blobs.", lower_bound=2)
-flags.DEFINE_list("client_chunk", ["1", "8", "64", "0"], "Clients computed at once; 0: all.")
+define_list("client_chunk", [1, 8, 64, 0], "Clients computed at once; 0: all.", whole(0))
 flags.DEFINE_integer("rounds", 3, "Rounds in a call.", lower_bound=1)
 flags.DEFINE_integer("repeats", 5, "Calls; their median counts.", lower_bound=1)
 flags.DEFINE_bool("setup", False, "Also the setup with the most samples and the quickest chunk.")
 flags.DEFINE_bool("peers", True, "Whether to measure the peers too.")
-flags.DEFINE_integer("loop_samples", 5000, "Samples that the pseudo-code's loop gets.")
+flags.DEFINE_integer("loop_samples", 5000, "Samples of the pseudo-code's loop.", lower_bound=1)
 flags.DEFINE_integer("seed", 0, "Of the data and of the run.")
-flags.DEFINE_integer("cores", 2, "Cores a measurement may use (Linux); 0: all.")
+flags.DEFINE_integer("cores", 2, "Cores a measurement may use (Linux); 0: all.", lower_bound=0)
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 flags.DEFINE_string("measure", None, "Internal: the measurement to make, as JSON.")
 
@@ -78,6 +77,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     from sklearn.metrics import adjusted_rand_score
 
+    from benchmarks.machine import compiled, device
     from jaxfedmvc import engine
     from jaxfedmvc.algorithms.fedhk import FedHKConfig, FedHKHyperparams, e_fkmvc
     from jaxfedmvc.engine.phases import RunState
@@ -111,14 +111,11 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
 
         return jax.lax.scan(body, state, jnp.arange(case["rounds"]))
 
-    def compiled(function: Any, *arguments: Any) -> tuple[Any, float]:
-        began = time.perf_counter()
-        return jax.jit(function).lower(*arguments).compile(), time.perf_counter() - began
-
     start, start_compile = compiled(begin, federation, key)
     if case["setup"]:
-        timed = clocked(lambda: jax.block_until_ready(start(federation, key)), 1)
-        return {**timed, "compile_seconds": start_compile, "peak_MB": peak_mb()}
+        # Once, and nothing before it: compilation is apart, and it takes long.
+        took = clocked(lambda: jax.block_until_ready(start(federation, key)), 1)
+        return {**took, "compile_seconds": start_compile, "peak_MB": peak_mb()}
     state = start(federation, key)
     step, compile_seconds = compiled(rounds, federation, key, state)
     assign, _ = compiled(
@@ -132,19 +129,19 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
         objectives.extend(history.tolist())
 
     before = peak_mb()
-    timed = clocked(call, case["repeats"] + 1)
+    took = clocked(call, case["repeats"] + 1)
     grown = peak_mb() - before
     found = np.asarray(assign(federation, state))
     return {
-        "seconds": timed["seconds"] / case["rounds"],
-        "cpu_seconds": timed["cpu_seconds"] / case["rounds"],
+        "seconds": took["seconds"] / case["rounds"],
+        "cpu_seconds": took["cpu_seconds"] / case["rounds"],
         "compile_seconds": compile_seconds,
         "temporary_MB": step.memory_analysis().temp_size_in_bytes / 1e6,
         "grown_MB": grown,
         "peak_MB": peak_mb(),
         "log_objective": objectives[case["rounds"] - 1],
         "ari": float(adjusted_rand_score(labels.ravel(), found.ravel())),
-        "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
+        "device": device(),
     }
 
 
@@ -195,9 +192,9 @@ def theirs(case: dict[str, Any]) -> dict[str, Any]:
         objectives.append(objective)
 
     before = peak_mb()
-    timed = clocked(call, max(case["rounds"], case["repeats"] + 1))
+    took = clocked(call, max(case["rounds"], case["repeats"] + 1))
     grown = peak_mb() - before
-    scaled = {name: value * case["n"] / n for name, value in timed.items()}
+    scaled = {name: value * case["n"] / n for name, value in took.items()}
     return {
         **scaled,
         "samples": n,
@@ -209,95 +206,78 @@ def theirs(case: dict[str, Any]) -> dict[str, Any]:
 
 def clocked(call: Any, times: int) -> dict[str, float]:
     """Measures the median wall and CPU seconds of a call; of several the first warms up."""
-    import numpy as np
-
-    took = []
-    for _ in range(times):
-        wall, cpu = time.perf_counter(), time.process_time()
-        call()
-        took.append((time.perf_counter() - wall, time.process_time() - cpu))
-    wall, cpu = np.median(took[1:] or took, axis=0)
-    return {"seconds": float(wall), "cpu_seconds": float(cpu)}
-
-
-def peak_mb() -> float:
-    """Returns the peak resident memory of this process so far; Linux counts KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    took = [commands.timed(call) for _ in range(times)]
+    later = took[1:] or took
+    return {
+        name: statistics.median(getattr(t, name) for t in later)
+        for name in ("seconds", "cpu_seconds")
+    }
 
 
 # --- The table ------------------------------------------------------------------------------------
 
 
-def in_process(case: dict[str, Any]) -> dict[str, Any]:
-    """Makes one measurement in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.fedhk", f"--measure={json.dumps(case)}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{case}: exit {done.returncode}: {done.stderr.strip()[-1000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+COLUMNS = [
+    ("seconds", "seconds", 9, 3),
+    ("cpu_seconds", "CPU s", 9, 3),
+    ("us", "us/n", 9, 3),
+    ("compile_seconds", "compile", 8, 1),
+    ("temporary_MB", "temp MB", 9, 1),
+    ("grown_MB", "grown", 7, 0),
+    ("peak_MB", "peak", 7, 0),
+    ("log_objective", "log J", 9, 4),
+    ("ari", "ARI", 7, 3),
+]
 
 
 def row(case: dict[str, Any], m: dict[str, Any]) -> str:
-    """Returns a line of the table; a dash where there is nothing to say."""
+    """Returns a line of the table."""
     names = {
         "ours": "setup" if case["setup"] else f"ours, chunk {case['chunk'] or 'all'}",
         "vectorised": "NumPy vectorised",
         "loop": f"NumPy loop on {m.get('samples')}",
     }
-    cells = [
-        ("seconds", 9, 3),
-        ("cpu_seconds", 9, 3),
-        ("us", 9, 3),
-        ("compile_seconds", 8, 1),
-        ("temporary_MB", 9, 1),
-        ("grown_MB", 7, 0),
-        ("peak_MB", 7, 0),
-        ("log_objective", 9, 4),
-        ("ari", 7, 3),
-    ]
     m = {**m, "us": 1e6 * m["seconds"] / case["n"]}
-    text = "".join(f"{m[k]:{w}.{p}f}" if k in m else f"{'-':>{w}s}" for k, w, p in cells)
-    return f"{case['n']:8d} {names[case['who']]:20s}{text}"
+    return f"{case['n']:8d} {names[case['who']]:20s}{commands.cells(m, COLUMNS)}"
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     if FLAGS.measure:
         case = json.loads(FLAGS.measure)
-        if case["cores"]:  # before the imports: they count the cores
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case["cores"]])
+        commands.use_cores(case["cores"])
         print(json.dumps(ours(case) if case["who"] == "ours" else theirs(case)))
         return
-    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
     # As many samples for each client; at least c in all, to start from.
-    sizes = sorted({int(n) // FLAGS.n_clients * FLAGS.n_clients for n in FLAGS.n}, reverse=True)
+    sizes = sorted({n // FLAGS.n_clients * FLAGS.n_clients for n in FLAGS.n}, reverse=True)
     if sizes[-1] < FLAGS.n_clusters:
         raise app.UsageError(
             f"--n: got {FLAGS.n}; allowed is one sample for each of the"
             f" {FLAGS.n_clients} clients or more, and c in all"
         )
-    names = ("n_clients", "n_clusters", "rounds", "repeats", "loop_samples", "seed", "cores")
+    write = commands.results_to(FLAGS.json)
+    names = "n_clients view_dims n_clusters rounds repeats loop_samples seed cores".split()
     common = {name: getattr(FLAGS, name) for name in names}
-    common |= {"view_dims": [int(d) for d in FLAGS.view_dims], "setup": False, "chunk": 0}
+    common |= {"setup": False, "chunk": 0}
     results: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def add(who: str, n: int, **more: Any) -> dict[str, Any]:
         case = {**common, "who": who, "n": n, **more}
-        results.append((case, in_process(case)))
+        found = commands.in_process("fedhk", case)
+        if "failed" in found:
+            raise SystemExit(f"{who}, {n} samples: {found['failed']}")
+        results.append((case, found))
         print(row(*results[-1]), flush=True)
         return results[-1][1]
 
     data = sizes[0] * sum(common["view_dims"]) * 4 / 1e6
     print(
         f"{FLAGS.n_clients} clients, c = {FLAGS.n_clusters}, views of {common['view_dims']}:"
-        f" {data:.0f} MB; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores,"
+        f" {data:.0f} MB; {commands.load()},"
         f" {FLAGS.cores or 'all'} of them used"
     )
-    print(
-        f"{'n':>8s} {'a round':20s}{'seconds':>9s}{'CPU s':>9s}{'us/n':>9s}{'compile':>8s}"
-        f"{'temp MB':>9s}{'grown':>7s}{'peak':>7s}{'log J':>9s}{'ARI':>7s}"
-    )
-    tried = {int(c): add("ours", sizes[0], chunk=int(c)) for c in FLAGS.client_chunk}
+    print(f"{'n':>8s} {'a round':20s}{commands.titles(COLUMNS)}")
+    tried = {c: add("ours", sizes[0], chunk=c) for c in FLAGS.client_chunk}
     quickest = min(tried, key=lambda chunk: tried[chunk]["cpu_seconds"])
     if FLAGS.peers:
         for who in ("vectorised", "loop"):
@@ -312,11 +292,9 @@ def main(_: list[str]) -> None:
         add("ours", n, chunk=quickest)
     if FLAGS.setup:
         add("ours", sizes[0], chunk=quickest, setup=True)
-    print(f"ours ran on {tried[quickest]['device']}; load {os.getloadavg()[0]:.1f}")
-    if out is not None:
-        json.dump([{**case, **m} for case, m in results], out, indent=1)
-        out.close()
+    print(f"ours ran on {tried[quickest]['device']}; {commands.load()}")
+    write([{**case, **m} for case, m in results])
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import resource
-import time
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app, flags, logging
+from absl import flags, logging
 
-from benchmarks.machine import bandwidth_of, machine_peaks, peak_of, take_turns
+from benchmarks import commands
+from benchmarks.commands import define_list, whole
+from benchmarks.machine import bandwidth_of, compiled, device, machine_peaks, peak_of, take_turns
 from benchmarks.references.authors import read_authors
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms.fmcsc import FMCSCConfig, fmcsc
@@ -35,25 +35,24 @@ from jaxfedmvc.algorithms.fmcsc.objective import (
     partial_view_loss,
     reconstruction_loss,
 )
-from jaxfedmvc.engine.programs import compiler_options
 from jaxfedmvc.federation import Federation
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("n_clients", 24, "Clients, half of them with both views.")
-flags.DEFINE_integer("rows", 208, "Samples of a client.")
-flags.DEFINE_list("view_dims", ["784", "784"], "D_v.")
-flags.DEFINE_integer(
-    "pretrain_epochs", 20, "Epochs of pre-training that are timed; the paper has 250."
-)
-flags.DEFINE_integer("local_epochs", 25, "Epochs of a round.")
-flags.DEFINE_integer("distill_epochs", 50, "Epochs of eq. (6) in a round.")
-flags.DEFINE_list("chunks", None, "client_chunk values to time; None: 1 on CPU, all on a GPU.")
+define_whole = partial(flags.DEFINE_integer, lower_bound=1)
+define_whole("n_clients", 24, "Clients, half of them with all views.")
+define_whole("rows", 208, "Samples of a client.")
+define_list("view_dims", [784, 784], "D_v.", whole(1))
+define_whole("pretrain_epochs", 20, "Epochs of pre-training that are timed; the paper has 250.")
+define_whole("local_epochs", 25, "Epochs of a round.")
+define_whole("distill_epochs", 50, "Epochs of eq. (6) in a round.")
+define_list("chunks", None, "client_chunk values, 0: all; None: 1 on CPU, all on a GPU.", whole(0))
 flags.DEFINE_integer("repeats", 3, "Turns; the median counts.", lower_bound=1)
 flags.DEFINE_bool("memory", True, "Whether to tabulate memory against chunk and clients.")
 flags.DEFINE_bool("peers", True, "Whether to time the peers.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
-# Of a run of the paper's, for --authors; epochs of a round are the flags' defaults.
-PRETRAIN_EPOCHS, ROUNDS, ROUND_EPOCHS = 250, 5, (25, 50)
+# Of a run of the paper's, for --authors; the rest of it are these flags' defaults.
+PRETRAIN_EPOCHS, ROUNDS = 250, 5
+OF_THE_PAPER = ("n_clients", "rows", "view_dims", "local_epochs", "distill_epochs")
 
 # --- Prediction from shapes -----------------------------------------------------------------------
 
@@ -107,7 +106,7 @@ def predicted(config: FMCSCConfig, federation: Federation) -> dict[str, dict[str
 
 def make_federation(n_clients: int) -> Federation:
     """Random views in [0, 1] of the wanted shapes, 1:1."""
-    dims = [int(d) for d in FLAGS.view_dims]
+    dims = FLAGS.view_dims
     n = n_clients * FLAGS.rows
     rng = np.random.default_rng(0)
     views = [rng.random((n, d), np.float32) for d in dims]
@@ -116,7 +115,10 @@ def make_federation(n_clients: int) -> Federation:
 
 
 def compiled_parts(
-    config: FMCSCConfig, federation: Federation, chunk: int | None
+    config: FMCSCConfig,
+    federation: Federation,
+    chunk: int | None,
+    names: Sequence[str] = ("pretrain", "round"),
 ) -> tuple[dict[str, Any], dict[str, float], engine.RunState]:
     """Pre-training of all clients, and one round; their compile times; a state to start from."""
     # Without the leader's pre-training (component A), the set-up is every client's, once.
@@ -128,13 +130,10 @@ def compiled_parts(
         "pretrain": lambda f, s: engine.setup(alone, f, key, s, client_chunk=chunk),
         "round": lambda f, s: engine.one_round(algorithm, f, key, s, 0, client_chunk=chunk),
     }
-    compiled, took = {}, {}
-    for name, program in programs.items():
-        began = time.perf_counter()
-        lowered = jax.jit(program).lower(federation, state)
-        compiled[name] = lowered.compile(compiler_options())
-        took[name] = time.perf_counter() - began
-    return compiled, took, state
+    made, took = dict[str, Any](), dict[str, float]()
+    for name in names:
+        made[name], took[name] = compiled(programs[name], federation, state)
+    return made, took, state
 
 
 def python_loop(config: FMCSCConfig, federation: Federation) -> dict[str, Callable[[], Any]]:
@@ -213,8 +212,8 @@ def memory_table(config: FMCSCConfig) -> list[dict[str, float]]:
     for n_clients in (FLAGS.n_clients, 2 * FLAGS.n_clients):
         federation = make_federation(n_clients)
         for chunk in (1, 2, 4, None):
-            compiled, _, state = compiled_parts(config, federation, chunk)
-            stats = compiled["round"].memory_analysis()
+            programs, *_ = compiled_parts(config, federation, chunk, ["round"])
+            stats = programs["round"].memory_analysis()
             rows.append(
                 {
                     "n_clients": n_clients,
@@ -223,21 +222,21 @@ def memory_table(config: FMCSCConfig) -> list[dict[str, float]]:
                     "data_and_states_MB": stats.argument_size_in_bytes / 1e6,
                 }
             )
-            del compiled, state
     return rows
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
-    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
+    write = commands.results_to(FLAGS.json)
     try:
         authors = read_authors(FLAGS.authors) if FLAGS.authors else None
-        if authors and (FLAGS.local_epochs, FLAGS.distill_epochs) != ROUND_EPOCHS:
-            raise ValueError(
-                f"authors: got rounds of {FLAGS.local_epochs} and {FLAGS.distill_epochs} epochs;"
-                f" allowed are the authors' {ROUND_EPOCHS[0]} and {ROUND_EPOCHS[1]}"
-            )
+        for name in OF_THE_PAPER if authors else ():
+            if FLAGS[name].value != FLAGS[name].default:
+                raise ValueError(
+                    f"authors: got {name} {FLAGS[name].value}; allowed is the authors'"
+                    f" {FLAGS[name].default}"
+                )
     except ValueError as error:
         raise SystemExit(str(error)) from None
     config = FMCSCConfig(
@@ -248,15 +247,15 @@ def main(_: list[str]) -> None:
     )
     federation = make_federation(FLAGS.n_clients)
     gpu = jax.default_backend() != "cpu"
-    chunks = [int(c) for c in FLAGS.chunks] if FLAGS.chunks else [0 if gpu else 1]
-    print(f"{jax.devices()[0].device_kind} ({jax.default_backend()}), jax {jax.__version__}")
+    chunks = FLAGS.chunks or [0 if gpu else 1]
+    print(f"{device()}; {commands.load()}")
     print(federation.describe())
     result: dict[str, Any] = {"device": jax.devices()[0].device_kind, "compile": {}}
 
     variants: dict[str, Callable[[], Any]] = dict(machine_peaks())
     for chunk in chunks:
-        compiled, seconds, state = compiled_parts(config, federation, chunk or None)
-        for part, program in compiled.items():
+        programs, seconds, state = compiled_parts(config, federation, chunk or None)
+        for part, program in programs.items():
             name = f"{part}, chunk {chunk or 'all'}"
             variants[name] = partial(program, federation, state)
             result["compile"][name] = seconds[part]
@@ -270,7 +269,8 @@ def main(_: list[str]) -> None:
                 variants[f"{part}, torch"] = function
         except ImportError:
             print("torch is not installed: that peer is left out")
-    took_each = take_turns(variants, FLAGS.repeats)
+    times = take_turns(variants, FLAGS.repeats)
+    took_each = {name: statistics.median(found) for name, found in times.items()}
 
     peak, bandwidth = peak_of(took_each.pop("matmul")), bandwidth_of(took_each.pop("triad"))
     print(f"measured peaks: matmul {peak / 1e9:.0f} GFLOP/s, memory {bandwidth / 1e9:.1f} GB/s")
@@ -290,7 +290,8 @@ def main(_: list[str]) -> None:
             rate = need["flops"] / took
             compiling = result["compile"].get(name)
             print(
-                f"  {name:24s} {took / epochs:7.3f} s {unit}, {rate / 1e9:6.0f} GFLOP/s"
+                f"  {name:24s} {took / epochs:7.3f} s {unit} ({min(times[name]) / epochs:.3f} to"
+                f" {max(times[name]) / epochs:.3f}), {rate / 1e9:6.0f} GFLOP/s"
                 f" = {rate / peak:4.0%} of peak, {took / mine:5.2f} x ours"
                 + (f", compile {compiling:.1f} s" if compiling else "")
             )
@@ -317,12 +318,9 @@ def main(_: list[str]) -> None:
                 f"  {row['n_clients']:4.0f} {row['client_chunk']:3.0f}   temporary"
                 f" {row['temporary_MB']:8.0f}   data and states {row['data_and_states_MB']:8.0f}"
             )
-    peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-    print(f"\npeak resident memory of this process, peers included: {peak_rss:.0f} MB")
-    if out is not None:
-        json.dump(result, out, indent=1)
-        out.close()
+    print(f"\npeak memory of this process, peers included: {commands.peak_mb():.0f} MB")
+    write(result)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

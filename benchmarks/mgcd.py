@@ -24,29 +24,31 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-import time
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
+
+from benchmarks import commands
+from benchmarks.commands import define_list, memory_mb, one_of, whole
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("sizes", ["1000", "2000", "5000", "10000"], "N; 20000 and 50000 take minutes.")
-flags.DEFINE_list("view_dims", ["784", "784"], "Of the views in part one.")
-flags.DEFINE_list("transports", ["dense", "factored"], "How graphs are held and sent.")
-flags.DEFINE_list("servers", ["average", "trained"], "Servers; a trained one for one epoch.")
-flags.DEFINE_list("widths", ["216", "76", "64", "6", "240", "47"], "Of the views in part two.")
-flags.DEFINE_list("hidden", ["500", "500", "2000"], "Hidden layers in part two.")
-flags.DEFINE_integer("width_samples", 2000, "Samples in part two; 0 leaves it out.")
+TRANSPORTS, SERVERS = ("dense", "factored"), ("average", "trained")
+SIZES, MFEAT = [1000, 2000, 5000, 10_000], [216, 76, 64, 6, 240, 47]
+define_list("sizes", SIZES, "N; 20000 and 50000 take minutes.", whole(10))
+define_list("view_dims", [784, 784], "Of the views in part one.", whole(1))
+define_list("transports", TRANSPORTS, "How graphs are held and sent.", one_of(TRANSPORTS))
+define_list("servers", SERVERS, "Servers; a trained one for one epoch.", one_of(SERVERS))
+define_list("widths", MFEAT, "Of the views in part two.", whole(1))
+define_list("hidden", [500, 500, 2000], "Hidden layers in part two.", whole(1))
+flags.DEFINE_integer("width_samples", 2000, "Samples in part two; 0 leaves it out.", lower_bound=0)
 flags.DEFINE_bool("quick", False, "Small sizes, to see that all of it works.")
 flags.DEFINE_float("limit_gb", None, "Predicted to need more: refused. None: what is available.")
 flags.DEFINE_integer("seed", 0, "Of the data and of the runs.")
-flags.DEFINE_integer("cores", 2, "Cores a measurement may use (Linux); 0: all.")
+flags.DEFINE_integer("cores", 2, "Cores a measurement may use (Linux); 0: all.", lower_bound=0)
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 flags.DEFINE_string("measure", None, "Internal: the measurement to make, as JSON.")
 
@@ -76,32 +78,14 @@ def blobs(seed: int, n: int, widths: Sequence[int]) -> tuple[list[Any], Any]:
     return views, labels
 
 
-def compiled(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
-    """Compiles a function; returns the program and the seconds that it took."""
-    import jax
-
-    began = time.perf_counter()
-    program = jax.jit(function, **options).lower(*arguments).compile()
-    return program, time.perf_counter() - began
-
-
 def median_seconds(call: Callable[[], Any]) -> float:
     """Times several calls, or one if it takes long; the median, without the first to warm up."""
-    import jax
-    import numpy as np
+    from benchmarks.machine import seconds
 
     took: list[float] = []
     while not took or (took[0] < SHORT and len(took) <= REPEATS):
-        began = time.perf_counter()
-        jax.block_until_ready(call())
-        took.append(time.perf_counter() - began)
-    return float(np.median(took[1:] or took))
-
-
-def memory_mb(field: str, of: str = "self/status") -> float:
-    """Reads resident memory of this process, now ("VmRSS") or at its peak ("VmHWM"); Linux only."""
-    lines = Path("/proc", of).read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e6
+        took.append(seconds(call))
+    return statistics.median(took[1:] or took)
 
 
 def available_gb() -> float:
@@ -118,6 +102,7 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
     import jax.numpy as jnp
     import numpy as np
 
+    from benchmarks.machine import compiled, device
     from jaxfedmvc import engine
     from jaxfedmvc.algorithms.mgcd import MGCDConfig, graph, mgcd
     from jaxfedmvc.algorithms.mgcd.affinity import clusters
@@ -134,7 +119,7 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
     ).resolved()
     predicted = predicted_bytes(config, case["n"], case["view_dims"])
     if predicted > config.memory_limit * 1e9:
-        return {"refused_GB": predicted / 1e9, "limit_GB": case["limit_gb"]}
+        return {"refused_GB": predicted / 1e9, "limit_GB": config.memory_limit}
     views, labels = blobs(case["seed"], case["n"], case["view_dims"])
     federation = Federation.from_agents([(np.arange(case["n"]), view) for view in views])
     del views
@@ -207,7 +192,7 @@ def measure_run(case: dict[str, Any]) -> dict[str, Any]:
         "down_MB": down,
         "rounds": int(r),
         "acc": host.table_scores(table)["acc"],
-        "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
+        "device": device(),
     }
 
 
@@ -233,8 +218,8 @@ def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
     """Measures seconds an epoch, compilation, FLOPs and results of both ways, which take turns."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
+    from benchmarks.machine import compiled, take_turns
     from jaxfedmvc.algorithms.mgcd import MGCDConfig, MGCDHyperparams
     from jaxfedmvc.algorithms.mgcd.client import pretrain
     from jaxfedmvc.algorithms.mgcd.model import init_autoencoder
@@ -286,13 +271,10 @@ def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
         cost: Any = jax.jit(function).lower(keys_, params_, batch).cost_analysis()
         out[name]["flops"] = cost["flops"] * case["n"] / min(config.batch_size, case["n"])
         programs[name], out[name]["compile_seconds"] = compiled(function, *inputs[name])
-    took: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(REPEATS + 1):  # the first turn warms up
-        for name, program in programs.items():
-            began = time.perf_counter()
-            results[name] = jax.block_until_ready(program(*inputs[name]))
-            took[name].append(time.perf_counter() - began)
-            out[name]["seconds"] = float(np.median(took[name][1:] or took[name]))
+        results[name] = programs[name](*inputs[name])
+    calls = {name: partial(program, *inputs[name]) for name, program in programs.items()}
+    for name, took in take_turns(calls, REPEATS, in_a_turn=1).items():
+        out[name]["seconds"] = statistics.median(took)
 
     alone: dict[int, Any] = {}
     for places, group in zip(groups, results["grouped"], strict=True):
@@ -306,15 +288,6 @@ def measure_widths(case: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- The tables -----------------------------------------------------------------------------------
-
-
-def in_process(case: dict[str, Any]) -> dict[str, Any]:
-    """Makes one measurement in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.mgcd", f"--measure={json.dumps(case)}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": f"exit {done.returncode}: {done.stderr.strip()[-1000:]}"}
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 COLUMNS = [
@@ -340,20 +313,19 @@ def row(case: dict[str, Any], m: dict[str, Any]) -> str:
         return f"{name}  refused: {m['refused_GB']:.1f} GB predicted, of {m['limit_GB']:.1f} GB"
     if "failed" in m:
         return f"{name}  {m['failed']}"
-    return name + "".join(f"{m[key]:{w}.{p}f}" for key, _, w, p in COLUMNS)
+    return name + commands.cells(m, COLUMNS)
 
 
 def runs(common: Any, sizes: Sequence[int], servers: Sequence[str]) -> list[dict[str, Any]]:
     """Measures and prints part one."""
-    titles = "".join(f"{title:>{w}s}" for _, title, w, _ in COLUMNS)
-    print(f"\na run, views of {common['view_dims']}\n{'':24s}{titles}")
+    print(f"\na run, views of {common['view_dims']}\n{'':24s}{commands.titles(COLUMNS)}")
     results: list[dict[str, Any]] = []
     for n, server in itertools.product(sizes, servers):
         of: dict[str, dict[str, Any]] = {}
         for transport in FLAGS.transports:
             limit = FLAGS.limit_gb or available_gb()
             case = {**common, "n": n, "server": server, "transport": transport}
-            of[transport] = in_process({**case, "kind": "run", "limit_gb": limit})
+            of[transport] = commands.in_process("mgcd", {**case, "kind": "run", "limit_gb": limit})
             print(row(case, of[transport]), flush=True)
             results.append({**case, **of[transport]})
         if len(of) == 2 and all("round_seconds" in m for m in of.values()):
@@ -373,7 +345,7 @@ def widths(case: dict[str, Any]) -> dict[str, Any]:
         f"\neq. (1), {case['n']} samples, views of {case['widths']}, hidden layers"
         f" {case['hidden']}, one epoch"
     )
-    m = in_process({**case, "kind": "widths"})
+    m = commands.in_process("mgcd", {**case, "kind": "widths"})
     if "failed" in m:
         print(m["failed"])
         return m
@@ -394,37 +366,30 @@ def widths(case: dict[str, Any]) -> dict[str, Any]:
     return m
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     if FLAGS.measure:
         case = json.loads(FLAGS.measure)
-        if case["cores"]:  # before the imports: they count the cores
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case["cores"]])
+        commands.use_cores(case["cores"])
         print(json.dumps(measure_run(case) if case["kind"] == "run" else measure_widths(case)))
         return
-    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
+    write = commands.results_to(FLAGS.json)
     common = {"seed": FLAGS.seed, "cores": FLAGS.cores}
-    sizes, view_dims, of_widths, hidden = (
-        [int(x) for x in texts]
-        for texts in (FLAGS.sizes, FLAGS.view_dims, FLAGS.widths, FLAGS.hidden)
-    )
-    servers, n = FLAGS.servers, FLAGS.width_samples
+    sizes, servers, view_dims = FLAGS.sizes, FLAGS.servers, FLAGS.view_dims
+    n, of_widths, hidden = FLAGS.width_samples, FLAGS.widths, FLAGS.hidden
     if FLAGS.quick:
         sizes, servers, view_dims = [400], ["trained"], [64, 64]
         n, of_widths, hidden = min(n, 512), of_widths[:2], [32, 32, 64]
     print(
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {FLAGS.cores or 'all'} of them"
-        f" used; {available_gb():.1f} GB available"
+        f"{commands.load()}, {FLAGS.cores or 'all'} of them used; {available_gb():.1f} GB available"
     )
     results: dict[str, Any] = {"runs": runs({**common, "view_dims": view_dims}, sizes, servers)}
     if n:
         results["widths"] = widths({**common, "n": n, "widths": of_widths, "hidden": hidden})
     devices = [m["device"] for m in results["runs"] if "device" in m]
-    print(f"\nran on {devices[0] if devices else 'no device'}; load {os.getloadavg()[0]:.1f}")
-    if out is not None:
-        json.dump(results, out, indent=1)
-        out.close()
+    print(f"\nran on {devices[0] if devices else 'no device'}; {commands.load()}")
+    write(results)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
-import time
+import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,47 +25,59 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
-from benchmarks.machine import machine_peaks, peak_of, take_turns
+from benchmarks import commands
+from benchmarks.commands import define_list, one_of, whole
+from benchmarks.machine import compiled, device, machine_peaks, peak_of, take_turns
 from benchmarks.references.anchor import imvc_cbg_labels, lmvsc_labels
 from jaxfedmvc.algorithms.pooled import imvc_cbg, lmvsc, mflvc, simvc
 
 FLAGS = flags.FLAGS
+CLUSTERS = 10
 PARTS = ("deep", "contrast", "anchor", "lmvsc", "memory")
-flags.DEFINE_list("parts", list(PARTS), f"Which of {', '.join(PARTS)}.")
-flags.DEFINE_integer("deep_rows", 2048, "Samples of MFLVC, a multiple of 256.")
-flags.DEFINE_integer("deep_width", 784, "Features of each of its two views.")
-flags.DEFINE_integer("effort", 20, "MFLVC's epochs and k-means starts, divided by this.")
-flags.DEFINE_integer("contrast_rows", 2000, "Samples of CoMVC.")
-MFEAT = ["216", "76", "64", "6", "240", "47"]
-flags.DEFINE_list("contrast_widths", MFEAT, "Features of its views; those of Mfeat.")
-flags.DEFINE_integer("contrast_epochs", 4, "CoMVC's epochs, of one start; its default is 100.")
-flags.DEFINE_integer("anchor_rows", 10_000, "Samples of IMVC-CBG and LMVSC.")
-flags.DEFINE_list("anchor_widths", ["512", "256", "128"], "Features of their views.")
-flags.DEFINE_integer("anchors_per_cluster", 2, "Anchors of a view, for each of ten clusters.")
-flags.DEFINE_integer("passes", 20, "Passes of IMVC-CBG.")
-flags.DEFINE_list("memory_rows", ["10000", "40000"], "Samples whose memory is tabulated.")
+define_list("parts", PARTS, f"Which of {', '.join(PARTS)}.", one_of(PARTS))
+define_whole = partial(flags.DEFINE_integer, lower_bound=1)
+define_whole("deep_rows", 2048, "Samples of MFLVC, a multiple of 256.")
+flags.register_validator(
+    "deep_rows", lambda n: n % 256 == 0, "allowed are multiples of 256: all batches are full"
+)
+define_whole("deep_width", 784, "Features of each of its two views.")
+define_whole("effort", 20, "MFLVC's epochs and k-means starts, divided by this.")
+define_whole("contrast_rows", 2000, "Samples of CoMVC.")
+MFEAT = [216, 76, 64, 6, 240, 47]
+define_list("contrast_widths", MFEAT, "Features of its views; those of Mfeat.", whole(1))
+flags.DEFINE_integer("contrast_epochs", 4, "CoMVC's epochs, of one start, not 100.", lower_bound=4)
+define_whole("anchor_rows", 10_000, "Samples of IMVC-CBG and LMVSC.")
+define_list("anchor_widths", [512, 256, 128], "Features of their views.", whole(CLUSTERS))
+define_whole("anchors_per_cluster", 2, "Anchors of a view, for each of ten clusters.")
+define_whole("passes", 20, "Passes of IMVC-CBG.")
+define_list("memory_rows", [10_000, 40_000], "Samples whose memory is tabulated.", whole(1))
 flags.DEFINE_integer("repeats", 2, "Turns; the median counts.", lower_bound=1)
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
 
-CLUSTERS = 10
 # Epochs of MFLVC's phases, and starts of k-means, at its defaults.
 DEFAULTS = {"pretrain_epochs": 200, "contrast_epochs": 50, "tune_epochs": 50, "n_init": 100}
 Calls = dict[str, Callable[[], Any]]
-
-
-def compiled(fit: Callable[..., Any], views: Any, observed: Any) -> tuple[Any, float]:
-    """Returns the program of a fit, and the seconds that it took to make it."""
-    began = time.perf_counter()
-    program = jax.jit(fit).lower(jax.random.key(0), views, observed).compile()
-    return program, time.perf_counter() - began
 
 
 def random_views(rows: int, widths: list[int]) -> tuple[np.ndarray, ...]:
     """Returns views in [0, 1]."""
     rng = np.random.default_rng(0)
     return tuple(rng.random((rows, width), np.float32) for width in widths)
+
+
+def our_calls(
+    title: str,
+    fit: Callable[..., Any],
+    views: tuple[np.ndarray, ...],
+    observed: np.ndarray | None = None,
+) -> tuple[Calls, dict[str, float]]:
+    """Returns a run of ours, and what it took to compile; all views are observed if None are."""
+    seen = np.ones((len(views[0]), len(views)), bool) if observed is None else observed
+    data = jax.random.key(0), tuple(map(jnp.asarray, views)), jnp.asarray(seen)
+    program, took = compiled(fit, *data)
+    return {f"{title}, ours": partial(program, *data)}, {f"{title}, ours": took}
 
 
 # --- Deep methods ---------------------------------------------------------------------------------
@@ -106,16 +117,14 @@ def beside_torch(
       hyper: Of both.
       views: Complete.
     """
-    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((len(views[0]), len(views)), bool)
-    program, took = compiled(lambda *data: fit(*data, config, hyper), x, observed)
-    calls: Calls = {f"{title}, ours": lambda: program(jax.random.key(0), x, observed)}
+    calls, took = our_calls(title, lambda *data: fit(*data, config, hyper), views)
     name = title.lower()
     try:
         peer = importlib.import_module(f"benchmarks.references.{name}")
         calls[f"{title}, torch"] = getattr(peer, f"{name}_run")(config, hyper, views)
     except ImportError:
         print("torch is not installed: that peer is left out")
-    return calls, {f"{title}, ours": took}
+    return calls, took
 
 
 def deep_calls() -> tuple[Calls, dict[str, float]]:
@@ -127,7 +136,7 @@ def deep_calls() -> tuple[Calls, dict[str, float]]:
 def contrast_calls() -> tuple[Calls, dict[str, float]]:
     """Returns CoMVC's calls, on many small views."""
     config = simvc.CoMVCConfig(CLUSTERS, epochs=FLAGS.contrast_epochs, n_runs=1)
-    views = random_views(FLAGS.contrast_rows, [int(width) for width in FLAGS.contrast_widths])
+    views = random_views(FLAGS.contrast_rows, FLAGS.contrast_widths)
     return beside_torch("CoMVC", simvc.fit_comvc, config, simvc.CoMVCHyperparams(), views)
 
 
@@ -143,7 +152,7 @@ def anchor_fit(passes: int) -> Callable[..., Any]:
 
 def anchor_data(rows: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Returns views, and which of them are observed: a third of the rows lack one."""
-    views = random_views(rows, [int(width) for width in FLAGS.anchor_widths])
+    views = random_views(rows, FLAGS.anchor_widths)
     observed = np.ones((rows, len(views)), bool)
     lacking = np.arange(0, rows, 3)
     observed[lacking, lacking // 3 % len(views)] = False
@@ -153,9 +162,7 @@ def anchor_data(rows: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
 def anchor_calls() -> tuple[Calls, dict[str, float]]:
     """Returns a run of ours and of NumPy in both types, and what they took to compile."""
     views, observed = anchor_data(FLAGS.anchor_rows)
-    x, seen = tuple(map(jnp.asarray, views)), jnp.asarray(observed)
-    program, took = compiled(anchor_fit(FLAGS.passes), x, seen)
-    calls: Calls = {"IMVC-CBG, ours": lambda: program(jax.random.key(0), x, seen)}
+    calls, took = our_calls("IMVC-CBG", anchor_fit(FLAGS.passes), views, observed)
     for dtype in (np.float64, np.float32):
         peer = [view.astype(dtype) for view in views]
         calls[f"IMVC-CBG, NumPy {np.dtype(dtype).name}"] = partial(
@@ -167,36 +174,32 @@ def anchor_calls() -> tuple[Calls, dict[str, float]]:
             max_iter=FLAGS.passes,
             tol=0.0,
         )
-    return calls, {"IMVC-CBG, ours": took}
+    return calls, took
 
 
 def lmvsc_calls() -> tuple[Calls, dict[str, float]]:
     """Returns a run of ours and of SciPy, and what they took to compile."""
-    views = random_views(FLAGS.anchor_rows, [int(width) for width in FLAGS.anchor_widths])
-    x, observed = tuple(map(jnp.asarray, views)), jnp.ones((FLAGS.anchor_rows, len(views)), bool)
+    views = random_views(FLAGS.anchor_rows, FLAGS.anchor_widths)
     config = lmvsc.LMVSCConfig(CLUSTERS, FLAGS.anchors_per_cluster * CLUSTERS)
     hyper = lmvsc.LMVSCHyperparams()
-    program, took = compiled(lambda *data: lmvsc.fit(*data, config, hyper), x, observed)
-    calls: Calls = {
-        "LMVSC, ours": lambda: program(jax.random.key(0), x, observed),
-        "LMVSC, SciPy": lambda: lmvsc_labels(
-            views,
-            CLUSTERS,
-            n_anchors=FLAGS.anchors_per_cluster * CLUSTERS,
-            alpha=float(hyper.alpha),
-            n_init=config.n_init,
-        ),
-    }
-    return calls, {"LMVSC, ours": took}
+    calls, took = our_calls("LMVSC", lambda *data: lmvsc.fit(*data, config, hyper), views)
+    calls["LMVSC, SciPy"] = lambda: lmvsc_labels(
+        views,
+        CLUSTERS,
+        n_anchors=FLAGS.anchors_per_cluster * CLUSTERS,
+        alpha=float(hyper.alpha),
+        n_init=config.n_init,
+    )
+    return calls, took
 
 
 def memory_table() -> list[dict[str, float]]:
     """Returns what XLA plans for a fit of so many samples, in MB; nothing is computed."""
     rows = []
-    for n in map(int, FLAGS.memory_rows):
-        shapes = [jax.ShapeDtypeStruct((n, int(w)), jnp.float32) for w in FLAGS.anchor_widths]
+    for n in FLAGS.memory_rows:
+        shapes = [jax.ShapeDtypeStruct((n, w), jnp.float32) for w in FLAGS.anchor_widths]
         observed = jax.ShapeDtypeStruct((n, len(shapes)), bool)
-        program, _ = compiled(anchor_fit(FLAGS.passes), tuple(shapes), observed)
+        program, _ = compiled(anchor_fit(FLAGS.passes), jax.random.key(0), tuple(shapes), observed)
         stats = program.memory_analysis()
         rows.append(
             {
@@ -213,11 +216,11 @@ def memory_table() -> list[dict[str, float]]:
 # --- The program ----------------------------------------------------------------------------------
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
-    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
-    print(f"{jax.devices()[0].device_kind} ({jax.default_backend()}), jax {jax.__version__}")
+    write = commands.results_to(FLAGS.json)
+    print(f"{device()}; {commands.load()}")
     makers = {
         "deep": deep_calls,
         "contrast": contrast_calls,
@@ -232,13 +235,15 @@ def main(_: list[str]) -> None:
         compiling |= seconds
     result: dict[str, Any] = {"compile": compiling}
     if compiling:
-        took_each = take_turns(variants, FLAGS.repeats)
+        times = take_turns(variants, FLAGS.repeats)
+        took_each = {name: statistics.median(found) for name, found in times.items()}
         peak = peak_of(took_each.pop("matmul"))
         print(f"measured peak: matmul {peak / 1e9:.0f} GFLOP/s")
         result |= {"matmul_GFLOPs": peak / 1e9, "seconds": took_each}
         for name, took in took_each.items():
             mine = took_each[f"{name.split(',')[0]}, ours"]
-            line = f"  {name:26s} {took:8.2f} s a run, {took / mine:5.2f} x ours"
+            span = f"({min(times[name]):.2f} to {max(times[name]):.2f})"
+            line = f"  {name:26s} {took:8.2f} s a run {span}, {took / mine:5.2f} x ours"
             print(line + (f", compile {compiling[name]:.1f} s" if name in compiling else ""))
     if "deep" in FLAGS.parts:
         need = deep_flops(deep_config(), FLAGS.deep_rows, [FLAGS.deep_width] * 2)
@@ -257,10 +262,8 @@ def main(_: list[str]) -> None:
                 f" {row['temporary_MB']:6.1f} MB = {row['bytes_a_row']:5.0f} bytes a sample (one"
                 f" N x N matrix: {row['square_MB']:.0f} MB)"
             )
-    if out is not None:
-        json.dump(result, out, indent=1)
-        out.close()
+    write(result)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

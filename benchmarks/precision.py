@@ -28,10 +28,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 from jax import lax
 from jax.extend import core
 
+from benchmarks import commands
+from benchmarks.commands import define_list, one_of
+from benchmarks.roofline import federations_of, first_accepted
 from experiments.lib.runner import matmul_precision
 from jaxfedmvc import data, engine
 from jaxfedmvc.algorithms import METHODS
@@ -41,7 +44,7 @@ from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics.host import client_tables, score, table_scores
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("methods", None, "Names of methods; None: all.")
+define_list("methods", None, "Names of methods; None: all.", one_of(sorted(METHODS)))
 flags.DEFINE_integer("seeds", 5, "Of samples, partition and run.", lower_bound=2)
 flags.DEFINE_string(
     "csv",
@@ -262,22 +265,12 @@ def settings_of(name: str) -> dict[str, Any]:
     return {key: x for key, x in SHORT.items() if key in fields} | OWN.get(name, {})
 
 
-def federations_of(name: str, seed: int) -> list[Federation]:
-    """Returns federations that a method may accept; the first is preferred.
-
-    A vertical one gets an agent for each view; others get clients, half of them with all views, or
-    all of them.
-    """
+def digits_of(name: str, seed: int) -> list[Federation]:
+    """Returns federations of some digits that a method may accept; the first is preferred."""
     digits = data.load("digits")
     rows = np.random.default_rng(seed).permutation(len(digits.views[0]))[:SAMPLES]
     views, labels = [view[rows] for view in digits.views], np.asarray(digits.labels)[rows]
-    if METHODS[name].topology == "vertical":
-        return [Federation.from_agents([(np.arange(SAMPLES), view) for view in views], labels)]
-    deal = data.hybrid_partition
-    partitions = [
-        deal(seed, SAMPLES, len(views), CLIENTS, ratio=ratio) for ratio in ((1, 1), (1, 0))
-    ]
-    return [Federation.from_arrays(views, labels, partition=parts) for parts in partitions]
+    return federations_of(name, views, labels, CLIENTS, seed)
 
 
 def is_emulated() -> bool:
@@ -295,14 +288,18 @@ class Runs:
         self.name = name
         self._algorithm = method.make(*configured(method, settings_of(name), of_the_run))
         self._rounds = max(1, method.rounds)
-        self._place = self._accepted()
+        self._place, _ = first_accepted(
+            name,
+            digits_of(name, 0),
+            lambda f: jax.eval_shape(self._labels, f, jax.random.key(0)),
+        )
         # One program for all formats where they are emulated; else one for each.
         self._emulated = jax.jit(rounded(self._labels), compiler_options=compiler_options())
         self._native = jax.jit(self._labels)
 
     def row(self, seed: int) -> dict[str, Any]:
         """Runs all formats; returns the columns of a row."""
-        began, federation = time.perf_counter(), federations_of(self.name, seed)[self._place]
+        began, federation = time.perf_counter(), digits_of(self.name, seed)[self._place]
         formats = FORMATS if is_emulated() else list(FORMATS)[:3]
         found = {name: self._run(name, federation, jax.random.key(seed)) for name in formats}
         row: dict[str, Any] = {"method": self.name, "seed": seed, "device": device()}
@@ -310,16 +307,6 @@ class Runs:
             row[f"acc {name}"] = score(federation, labels)["all"]["pooled"]["acc"]
             row[f"same {name}"] = same(found["float32"], labels)
         return row | {"seconds": time.perf_counter() - began}
-
-    def _accepted(self) -> int:
-        federations, refused = federations_of(self.name, 0), None
-        for place, federation in enumerate(federations):
-            try:
-                jax.eval_shape(self._labels, federation, jax.random.key(0))
-                return place
-            except ValueError as error:
-                refused = error
-        raise ValueError(f"{self.name}: {refused}")
 
     def _labels(self, federation: Federation, key: jax.Array) -> list[jax.Array]:
         chunk = 1 if is_emulated() else None
@@ -394,12 +381,10 @@ def line_of(name: str, rows: Sequence[dict[str, str]]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
     names = FLAGS.methods or sorted(METHODS)
-    if unknown := set(names) - set(METHODS):
-        raise app.UsageError(f"methods: got {sorted(unknown)}; allowed are {sorted(METHODS)}")
     path = Path(FLAGS.csv)
     print(device())
     heads = [f"{n} ACC | by seed | same" if n != "float32" else "float32 ACC" for n in FORMATS]
@@ -416,4 +401,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 # Reading a program's text needs neither jax nor the library, which take seconds to import.
@@ -122,6 +122,8 @@ _LIBRARY = {
     "potrf": 1 / 3,
     "getrf": 2 / 3,
     "trsm": 1.0,
+    "cholesky": 1 / 3,
+    "triangularSolve": 1.0,
 }
 
 
@@ -258,8 +260,10 @@ def _flops(i: _Instruction, mine: _Computation) -> float:
         matrices = [s for x in (i, *inputs) for _, s in _arrays(x.type) if len(s) > 1]
         of_each = [math.prod(s) * min(s[-2:]) for s in matrices]
         return sum(terms) * max(of_each, default=0.0)
-    if i.opcode in ("reduce", "reduce-window", "scatter") and inputs:
+    if i.opcode in ("reduce", "reduce-window") and inputs:
         return inputs[0].entries
+    if i.opcode == "scatter" and inputs:
+        return inputs[-1].entries  # the updates; the array that they go to may be far larger
     if i.opcode == "sort":
         return i.entries * math.log2(max(i.entries, 2.0))
     return i.entries
@@ -356,15 +360,18 @@ def chip_of(text: str) -> Chip:
     return Chip(name, {"float32": float32, "tf32": tf32, "bfloat16": bfloat16}, memory)
 
 
-def federation_of(name: str, samples: int, dim: int, clients: int) -> list[Federation]:
-    """Returns federations of two views that a method may accept; the first is preferred.
+def federations_of(
+    name: str, views: Sequence[Any], labels: Any, clients: int, seed: int = 0
+) -> list[Federation]:
+    """Returns federations that a method may accept; the first is preferred.
 
     Args:
       name: Of the method. A vertical one gets an agent for each view; others get clients, half of
-        them with both views, or all of them.
-      samples: Of all clients, or of an agent.
-      dim: Features of a view.
+        them with all views, or all of them.
+      views: [N, D_v] each.
+      labels: [N], or None.
       clients: Of a horizontal federation.
+      seed: Of its partition.
     """
     import numpy as np
 
@@ -372,16 +379,31 @@ def federation_of(name: str, samples: int, dim: int, clients: int) -> list[Feder
     from jaxfedmvc.algorithms import METHODS
     from jaxfedmvc.federation import Federation
 
-    rng = np.random.default_rng(0)
-    views = [rng.random((samples, dim), np.float32) for _ in range(2)]
+    n = len(views[0])
     if METHODS[name].topology == "vertical":
-        return [Federation.from_agents([(np.arange(samples), view) for view in views])]
-    return [
-        Federation.from_arrays(
-            views, partition=data.hybrid_partition(0, samples, 2, clients, ratio=ratio)
-        )
+        return [Federation.from_agents([(np.arange(n), view) for view in views], labels)]
+    partitions = [
+        data.hybrid_partition(seed, n, len(views), clients, ratio=ratio)
         for ratio in ((1, 1), (1, 0))
     ]
+    return [Federation.from_arrays(views, labels, partition=parts) for parts in partitions]
+
+
+def first_accepted(
+    name: str, federations: Sequence[Federation], attempt: Callable[[Federation], Any]
+) -> tuple[int, Any]:
+    """Returns the place of the first federation that a method accepts, and what the attempt gave.
+
+    Raises:
+      ValueError: It accepts none.
+    """
+    refused = None
+    for place, federation in enumerate(federations):
+        try:
+            return place, attempt(federation)
+        except ValueError as error:
+            refused = error
+    raise ValueError(f"{name}: {refused}")
 
 
 def has_stacks(name: str) -> bool:
@@ -398,9 +420,9 @@ def traced_run(
 
     Args:
       name: Of the method.
-      samples: See `federation_of`, as for `dim` and `clients`.
-      dim: Features of a view.
-      clients: Of a horizontal federation.
+      samples: Of all clients, or of an agent.
+      dim: Features of each of two views.
+      clients: See `federations_of`.
       clusters: K.
       stacked: Whether networks or runs are put side by side, where a method does so.
 
@@ -408,6 +430,7 @@ def traced_run(
       ValueError: The method accepts neither federation.
     """
     import jax
+    import numpy as np
 
     from jaxfedmvc import engine
     from jaxfedmvc.algorithms import METHODS
@@ -421,15 +444,11 @@ def traced_run(
         if hasattr(method.config, setting)
     }
     algorithm = method.make(*configured(method, own, of_the_run))
-    refused = None
-    for federation in federation_of(name, samples, dim, clients):
-        try:
-            return jax.jit(
-                lambda f, key: engine.run(algorithm, f, key, max(1, method.rounds)).labels
-            ).trace(federation, jax.random.key(0))
-        except ValueError as error:
-            refused = error
-    raise ValueError(f"{name}: {refused}")
+    rng = np.random.default_rng(0)
+    views = [rng.random((samples, dim), np.float32) for _ in range(2)]
+    run = jax.jit(lambda f, key: engine.run(algorithm, f, key, max(1, method.rounds)).labels)
+    federations = federations_of(name, views, None, clients)
+    return first_accepted(name, federations, lambda f: run.trace(f, jax.random.key(0)))[1]
 
 
 def quickly_compiled(traced: Any) -> Any:

@@ -27,23 +27,26 @@ In the end stands what ten million clients would take, by the largest size's num
 # This process must stay small, and so the other imports are in the measuring ones.
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import resource
-import subprocess
-import sys
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
+
+from benchmarks import commands
+from benchmarks.commands import define_list, memory_mb, one_of, peak_mb, whole
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("clients", ["100", "1000", "10000", "100000"], "Numbers of clients.")
-flags.DEFINE_list("methods", ["fmcsc", "e_fkmvc"], "Of these two.")
-flags.DEFINE_list("shares", ["0.01", "1"], "Shares of clients that take part in a round.")
+METHODS = ("fmcsc", "e_fkmvc")
+define_list("clients", [100, 1000, 10_000, 100_000], "Numbers of clients.", whole(2))
+define_list("methods", METHODS, "Of these two.", one_of(METHODS))
+SHARE = flags.FloatParser(lower_bound=0, upper_bound=1)
+define_list("shares", [0.01, 1.0], "Shares of clients that take part in a round.", SHARE)
 flags.DEFINE_integer("rounds", 3, "Rounds that are timed, after one that is not.", lower_bound=1)
 flags.DEFINE_integer("chunk", 250, "Clients that are computed at once.", lower_bound=1)
 flags.DEFINE_bool("compare", True, "Whether to time rounds with all data on the device too.")
@@ -108,17 +111,6 @@ def mapped(folder: Path, n: int) -> Any:
 # --- A measurement --------------------------------------------------------------------------------
 
 
-def resident_mb(field: str) -> float:
-    """Memory of this process, "RssAnon" or "RssFile", or all of it, "VmRSS"; Linux only."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e6
-
-
-def peak_mb() -> float:
-    """Peak of resident memory, pages of mapped files included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
-
 def method(name: str) -> Any:
     """A small instance, without the exchanges after the rounds, and with no end of its own."""
     from jaxfedmvc.algorithms import FedHKConfig, FMCSCConfig, e_fkmvc, fmcsc
@@ -141,17 +133,17 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
     """All shares of one size of one method."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
+    from benchmarks.machine import device
     from jaxfedmvc.engine.streaming import run_streaming
     from jaxfedmvc.messages import nbytes
 
     key, n, chunk = jax.random.key(0), case["n"], case["chunk"]
     jax.block_until_ready(jnp.zeros(1))  # the device is up
     names = ("VmRSS", "RssAnon", "RssFile")
-    before = {name: resident_mb(name) for name in names}
+    before = {name: memory_mb(name) for name in names}
     host = mapped(Path(case["folder"]), n)
-    algorithm, results = method(case["method"]), []
+    algorithm, results, drawn = method(case["method"]), list[dict[str, Any]](), list[Any]()
     for share in case["shares"]:
         part = sum(max(1, round(share * cohort.n_clients)) for cohort in host.cohorts)
         rounds = 1 + (min(2, case["rounds"]) if part > MANY else case["rounds"])
@@ -167,9 +159,10 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
             assign=False,
             on_round=lambda *_, times=times: times.append(time.perf_counter()),
         ).state
-        took = np.diff(times)
-        seconds = float(np.median(took[1:]))
-        after = {name: resident_mb(name) for name in names}
+        drawn.append(state.participants)
+        took = [end - begin for begin, end in itertools.pairwise(times)]
+        seconds = statistics.median(took[1:])
+        after = {name: memory_mb(name) for name in names}
         peak, file_pages = peak_mb(), after["RssFile"] - before["RssFile"]
         of_a_chunk = max(
             chunk * (nbytes(cohort) + nbytes(states)) / cohort.n_clients
@@ -191,14 +184,16 @@ def measure(case: dict[str, Any]) -> list[dict[str, Any]]:
                 "peak_MB": peak,
                 "grown_MB": peak - before["VmRSS"] - file_pages,
                 "anon_MB": after["RssAnon"] - before["RssAnon"],
-                "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
+                "device": device(),
             }
         )
     if case["compare"]:  # last, since it needs the memory that was measured
-        for m in results:
+        for m, participants in zip(results, drawn, strict=True):
+            # As many as this share's: with others' state a second call would compile again.
+            begin = state._replace(participants=participants)
             resample = m["share"] if m["share"] < 1 else None
             m["device_seconds"] = on_device(
-                algorithm, host, key, state, m["rounds"], resample=resample, client_chunk=chunk
+                algorithm, host, key, begin, m["rounds"], resample=resample, client_chunk=chunk
             )
             m["open"] = 1 - m["device_seconds"] / m["round_seconds"]
     return results
@@ -210,8 +205,8 @@ def on_device(
     """Median seconds of a round whose data and states lie on the device; the first warms up."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
+    from benchmarks.machine import median_seconds
     from jaxfedmvc import engine
 
     # The state is donated round by round, and other shares start from it too: copied.
@@ -219,28 +214,17 @@ def on_device(
     one_round = jax.jit(
         lambda f, s, r: engine.one_round(algorithm, f, key, s, r, **options)[0], donate_argnums=1
     )
-    took = []
-    for r in range(rounds):
-        began = time.perf_counter()
-        state = jax.block_until_ready(one_round(federation, state, r))
-        took.append(time.perf_counter() - began)
-    return float(np.median(took[1:]))
+    counted = itertools.count()
+
+    def call() -> Any:
+        nonlocal state
+        state = one_round(federation, state, next(counted))
+        return state
+
+    return median_seconds(call, rounds - 1)
 
 
 # --- The tables -----------------------------------------------------------------------------------
-
-
-def in_process(case: dict[str, Any], programs: str) -> Any:
-    """One measurement, in a fresh process that shares compiled programs with the others."""
-    command = [sys.executable, "-m", "benchmarks.scale", f"--measure={json.dumps(case)}"]
-    shared = {
-        "JAX_COMPILATION_CACHE_DIR": programs,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-    }
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | shared)
-    if done.returncode:
-        return {"failed": f"exit {done.returncode}: {done.stderr.strip()[-1000:]}"}
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 COLUMNS = [
@@ -261,8 +245,7 @@ COLUMNS = [
 
 def row(m: dict[str, Any]) -> str:
     """A line of the table."""
-    cells = (f"{m[key]:{w}.{p}f}" if key in m else " " * w for key, _, w, p in COLUMNS)
-    return f"{m['method']:8s}{m['n']:9d}" + "".join(cells)
+    return f"{m['method']:8s}{m['n']:9d}{commands.cells(m, COLUMNS)}"
 
 
 def estimate(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -284,7 +267,7 @@ def estimate(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     if FLAGS.measure:
         case = json.loads(FLAGS.measure)
@@ -294,35 +277,33 @@ def main(_: list[str]) -> None:
         else:
             print(json.dumps(measure(case)))
         return
-    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
-    sizes, shares = [int(n) for n in FLAGS.clients], [float(s) for s in FLAGS.shares]
+    write_results = commands.results_to(FLAGS.json)
     print(
-        f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; {ROWS} samples a client, views"
+        f"{commands.load()}; {ROWS} samples a client, views"
         f" of {DIMS} features, chunks of {FLAGS.chunk}"
     )
-    print(f"{'':17s}" + "".join(f"{title:>{w}s}" for _, title, w, _ in COLUMNS))
+    print(f"{'':17s}{commands.titles(COLUMNS)}")
     results: dict[str, Any] = {"rows": [], "estimates": {}}
     with tempfile.TemporaryDirectory() as temporary:
-        for n in sizes:
+        # The processes share compiled programs.
+        shared = {
+            "JAX_COMPILATION_CACHE_DIR": temporary,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+        }
+        for n in FLAGS.clients:
             folder = Path(FLAGS.folder or temporary) / f"clients{n}"
             if not folder.exists():
-                failure = in_process({"kind": "write", "folder": str(folder), "n": n}, temporary)
-                if failure:
+                # Whole or not at all: one that broke off would hold zeros.
+                new = folder.with_suffix(".new")
+                case = {"kind": "write", "folder": str(new), "n": n}
+                if failure := commands.in_process("scale", case):
                     raise SystemExit(f"writing {folder}: {failure['failed']}")
+                new.rename(folder)
             for name in FLAGS.methods:
-                found = in_process(
-                    {
-                        "kind": "measure",
-                        "folder": str(folder),
-                        "n": n,
-                        "method": name,
-                        "shares": sorted(shares),
-                        "rounds": FLAGS.rounds,
-                        "chunk": FLAGS.chunk,
-                        "compare": FLAGS.compare,
-                    },
-                    temporary,
-                )
+                case = {"kind": "measure", "folder": str(folder), "n": n, "method": name}
+                case |= {flag: FLAGS[flag].value for flag in ("rounds", "chunk", "compare")}
+                case |= {"shares": sorted(FLAGS.shares)}
+                found = commands.in_process("scale", case, shared)
                 if isinstance(found, dict):
                     print(f"{name:8s}{n:9d}  {found['failed']}", flush=True)
                     continue
@@ -334,11 +315,9 @@ def main(_: list[str]) -> None:
         if rows:
             results["estimates"][name] = estimate(rows)
     devices = [m["device"] for m in results["rows"]]
-    print(f"ran on {devices[0] if devices else 'no device'}; load {os.getloadavg()[0]:.1f}")
-    if out is not None:
-        json.dump(results, out, indent=1)
-        out.close()
+    print(f"ran on {devices[0] if devices else 'no device'}; {commands.load()}")
+    write_results(results)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

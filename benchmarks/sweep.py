@@ -14,8 +14,8 @@ All in one process but (b), taking turns, compile time apart.
 
 from __future__ import annotations
 
-import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,9 +26,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
-from benchmarks.machine import take_turns
+from benchmarks import commands
+from benchmarks.commands import define_list, whole
+from benchmarks.machine import device, take_turns
 from experiments import fmcsc
 from experiments.lib.batches import Program, planned_batch, row_of
 from experiments.lib.command import parse
@@ -37,7 +39,7 @@ from experiments.lib.runner import matmul_precision
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum("size", "digits", ["digits", "paper", "table1"], "What is run.")
-flags.DEFINE_list("batches", None, "Batch sizes; None: 2,4,8 on a CPU, 1 to 128 elsewhere.")
+define_list("batches", None, "Batch sizes; None: 2,4,8 on a CPU, 1 to 128 elsewhere.", whole(1))
 flags.DEFINE_integer("pretrain_epochs", None, "None: 20 for digits, 5 for paper, 250 for table1.")
 flags.DEFINE_integer("local_epochs", 5, "Epochs of a round; table1 has the paper's.")
 flags.DEFINE_integer("rounds", 2, "Rounds of a run; table1 has 5.")
@@ -97,8 +99,8 @@ def compare() -> dict[str, Any]:
     planner = Program(group)
     auto, memory = planned_batch(planner, None), planner.memory()
     on_cpu = jax.default_backend() == "cpu"
-    asked = FLAGS.batches or (["2", "4", "8"] if on_cpu else [str(2**i) for i in range(8)])
-    sizes = sorted({1, auto, *map(int, asked)})
+    asked = FLAGS.batches or ([2, 4, 8] if on_cpu else [2**i for i in range(8)])
+    sizes = sorted({1, auto, *asked})
     runs = group.runs * -(-max(sizes) // len(group.runs))
     variants: dict[str, Callable[[], Any]] = {}
     compiling, counts = {}, {}
@@ -116,7 +118,8 @@ def compare() -> dict[str, Any]:
                 program.run(runs[b * size : b * size + size])
 
         variants[str(size)] = make
-    took_each = take_turns(variants, FLAGS.repeats)
+    times = take_turns(variants, FLAGS.repeats)
+    took_each = {name: statistics.median(found) for name, found in times.items()}
     single = counts[1] / took_each["1"]
     print(f"{group.federation.n_clients} clients, {memory.run / 1e6:.1f} MB a run")
     print(f"{'':28s}{'runs/s':>9s}{'ratio':>8s}{'first call, s':>15s}")
@@ -165,7 +168,7 @@ def table1() -> dict[str, Any]:
     return cells
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     logging.set_verbosity(logging.WARNING)
     name = matmul_precision(FLAGS.precision, jax.default_backend())
@@ -175,13 +178,11 @@ def main(_: list[str]) -> None:
         group = sized_group()
         Program(group).run(group.runs[:1])
         return
-    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
-    print(f"{jax.devices()[0].device_kind} ({jax.default_backend()}), jax {jax.__version__}")
+    write = commands.results_to(FLAGS.json)
+    print(f"{device()}; {commands.load()}")
     result = table1() if FLAGS.size == "table1" else compare()
-    if out is not None:
-        json.dump({"size": FLAGS.size, "precision": FLAGS.precision} | result, out, indent=1)
-        out.close()
+    write({"size": FLAGS.size, "precision": FLAGS.precision} | result)
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -17,19 +17,25 @@ by how much ours are larger, on the tensor where that is most.
 from __future__ import annotations
 
 import os
-import platform
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-import tensorly as tl
-from absl import app, flags
-from tensorly.decomposition import parafac2 as tensorly_parafac2
-from tensorly.decomposition import tucker as tensorly_tucker
+from absl import flags
 
+from benchmarks import commands
+from benchmarks.commands import timed
+from benchmarks.machine import device
 from jaxfedmvc.tensor import parafac2, tucker
+
+try:
+    import tensorly as tl
+    from tensorly.decomposition import parafac2 as tensorly_parafac2
+    from tensorly.decomposition import tucker as tensorly_tucker
+except ImportError as error:
+    raise SystemExit(f"TensorLy, the peer, is missing ({error}): pip install tensorly") from None
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("n", 64, "Number of tensors.", lower_bound=1)
@@ -125,16 +131,12 @@ def one_by_one(run: Callable[..., np.ndarray], **options: Any) -> Run:
 def compare(name: str, batch: np.ndarray, runs: dict[str, Run]) -> None:
     """Measures all runs in turns, and prints their lines; the first run is ours."""
     ours = next(iter(runs))
-    begin = time.perf_counter()
-    runs[ours](batch)
-    first = time.perf_counter() - begin
+    first = timed(partial(runs[ours], batch)).seconds
     exact = batch.astype(np.float64).reshape(len(batch), -1)
     wall, cpu, error = dict.fromkeys(runs, np.inf), dict.fromkeys(runs, np.inf), {}
     for _ in range(FLAGS.turns):
         for who, run in runs.items():
-            begin, begin_cpu = time.perf_counter(), time.process_time()
-            fitted = run(batch)
-            took, took_cpu = time.perf_counter() - begin, time.process_time() - begin_cpu
+            took, took_cpu, fitted = timed(partial(run, batch))
             wall[who], cpu[who] = min(took, wall[who]), min(took_cpu, cpu[who])
             residual = exact - np.asarray(fitted, np.float64).reshape(exact.shape)
             error[who] = np.linalg.norm(residual, axis=1) / np.linalg.norm(exact, axis=1)
@@ -149,13 +151,12 @@ def compare(name: str, batch: np.ndarray, runs: dict[str, Run]) -> None:
         )
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     tl.set_backend("numpy")
-    device = jax.devices()[0].device_kind
     print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores; ours on {device},"
-        f" jax {jax.__version__}; TensorLy {tl.__version__}; {FLAGS.n} tensors"
+        f"{commands.processor(os.cpu_count() or 1)}; {commands.load()}; ours on {device()};"
+        f" TensorLy {tl.__version__}; {FLAGS.n} tensors"
     )
     print(
         f"{'':26s} {'seconds':>8s} {'CPU s':>8s} {'compile':>8s} {'ratio':>7s} {'error':>9s}"
@@ -171,4 +172,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

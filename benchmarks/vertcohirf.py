@@ -16,23 +16,21 @@ number of iterations; with DBSCAN both find the same ones.
 from __future__ import annotations
 
 import json
-import os
-import platform
 import resource
-import subprocess
-import sys
-import time
+import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from absl import app, flags
+from absl import flags
+
+from benchmarks import commands
+from benchmarks.commands import define_list, peak_mb, timed, whole
 
 FLAGS = flags.FLAGS
-flags.DEFINE_list("n", ["1000", "10000", "50000"], "Numbers of samples of the blobs.")
+define_list("n", [1000, 10_000, 50_000], "Numbers of samples of the blobs.", whole(5))
 flags.DEFINE_multi_enum("method", ["kmeans", "dbscan"], ["kmeans", "dbscan"], "Base clusterers.")
-flags.DEFINE_list("candidates", ["0", "2000"], "N_s, where there are more samples; 0: all members.")
+define_list("candidates", [0, 2000], "N_s, where there are more samples; 0: all.", whole(0))
 flags.DEFINE_bool("reference", True, "Whether to measure the reference too.")
 flags.DEFINE_bool("n_million", False, "Also 10^6 blobs with k-means, ours only.")
 flags.DEFINE_bool("shuttle", False, "Also the 58 000 samples of Shuttle, standardised.")
@@ -40,7 +38,7 @@ flags.DEFINE_string("data_dir", None, "Where shuttle.npz is; see jaxfedmvc.data.
 flags.DEFINE_integer("seed", 0, "Of the data, of its split, and of the runs.")
 flags.DEFINE_integer("turns", 1, "Measurements of each; the quickest counts.", lower_bound=1)
 flags.DEFINE_integer(
-    "cores", 1, "Cores a measurement may use (Linux); 0: all, on an idle machine only."
+    "cores", 1, "Cores a measurement may use (Linux); 0: all, if idle.", lower_bound=0
 )
 flags.DEFINE_float("reference_gb", 12.0, "Address space that the reference may take.")
 flags.DEFINE_string("json", None, "Also write the numbers to this file.")
@@ -127,8 +125,7 @@ def theirs(case: dict[str, Any], views: list[Any]) -> Callable[[], dict[str, Any
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Measures seconds, memory and result of one case."""
-    if case["cores"]:  # before the imports: they count the cores
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case["cores"]])
+    commands.use_cores(case["cores"])
     import numpy as np
     from sklearn.metrics import adjusted_rand_score
 
@@ -140,25 +137,20 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         limit = int(case["reference_gb"] * 1e9)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
-    def timed() -> tuple[float, float, dict[str, Any]]:
-        wall, cpu = time.perf_counter(), time.process_time()
-        result = run()
-        return time.perf_counter() - wall, time.process_time() - cpu, result
-
     try:
-        runs = [timed()]
-        if is_ours or runs[0][0] < SHORT:
-            runs.append(timed())
-            runs += [timed() for _ in range(REPEATS - 1) if runs[1][0] < SHORT]
+        runs = [timed(run)]
+        if is_ours or runs[0].seconds < SHORT:
+            runs.append(timed(run))
+            runs += [timed(run) for _ in range(REPEATS - 1) if runs[1].seconds < SHORT]
     except MemoryError:
         return {"failed": f"needs more than {case['reference_gb']:g} GB"}
-    first, later = runs[0][0], runs[1:] or runs
-    wall = float(np.median([took for took, _, _ in later]))
-    result = runs[-1][2]
+    later = runs[1:] or runs
+    wall = statistics.median(t.seconds for t in later)
+    result = runs[-1].result
     measured = {
         "seconds": wall,
-        "cpu_seconds": float(np.median([cpu for _, cpu, _ in later])),
-        "compile_seconds": first - wall if is_ours else 0.0,
+        "cpu_seconds": statistics.median(t.cpu_seconds for t in later),
+        "compile_seconds": runs[0].seconds - wall if is_ours else 0.0,
         "peak_MB": peak_mb(),
         "before_MB": before,
         "ari": float(adjusted_rand_score(labels, result["labels"])),
@@ -169,28 +161,16 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if is_ours:
         import jax
 
-        measured["device"] = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
+        from benchmarks.machine import device
+
+        measured["device"] = device()
         on_device = jax.devices()[0].memory_stats() or {}
         if "peak_bytes_in_use" in on_device:
             measured["device_MB"] = on_device["peak_bytes_in_use"] / 1e6
     return measured
 
 
-def peak_mb() -> float:
-    """Returns the peak resident memory of this process so far; Linux counts KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-
-
 # --- The table ------------------------------------------------------------------------------------
-
-
-def in_process(case: dict[str, Any]) -> dict[str, Any]:
-    """Makes one measurement in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.vertcohirf", f"--measure={json.dumps(case)}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        return {"failed": f"exit {done.returncode}: {done.stderr.strip()[-300:]}"}
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def cases() -> list[dict[str, Any]]:
@@ -201,12 +181,12 @@ def cases() -> list[dict[str, Any]]:
         "data_dir": FLAGS.data_dir,
         "reference_gb": FLAGS.reference_gb,
     }
-    data = [("blobs", int(n)) for n in FLAGS.n] + [("shuttle", 58_000)] * FLAGS.shuttle
+    data = [("blobs", n) for n in FLAGS.n] + [("shuttle", 58_000)] * FLAGS.shuttle
     out = [
         {"data": name, "n": n, "method": method, "candidates": listed, **common}
         for name, n in data
         for method in FLAGS.method
-        for listed in map(int, FLAGS.candidates)
+        for listed in FLAGS.candidates
         if listed < n
     ]
     if FLAGS.n_million:
@@ -214,13 +194,16 @@ def cases() -> list[dict[str, Any]]:
     return out
 
 
-def machine() -> str:
-    """Names the processor, and how many cores of it are used."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor()
-    return f"{name}, {FLAGS.cores or 'all'} of {os.cpu_count()} cores"
+COLUMNS = [
+    ("seconds", "seconds", 9, 2),
+    ("cpu_seconds", "CPU s", 9, 2),
+    ("compile_seconds", "compile", 9, 2),
+    ("peak_MB", "peak MB", 8, 0),
+    ("before_MB", "before", 8, 0),
+    ("ari", "ARI", 7, 3),
+    ("clusters", "found", 7, 0),
+    ("n_iter", "rounds", 7, 0),
+]
 
 
 def row(case: dict[str, Any], who: str, m: dict[str, Any]) -> str:
@@ -232,31 +215,25 @@ def row(case: dict[str, Any], who: str, m: dict[str, Any]) -> str:
     parts = ", ".join(f"{part} {took:.2f}" for part, took in m["parts"].items())
     if "device_MB" in m:
         parts = f"on the device {m['device_MB']:.0f} MB"
-    return (
-        f"{name} {m['seconds']:8.2f} {m['cpu_seconds']:8.2f} {m['compile_seconds']:8.2f}"
-        f" {m['peak_MB']:7.0f} {m['before_MB']:7.0f} {m['ari']:6.3f} {m['clusters']:6d}"
-        f" {m['n_iter']:6d}   {parts}"
-    )
+    return f"{name}{commands.cells(m, COLUMNS)}   {parts}"
 
 
-def main(_: list[str]) -> None:
+def main() -> None:
     """Measures and prints; see the module's docstring."""
     if FLAGS.measure:
         print(json.dumps(measure(json.loads(FLAGS.measure))))
         return
-    out = open(FLAGS.json, "w") if FLAGS.json else None  # now: a bad path must not cost the run
-    print(machine())
-    print(
-        f"{'':42s} {'seconds':>8s} {'CPU s':>8s} {'compile':>8s} {'peak MB':>7s} {'before':>7s}"
-        f" {'ARI':>6s} {'found':>6s} {'rounds':>6s}"
-    )
+    write = commands.results_to(FLAGS.json)
+    machine = commands.processor(FLAGS.cores or "all")
+    print(f"{machine}; {commands.load()}")
+    print(f"{'':42s}{commands.titles(COLUMNS)}")
     results, device = [], None
     for case in cases():
         sides = ["ours", "reference"] if FLAGS.reference and case["n"] < 10**6 else ["ours"]
         best: dict[str, dict[str, Any]] = {}
         for _turn in range(FLAGS.turns):
             for who in sides:
-                m = in_process({**case, "who": who})
+                m = commands.in_process("vertcohirf", {**case, "who": who})
                 if who not in best or m.get("seconds", 0.0) < best[who].get("seconds", 0.0):
                     best[who] = m
         for who, m in best.items():
@@ -274,11 +251,9 @@ def main(_: list[str]) -> None:
             )
             best["ratio"] = ratios
         results.append({**case, **best})
-    print(f"ours ran on {device}")
-    if out is not None:
-        json.dump({"machine": machine(), "device": device, "cases": results}, out, indent=1)
-        out.close()
+    print(f"ours ran on {device}; {commands.load()}")
+    write({"machine": machine, "device": device, "cases": results})
 
 
 if __name__ == "__main__":
-    app.run(main)
+    commands.run(main)

@@ -59,6 +59,10 @@ def read_authors(path: str | Path) -> Authors:
             f"authors: {path} has {', '.join(sorted(told)) or 'nothing'}; needed are"
             f" {', '.join(sorted(needed))}, allowed {', '.join(sorted(known))}"
         )
+    if told["dataset"] != "mnist_usps":
+        raise ValueError(
+            f"authors: dataset is {told['dataset']!r}; allowed is 'mnist_usps', as ours is"
+        )
     seconds = told["seconds"]
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ValueError(f"authors: seconds is {seconds!r}; allowed is a number above 0")

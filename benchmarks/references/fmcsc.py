@@ -41,10 +41,14 @@ class Net(nn.Module):
         self.heads = nn.ModuleDict({str(v): mlp((d, head, d)) for v in dims if full})
         self.joint = mlp((d * len(dims), head, d))
 
+    def autoencode(self, views: dict[int, torch.Tensor]) -> Any:
+        """Z and reconstructions, which is all that pre-training needs."""
+        z = {v: self.encoders[str(v)](views[v]) for v in views if str(v) in self.encoders}
+        return z, {v: self.decoders[str(v)](z[v]) for v in z}
+
     def forward(self, views: dict[int, torch.Tensor]) -> Any:
         """Reconstructions, Z, H^v and H."""
-        z = {v: self.encoders[str(v)](views[v]) for v in views if str(v) in self.encoders}
-        reconstruction = {v: self.decoders[str(v)](z[v]) for v in z}
+        z, reconstruction = self.autoencode(views)
         h_views = {v: self.heads[str(v)](z[v]) for v in z if str(v) in self.heads}
         h = F.normalize(self.joint(torch.cat([z[v] for v in z], dim=1)), dim=1)
         return reconstruction, z, h_views, h
@@ -114,7 +118,7 @@ def torch_loop(config: FMCSCConfig, federation: Federation) -> dict[str, Callabl
             model = copy_of(server[kind], kind)
             train(
                 model.parameters(),
-                lambda m=model, v=views: reconstruction_loss(m(v)[0], v),
+                lambda m=model, v=views: reconstruction_loss(m.autoencode(v)[1], v),
                 config.pretrain_epochs,
             )
             trained.append((kind, model))

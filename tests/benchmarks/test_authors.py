@@ -25,7 +25,11 @@ def test_a_file_is_read(tmp_path):
             "has dataset, device, rounds",
         ),
         (
-            'dataset = "bdgp"\nseconds = 0\ndevice = "A100"',
+            'dataset = "bdgp"\nseconds = 1\ndevice = "A100"',
+            "dataset is 'bdgp'; allowed is 'mnist_usps'",
+        ),
+        (
+            'dataset = "mnist_usps"\nseconds = 0\ndevice = "A100"',
             "seconds is 0; allowed is a number above 0",
         ),
         ("seconds: 3", "cannot be read"),

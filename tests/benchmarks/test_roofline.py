@@ -127,6 +127,31 @@ def test_products_of_a_gpus_library_are_counted():
     assert work == Work(2 * product, 2 * arrays, 2)  # a workspace is room and no traffic
 
 
+# Of GPUs too: a CPU's compiler makes loops of scatters, and calls other libraries.
+SCATTER = """HloModule jit_f
+
+%add (p: f32[], q: f32[]) -> f32[] {
+  %p = f32[] parameter(0)
+  %q = f32[] parameter(1)
+  ROOT %sum = f32[] add(%p, %q)
+}
+
+ENTRY %main (a: f32[1000,8], b: s32[5], c: f32[5,8], l: f32[64,64]) -> f32[64,64] {
+  %a = f32[1000,8]{1,0} parameter(0)
+  %b = s32[5]{0} parameter(1)
+  %c = f32[5,8]{1,0} parameter(2)
+  %l = f32[64,64]{1,0} parameter(3)
+  %scatter.1 = f32[1000,8]{1,0} scatter(%a, %b, %c), to_apply=%add
+  ROOT %solve.1 = f32[64,64]{1,0} custom-call(%l, %l), \
+custom_call_target="__cublas$triangularSolve"
+}
+"""
+
+
+def test_a_scatter_is_as_much_work_as_its_updates_and_solving_is_some():
+    assert work_of(SCATTER) == Work(5 * 8 + 64**3, 4 * (3 * 5 * 8 + 3 * 64 * 64), 2)
+
+
 def test_the_binding_limit():
     work = Work(flops=6.0, bytes=4.0, kernels=10)
     assert work.least_seconds(peak=1.0, bandwidth=1.0, launch=0.1) == (6.0, "compute")
