@@ -18,7 +18,7 @@ from experiments.lib import batches, groups, sweep_report
 from experiments.lib.command import parse
 from experiments.lib.hooks import Hooks
 from jaxfedmvc.privacy import gaussian_epsilon
-from tests.helpers import binaries, kills
+from tests.helpers import binaries, kills, pictures
 
 KILLS = 20
 FEDHK = (
@@ -35,6 +35,12 @@ GRID = "--grid=beta=0.5,2; hkc=bandwidth,minmax"
 
 def launch(*arguments):
     return binaries.launch(sweep.main, *arguments)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unpainted():
+    with pictures.unpainted():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +399,8 @@ def test_a_sweep_does_not_go_on_with_other_data(tmp_path):
     rng = np.random.default_rng(0)
     views = {f"view_{v}": rng.normal(size=(40, 4)) for v in (0, 1)}
     np.savez(tmp_path / "toy.npz", labels=np.arange(40) % 3, **views)
-    flags = (*FEDHK, f"--dataset={tmp_path / 'toy.npz'}", f"--output_dir={tmp_path / 'out'}")
+    flags = ("--algorithm=local_kmeans", "--n_clients=2", "--ratio=1:0", "--noprogress")
+    flags += (f"--dataset={tmp_path / 'toy.npz'}", f"--output_dir={tmp_path / 'out'}")
     sets = [groups.groups_of([parse([*flags, f"--scale={s}"])], [{}]) for s in ("none", "minmax")]
     (name, both), *rest = groups.data_of([group for of in sets for group in of]).items()
     assert name == str(tmp_path / "toy.npz") and not rest and len(set(both.split())) == 2
