@@ -1,7 +1,5 @@
 """Runs one after another are those of a batch, and groups share what they have in common."""
 
-import functools
-
 import jax
 import numpy as np
 import pytest
@@ -38,15 +36,9 @@ def group():
     )
 
 
-def one_rate():
-    """Its first setting."""
-    whole = group()
-    return whole._replace(columns=whole.columns[:1], hyperparams=whole.hyperparams[:1])
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Rows of two groups that are alike, how many programs each of them added, and these."""
+    """Rows of two groups that are alike, and how many programs each of them added."""
     compiled, added = {}, []
     kept = Ledger(tmp_path_factory.mktemp("kept"))
     for n_groups in (1, 2):
@@ -59,7 +51,7 @@ def rows(tmp_path_factory):
         )
         assert made == 1
         added.append(len(compiled) - before)
-    return kept.rows, added, compiled
+    return kept.rows, added
 
 
 @pytest.mark.ci
@@ -82,12 +74,11 @@ def test_rows_are_those_of_a_batch(rows, tmp_path):
 def test_rows_are_of_the_round_that_is_kept(rows, tmp_path):
     """Of which views tell most, in a batch and one after another."""
     found = []
-    steps = functools.partial(one_by_one.OneByOne, compiled=rows[2])
-    for name, program in (("batch", None), ("steps", steps)):
+    for name, program in (("batch", None), ("steps", one_by_one.programs())):
         (tmp_path / name).mkdir()
         ledger = Ledger(tmp_path / name)
-        keeping = one_rate()._replace(rounds=4, keep_from=1)
-        batches.execute([keeping], ledger, batch=2 if program is None else 1, program=program)
+        keeping = group()._replace(rounds=4, keep_from=1)
+        batches.execute([keeping], ledger, batch=4 if program is None else 1, program=program)
         found.append(ledger.rows)
     for batch, steps in zip(*found, strict=True):
         assert batch.keys() == steps.keys()
@@ -105,7 +96,7 @@ def test_rows_are_of_the_round_that_is_kept(rows, tmp_path):
 
 @pytest.mark.ci
 def test_groups_share_the_programs_that_they_have_in_common(rows):
-    found, (first, second), _ = rows
+    found, (first, second) = rows
     assert first > 3 and second == 0
     for a, b in zip(found[:4], found[4:], strict=True):
         assert a | {"seconds": 0} == b | {"seconds": 0}
@@ -123,11 +114,11 @@ def test_a_group_that_cannot_be_compiled_fails_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Steps, "compile", compile_)
     kept = Ledger(tmp_path)
-    batches.execute([one_rate()] * 2, kept, batch=1, program=one_by_one.programs())
-    assert [row["status"] == "ok" for row in kept.rows] == [False] * 2 + [True] * 2
+    batches.execute([group()] * 2, kept, batch=1, program=one_by_one.programs())
+    assert [row["status"] == "ok" for row in kept.rows] == [False] * 4 + [True] * 4
     assert kept.rows[0]["status"] == "failed: INTERNAL: no such instruction"
-    fixed = [int(row["bytes_up"]) for row in kept.rows[:2]]
-    assert fixed == [min(fixed)] * 2 and 0 <= fixed[0] < int(kept.rows[2]["bytes_up"])
+    fixed = [int(row["bytes_up"]) for row in kept.rows[:4]]
+    assert fixed == [min(fixed)] * 4 and 0 <= fixed[0] < int(kept.rows[4]["bytes_up"])
 
 
 @pytest.mark.parametrize(
