@@ -15,7 +15,7 @@ from experiments.lib.progress import Progress
 from experiments.run import main
 from jaxfedmvc.engine import Traffic
 from jaxfedmvc.federation import Federation
-from tests.helpers import binaries
+from tests.helpers import binaries, pictures
 
 K = 4
 FLAGS = (
@@ -214,24 +214,27 @@ def test_networks_are_trained_once_for_all_numbers(data, tmp_path):
 
 
 @pytest.mark.ci
-def test_labels_do_not_matter_and_a_choice_that_was_made_is_kept(data, tmp_path):
+@pictures.unpainted()
+def test_labels_do_not_matter_and_a_choice_that_was_made_is_kept(data, tmp_path, monkeypatch):
     tables = {}
-    common = ("--algorithm=distr_kmeans", *FLAGS)
+    common = ("--algorithm=distr_kmeans", *FLAGS, "--clusters_tried=2,3", "--clusters_draws=2")
     for name in ("plain", "wrong"):
         given = (*common, f"--dataset={data / name}.npz", f"--output_dir={tmp_path / name}")
-        assert binaries.launch(main, *given)[0] == 0
+        with monkeypatch.context() as patched:  # as if it were killed after its choice
+            patched.setattr(runner, "run", lambda *_: None)
+            assert binaries.launch(main, *given)[0] == 0
         table = pd.read_csv(tmp_path / name / "n_clusters.csv")
         tables[name] = table.drop(columns="seconds")
     pd.testing.assert_frame_equal(tables["plain"], tables["wrong"], check_exact=True)
-    # A job that was killed after its choice goes on with it, whatever it would choose now.
-    (tmp_path / "wrong" / "summary.json").unlink()
+    # The job goes on with its choice, whatever it would choose now.
     edited = pd.read_csv(tmp_path / "wrong" / "n_clusters.csv")
-    edited["chosen"] = edited["n_clusters"] == 3
+    edited["chosen"] = ~edited["chosen"]
+    (other,) = edited.loc[edited["chosen"], "n_clusters"]
     edited.to_csv(tmp_path / "wrong" / "n_clusters.csv", index=False)
     code, out, _ = binaries.launch(main, *given, "--resume")
     assert code == 0
     assert "draws" not in out
-    assert json.loads((tmp_path / "wrong" / "summary.json").read_text())["n_clusters"] == 3
+    assert json.loads((tmp_path / "wrong" / "summary.json").read_text())["n_clusters"] == other
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ pytest.importorskip("plotly", reason="plotly is not installed: the extra report"
 from experiments import compare
 from experiments.lib import page, plots, run_page, sweep_report
 from experiments.run import main
-from tests.helpers import binaries
+from tests.helpers import binaries, pictures
 
 
 def figures_of(path):
@@ -181,6 +181,7 @@ def test_the_same_points_are_thinned_out_for_every_picture():
 
 
 @pytest.fixture(scope="module")
+@pictures.unpainted()
 def folders(tmp_path_factory):
     """Two runs of a method that compiles fast, on data with a name that must be escaped."""
     folder = tmp_path_factory.mktemp("runs")

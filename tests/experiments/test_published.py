@@ -1,5 +1,6 @@
 """What the documentation shows of our tables is what the rows give."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pandas as pd
 import pytest
 
-from experiments import published, reproduce
+from experiments import published, reproduce, run
 from tests.helpers import binaries
 
 
@@ -148,6 +149,28 @@ def test_help_without_a_paper_tells_of_all_of_them(capsys):
     assert "--check" in out
 
 
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [
+        (reproduce.main, ["--check"]),
+        (reproduce.main, ["--paper=mgcd", "--help"]),
+        (run.main, ["--help"]),
+    ],
+)
+def test_a_reader_that_leaves_is_no_error(main, arguments, monkeypatch, capfd):
+    """Nor is it one when Python flushes what is left, as it does at its end."""
+    for name in ("SHOWN", "ROWS"):
+        monkeypatch.setattr(published, name, ())
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit, match=r"^1$"):
+            main(arguments)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", ["reproduce --check", "reproduce --paper=mgcd --help", "run --help"]
 )

@@ -18,7 +18,7 @@ from experiments.run import main
 from jaxfedmvc import Federation, checks, data, engine
 from jaxfedmvc.algorithms import METHODS, FMCSCConfig, FMCSCHyperparams, fmcsc
 from jaxfedmvc.algorithms.fmcsc.networks import init_model
-from tests.helpers import binaries
+from tests.helpers import binaries, pictures
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "experiments" / "fmcsc" / "presets"
@@ -434,6 +434,7 @@ def test_a_folder_that_cannot_be_made(files, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pictures.unpainted()
 def test_a_number_of_clusters_that_a_method_does_not_take_is_said(files, tmp_path):
     more = ["--n_clusters=2", "--noprogress", f"--output_dir={tmp_path / 'out'}"]
     code, out, _ = launch("--algorithm=label_consensus", f"--dataset={files['toy']}", *more)
@@ -443,6 +444,7 @@ def test_a_number_of_clusters_that_a_method_does_not_take_is_said(files, tmp_pat
     assert "found by the method" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pictures.unpainted()
 def test_the_page_says_a_number_of_shared_clusters_that_was_given(files, tmp_path):
     more = ["--shared_clusters=3", "--noprogress", f"--output_dir={tmp_path / 'out'}"]
     code, _, _ = launch("--algorithm=label_consensus", f"--dataset={files['toy']}", *more)
@@ -450,6 +452,7 @@ def test_the_page_says_a_number_of_shared_clusters_that_was_given(files, tmp_pat
     assert code == 0 and "found by the method" not in page
 
 
+@pictures.unpainted()
 def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "has_nan", lambda states: True)
     more = ["--algorithm=local_kmeans", "--seeds=2", f"--output_dir={tmp_path / 'out'}"]
@@ -470,6 +473,7 @@ def test_a_model_that_turned_nan_is_said_to_have_failed(files, tmp_path, monkeyp
     assert {line.split(",")[-1] for line in clusters} == {"-1"}
 
 
+@pictures.unpainted()
 def test_masked_sums_are_checked_where_clusters_are_found_too(files, tmp_path, monkeypatch):
     checked = []
     monkeypatch.setattr(runner, "check_masked_sums", lambda job, info: checked.append(info))

@@ -13,7 +13,7 @@ from experiments.lib import folder
 from experiments.lib.study import Rows
 from experiments.robustness import __main__ as robustness
 from experiments.vertcohirf import attack
-from tests.helpers import binaries, kills
+from tests.helpers import binaries, kills, pictures
 
 KILLS = 12
 ATTACK = ("--samples=24", "--trials=5", "--batch=2", "--attack_max_iter=2", "--sigmas=0.1,1")
@@ -30,6 +30,12 @@ STUDIES = {
     "leakage": (leakage.main, LEAKAGE, "runs.csv", 3),
     "robustness": (robustness.main, ROBUSTNESS, "runs.csv", 7),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unpainted():
+    with pictures.unpainted():
+        yield
 
 
 @pytest.fixture

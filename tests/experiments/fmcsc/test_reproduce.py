@@ -397,8 +397,11 @@ def test_runs_of_earlier_jobs_are_shown_anew(job, tmp_path):
 
 
 @pytest.mark.ci
-def test_what_a_figure_takes_is_said_without_running():
-    code, out, err = launch(*JOB, "--dry_run", "--batch=1")
+def test_what_a_table_takes_is_said_without_running():
+    table = ("--table=1", "--presets=", "--peers=", "--references=alone", "--quick")
+    tiny = ("--ratios=1:0", "--n_clients=2", "--samples_per_client=12", "--seeds=3")
+    common = ("--noprogress", "--compilation_cache=", "--batch=1")
+    code, out, err = launch(*table, *tiny, *common, "--dry_run")
     assert (code, err) == (0, "")
     first, _, header, line = out.splitlines()
     assert first == "3 runs, 1 program" and header.split()[:3] == ["program", "runs", "batch"]

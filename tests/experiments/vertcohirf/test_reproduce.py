@@ -16,9 +16,15 @@ from experiments.lib.data import DataSettings, Problem, VerticalSettings, load_a
 from experiments.vertcohirf import reproduce, tables, trials
 from jaxfedmvc.data.vertical import vertical_partition
 from jaxfedmvc.federation import Federation
-from tests.helpers import binaries
+from tests.helpers import binaries, pictures
 
 COMMON = ("--compilation_cache=", "--noprogress")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unpainted():
+    with pictures.unpainted():
+        yield
 
 
 def launch(*arguments):
@@ -203,7 +209,7 @@ def test_reproducing_a_table_resumes_from_its_trials(toy, tmp_path):
     arguments = (
         "--table=7",
         "--search_trials=2",
-        "--search_batch=2",
+        "--search_batch=1",
         "--seeds=1",
         f"--methods={trials.LOCAL},VertCoHiRF(kmeans)",
         "--max_local_clusters=3",
