@@ -148,7 +148,7 @@ def test_hyperparameters_are_arguments_of_the_programs():
     make, hyper = METHODS["e_fkmvc"]
     texts = []
     for fuzzifier in (1.1, 1.5):
-        steps = Steps(make, hyper.replace(fuzzifier=fuzzifier), federation())
+        steps = Steps(make, hyper.replace(fuzzifier=fuzzifier), complete())
         texts.append(sorted(p.traced.lower().as_text() for p in steps.programs()))
     assert texts[0] == texts[1]
 

@@ -44,7 +44,8 @@ def sending(message):
 
 
 def sent_by(phase, key=KEY, client=CLIENT):
-    return phase.client(key, (), (), client)[1]
+    """In one program, not one for each operation."""
+    return jax.jit(phase.client)(key, (), (), client)[1]
 
 
 def test_bytes_are_those_of_the_leaves():
@@ -100,9 +101,9 @@ def test_a_number_of_python_is_changed_as_the_scalar_that_it_travels_as():
     message = {"a": 3.0, "b": 4.0}
     found = sent_by(transformed(sending(message), clipped(1.0)))
     np.testing.assert_allclose([found["a"], found["b"]], [0.6, 0.8], rtol=1e-6)
-    noisy = gaussian_noise(0.1)(KEY, message, ())
-    scalars = jax.tree.map(jnp.float32, message)
-    jax.tree.map(np.testing.assert_array_equal, noisy, gaussian_noise(0.1)(KEY, scalars, ()))
+    scalars = jax.tree.map(np.float32, message)
+    noisy = (jax.jit(lambda m=m: gaussian_noise(0.1)(KEY, m, ()))() for m in (message, scalars))
+    jax.tree.map(np.testing.assert_array_equal, *noisy)
 
 
 # --- Noise ----------------------------------------------------------------------------------------
@@ -133,10 +134,11 @@ def test_noise_follows_the_key_and_not_the_clients_own_draws():
     phase = transformed(sending(jnp.zeros(5)), gaussian_noise(1.0))
     np.testing.assert_array_equal(sent_by(phase), sent_by(phase))
     assert not np.any(sent_by(phase) == sent_by(phase, jax.random.key(1)))
-    assert phase.client(KEY, (), (), CLIENT)[2] == jax.random.normal(KEY)
+    assert jax.jit(phase.client)(KEY, (), (), CLIENT)[2] == jax.random.normal(KEY)
     assert not np.any(sent_by(phase) == drawn_with(KEY))
 
 
+@jax.jit
 def drawn_with(key):
     """Five normal numbers as noise makes them of the words of a key."""
     tails, signs = tails_and_signs(jax.random.bits(key, (2, 5), jnp.uint32), jnp.float32)
@@ -165,7 +167,7 @@ def test_tails_of_noise_are_whole(noise, of, monkeypatch):
     for last_bit, sign in ((0, 1), (1, -1)):
         words = jnp.stack([high, low | np.uint32(last_bit)])
         monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype, w=words: w)
-        found = noise(2.0)(KEY, jnp.zeros(6), ())
+        found = jax.jit(noise(2.0))(KEY, jnp.zeros(6), ())
         np.testing.assert_allclose(found, sign * 2 * of.isf(upper), rtol=2e-6)
     assert upper[-1] == 2.0**-65 and abs(found[-1]) > 2 * 9
 

@@ -1,5 +1,6 @@
 """Sketches of known sets: their distribution, their estimates, the counts of a grid's cells."""
 
+import functools
 import itertools
 
 import jax
@@ -36,7 +37,9 @@ M = 4000
 TOLERANCE = 4 * 1.04 / np.sqrt(M)
 
 FAST = {"xla_llvm_disable_expensive_passes": True}
-jit_sketch = jax.jit(sketch_clusters, static_argnums=(3, 4), compiler_options=FAST)
+# For long runs, which save what it costs to compile them well.
+WELL = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_passes": False}
+jit_sketch = jax.jit(sketch_clusters, static_argnums=(3, 4), compiler_options=WELL)
 jit_complement = jax.jit(complement_counts, compiler_options=FAST)
 jit_marginals = jax.jit(marginals, compiler_options=FAST)
 jit_fit = jax.jit(fit_grid, compiler_options=FAST)
@@ -343,7 +346,7 @@ def test_sketches_of_agents_tell_more_together_than_apart_and_no_more_than_is_sa
     noise = sketch_noise(budget.memberships, m, delta)
     rows = np.arange(n_clusters)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=WELL)
     def shown(keys, present):
         def one(key):
             of_all, *own = jax.random.split(key, n_agents + 1)

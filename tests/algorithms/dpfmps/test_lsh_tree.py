@@ -27,7 +27,9 @@ FAST = {"xla_llvm_disable_expensive_passes": True}
 jit_leaves = jax.jit(private_leaves, static_argnums=2, compiler_options=FAST)
 jit_centres = jax.jit(partial(private_centres, n_init=4), static_argnums=2, compiler_options=FAST)
 # The number of clusters is traced, too: one program for all tests.
-many_leaves = jax.jit(jax.vmap(private_leaves, (0, None, None, None, None)), compiler_options=FAST)
+# Of 100 trees at once: a few runs save what it costs to compile it well.
+WELL = {"xla_backend_optimization_level": 2, "xla_llvm_disable_expensive_passes": False}
+many_leaves = jax.jit(jax.vmap(private_leaves, (0, None, None, None, None)), compiler_options=WELL)
 KEYS = jax.random.split(jax.random.key(0), 100)
 
 

@@ -246,11 +246,11 @@ def test_new_clients_cluster_from_the_centroids(finished, view_ids):
     np.testing.assert_array_equal(turned, np.where(labels < 0, -1, 1 - labels))
 
 
-def test_views_without_a_model_are_refused(finished):
+def test_views_without_a_model_are_refused(pretrained):
     client = at(new_clients((0, 1)), 0)
     for function in (build().assign, build().embed):
         with pytest.raises(ValueError, match=r"holds views \(0, 1\); there are global models"):
-            function(finished.server, (), client)
+            function(pretrained.server, (), client)
 
 
 @pytest.mark.parametrize("limit", [None, 2])

@@ -90,7 +90,7 @@ def bits_by_hand(federation, pretrained, exchanged):
 
 
 def test_weights_are_bits_with_a_floor_and_models_are_averaged_by_them(
-    federation, pretrained, exchanged, rounded
+    federation, pretrained, exchanged
 ):
     bits = bits_by_hand(federation, pretrained, exchanged)
     weights = {
@@ -102,7 +102,13 @@ def test_weights_are_bits_with_a_floor_and_models_are_averaged_by_them(
         close(update.weights, weights[i], rtol=1e-3)
         own = max(update.models, key=len)
         assert info["weight"] == pytest.approx(bits[i][own], rel=1e-3, abs=1e-4)
-    for kind, model in rounded.server.models.items():
+    (phase,) = build().round
+    assert phase.reduce == "sum"
+    updates = [[exchanged[int(i)][1] for i in c.client_ids] for c in federation.cohorts]
+    sums = tuple(jax.tree.map(lambda *x: np.sum(x, axis=0), *of_cohort) for of_cohort in updates)
+    counts = tuple(np.float32(len(of_cohort)) for of_cohort in updates)
+    server, _ = jit(phase.server)(KEY, pretrained.server, sums, counts)
+    for kind, model in server.models.items():
         sent = [
             (parts_of(u)[kind], weights[i][kind])
             for i, (_, u, _) in exchanged.items()
@@ -178,12 +184,14 @@ def test_global_models_go_a_falling_share_of_the_way_to_the_average(settle_round
     hyper = FMCSCHyperparams(settle_rounds=settle_rounds)
     kind, sums = (0,), Update({(0,): jnp.array([4.0 + 3 * 8.0])}, {(0,): jnp.array(4.0)})
     server = ServerState({kind: jnp.array([0.0])}, (), (), () if settle_rounds is None else 0.0)
+    # The first of a round of two exchanges, and the last.
+    begin, end = (jit(functools.partial(aggregate, CONFIG, hyper, last)) for last in (False, True))
     for share in (1.0, 1.0, 4 / 9, 1 / 4):
         server = server._replace(models={kind: jnp.array([0.0])})
         arguments = KEY, server, (sums,), (jnp.array(2.0),)
-        first, _ = aggregate(CONFIG, hyper, False, *arguments)  # of a round of two exchanges
+        first, _ = begin(*arguments)
         assert first.rounds == server.rounds
-        server, _ = aggregate(CONFIG, hyper, True, *arguments)
+        server, _ = end(*arguments)
         chex.assert_trees_all_equal(first.models, server.models)
         close(server.models[kind], np.array([7.0 * (share if settle_rounds else 1.0)]))
     assert server.rounds == (4 if settle_rounds else ())
@@ -283,7 +291,8 @@ def test_partial_models_may_be_branches_of_the_new_global_model(federation, pret
     new = parts_of(update)[FULL]
     close(new, parts_of(exchanged[3][1])[FULL], rtol=1e-5)
     nothing = ({}, {})
-    after, _ = phase.server(KEY, server, (update, *(type(update)(*nothing),) * 2), (1, 2, 2))
+    updates = update, *(type(update)(*nothing),) * 2
+    after, _ = jit(phase.server)(KEY, server, updates, (1, 2, 2))
     assert set(after.models) == {FULL, (0,), (1,), (2,)}
     for v in FULL:
         close(after.models[v,], branch(new, v), rtol=1e-4)
@@ -296,8 +305,9 @@ def test_partial_clients_pre_train_nothing_where_partial_models_are_branches(fed
     assert phase.broadcast(server, (1,)) == () == phase.broadcast(server, PAIR)
     state, nothing, info = phase.client(KEY, (), NOTHING, client)
     assert (state, nothing, info) == (NOTHING, {}, {})
-    full = {v: jax.tree.map(lambda x: 3 * x, server.models[FULL].autoencoders[v]) for v in FULL}
-    after, _ = phase.server(KEY, server, (full, {}, {}), (2, 0, 0))
+    trained = jax.device_get(server.models[FULL].autoencoders)
+    full = {v: jax.tree.map(lambda x: 3 * x, trained[v]) for v in FULL}
+    after, _ = jit(phase.server)(KEY, server, (full, {}, {}), (2, 0, 0))
     new = after.models[FULL]
     close(new.autoencoders, jax.tree.map(lambda x: x / 2, full), rtol=1e-5)
     for v in FULL:
