@@ -51,7 +51,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module", autouse=True)
 def room_for_programs():
     """No module leaves more compiled programs behind than the next one has room beside."""
-    yield
+    with programs.one_context():
+        yield
     programs.make_room()
 
 

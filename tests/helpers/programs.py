@@ -2,9 +2,12 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
+from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 import jax
 
@@ -14,6 +17,18 @@ _MANY_BYTES = 12 * 10**8
 # Compiling one program of training leaves up to 800 MB behind that are free and not given back.
 _FREE_FROM = 11 * 10**8
 _PROCESS = Path("/proc/self")
+
+
+def one_context():
+    """Lowers programs in one MLIR context: with one for each, tests take a tenth longer.
+
+    It keeps the constants of all of them, so that it is for a while only.
+    """
+    if not version("jax").startswith("0.10."):
+        return contextlib.nullcontext()  # the function is private, and may not be there
+    from jax._src.interpreters import mlir
+
+    return mock.patch.object(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
 
 
 def make_room():
