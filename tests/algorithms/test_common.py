@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxfedmvc import engine
+from jaxfedmvc.algorithm import with_phases
 from jaxfedmvc.algorithms import METHODS
 from jaxfedmvc.data.partition import Part
 from jaxfedmvc.federation import Federation, single_client
@@ -246,8 +247,33 @@ class Lab:
 
     def phases(self):
         for stage in STAGES:
-            for phase in getattr(self.algorithm, stage):
-                yield stage, phase
+            for place, phase in enumerate(getattr(self.algorithm, stage)):
+                yield stage, place, phase
+
+    @functools.cached_property
+    def traffic(self):
+        """Bytes as counted, and what clients and servers were given and returned meanwhile.
+
+        `{phase: [(view ids, sent, message, state before, after), ...]}` and `{phase: (before,
+        after)}`, traced arrays; one trace for all that is read off shapes.
+        """
+        clients, servers = collections.defaultdict(list), {}
+
+        def recorded(name, phase):
+            def client(key, sent, state, client):
+                after, message, info = phase.client(key, sent, state, client)
+                clients[name].append((client.view_ids, sent, message, state, after))
+                return after, message, info
+
+            def server(key, state, messages, weights):
+                after, info = phase.server(key, state, messages, weights)
+                servers[name] = state, after
+                return after, info
+
+            return phase._replace(client=client, server=server)
+
+        counted = engine.traffic(with_phases(self.algorithm, recorded), self.federation)
+        return counted, clients, servers
 
     def cohorts(self, phase):
         """Places of the cohorts that take part in a phase."""
@@ -352,7 +378,7 @@ def test_labels_and_bytes_are_as_they_were(lab):
     path = Path(__file__).parents[1] / "golden" / "labels" / f"{lab.name}.json"
     found = {
         "labels": [np.asarray(x).tolist() for x in lab.result.labels],
-        "bytes": {s: list(t) for s, t in engine.traffic(lab.algorithm, lab.federation).items()},
+        "bytes": {s: list(t) for s, t in lab.traffic[0].items()},
     }
     if "JAXFEDMVC_RECORD" in os.environ:
         path.write_text(json.dumps(found) + "\n")
@@ -432,34 +458,23 @@ def test_labels_of_the_truth_reach_nothing(lab):
     chex.assert_trees_all_equal(plain(lab.run(flipped, lab.key)), plain(lab.result))
 
 
-def _shapes(lab, phase, c):
-    """Shapes of what a client of cohort c is sent, and of what it returns."""
-    cohort = lab.federation.cohorts[c]
-
-    def exchanged(key, server, states, cohort):
-        sent = phase.broadcast(server, cohort.view_ids)
-        state, client = jax.tree.map(lambda x: x[0], (states, cohort))
-        _, message, _ = phase.client(key, sent, state, client)
-        # Numbers only: an object or a Python scalar is nothing that can be put on a wire.
-        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((sent, message)))
-        return sent, message
-
-    return jax.eval_shape(exchanged, lab.key, lab.start.server, lab.start.clients[c], cohort)
-
-
 def _bytes(tree):
     leaves = jax.tree.leaves(tree)
+    # Numbers only: an object or a Python scalar is nothing that can be put on a wire.
+    assert all(isinstance(leaf, jax.Array) for leaf in leaves)
     assert all(leaf.dtype.kind in "biuf" for leaf in leaves)  # nor is a key
     return sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def test_traffic_is_the_bytes_of_what_travels(lab):
-    counted = engine.traffic(lab.algorithm, lab.federation)
+    counted, clients, _ = lab.traffic
     up, down = collections.Counter(), collections.Counter()
-    for stage, phase in lab.phases():
-        for c in lab.cohorts(phase):
-            sent, message = _shapes(lab, phase, c)
-            n = 1 if phase.who == "leader" else lab.federation.cohorts[c].n_clients
+    for stage, place, phase in lab.phases():
+        asked = [lab.federation.cohorts[c] for c in lab.cohorts(phase)]
+        found = clients[f"{stage}[{place}]"]
+        for cohort, (view_ids, sent, message, *_) in zip(asked, found, strict=True):
+            assert view_ids == cohort.view_ids
+            n = 1 if phase.who == "leader" else cohort.n_clients
             peers = lab.federation.n_clients - 1 if lab.algorithm.peers else 1
             up[stage] += n * peers * _bytes(message)
             down[stage] += n * (peers * _bytes(message) if lab.algorithm.peers else _bytes(sent))
@@ -469,15 +484,17 @@ def test_traffic_is_the_bytes_of_what_travels(lab):
 
 
 def test_states_keep_their_form_in_every_phase(lab):
-    for stage, phase in lab.phases():
-        only = lab.algorithm._replace(**{stage: (phase,)})
-        step = {
-            "setup": lambda f, k, s, a=only: engine.setup(a, f, k, s),
-            "round": lambda f, k, s, a=only: engine.one_round(a, f, k, s, 0),
-            "finish": lambda f, k, s, a=only: engine.finish(a, f, k, s, 0),
-        }[stage]
-        after, _ = jax.eval_shape(step, lab.federation, lab.key, lab.start)
-        chex.assert_trees_all_equal_shapes_and_dtypes(after, lab.start)
+    """Of the server, and of each client that is asked."""
+    _, clients, servers = lab.traffic
+    for stage, place, phase in lab.phases():
+        name = f"{stage}[{place}]"
+        for found in servers[name]:
+            chex.assert_trees_all_equal_shapes_and_dtypes(found, lab.start.server)
+        for c, (*_, before, after) in zip(lab.cohorts(phase), clients[name], strict=True):
+            stack = lab.start.clients[c]
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
+            for found in (before, after):
+                chex.assert_trees_all_equal_shapes_and_dtypes(found, one)
 
 
 def test_what_labels_are_read_off_has_been_sent(lab):
@@ -485,7 +502,7 @@ def test_what_labels_are_read_off_has_been_sent(lab):
     every = list(lab.phases())
     if lab.algorithm.peers or not every:
         return  # among peers everybody computes it
-    stage, last = every[-1]
+    stage, _, last = every[-1]
     only = lab.algorithm._replace(**{name: () for name in STAGES} | {stage: (last,)})
 
     def exchanged(server):

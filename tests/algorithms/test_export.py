@@ -41,6 +41,7 @@ def test_a_run_and_a_batch_of_runs_are_made_for_accelerators(name):
     lab = common.Lab(name)
     federation, key = lab.federation.without_labels(), jax.random.key(0)
 
+    @jax.jit
     def run(federation, key):
         return engine.run(lab.algorithm, federation, key, common.ROUNDS).labels
 
@@ -48,7 +49,7 @@ def test_a_run_and_a_batch_of_runs_are_made_for_accelerators(name):
         return jax.vmap(run, (None, 0))(federation, keys)
 
     for platform in LIBRARIES:
-        check(export.export(jax.jit(run), platforms=[platform])(federation, key), platform)
+        check(export.export(run, platforms=[platform])(federation, key), platform)
         keys = jax.random.split(key)
         check(export.export(jax.jit(batch), platforms=[platform])(federation, keys), platform)
 

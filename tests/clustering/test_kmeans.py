@@ -38,7 +38,7 @@ def load(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["digits", "blobs", *(pytest.param(n, marks=pytest.mark.slow) for n in ("iris", "wine"))],
+    ["digits", *(pytest.param(n, marks=pytest.mark.slow) for n in ("blobs", "iris", "wine"))],
 )
 def test_inertia_matches_sklearn(name):
     x, k = load(name)

@@ -1129,9 +1129,8 @@ def test_who_has_no_summary_to_start_from_is_told():
 
 def test_rows_beyond_every_kernel_go_to_the_nearest_centre():
     x = np.linspace(0.0, 0.1, 20, dtype=np.float32)[:, None] + 0.8 * (np.arange(20)[:, None] % 2)
-    federation = Federation.from_clients([{0: np.repeat(x, 3, 1), 1: np.repeat(x, 2, 1)}])
     algorithm = e_fkmvc(FedHKConfig(2))
-    server = jax.jit(lambda fed: engine.run(algorithm, fed, KEY, 5))(federation).state.server
+    server = started([np.repeat(x, 3, 1), np.repeat(x, 2, 1)], rows=(8, 9))  # in the middles
     far = np.float32([[-90.0], [-9.0], [-3.0], [0.1], [0.8], [4.0], [9.0], [90.0]])
     rows = Federation.from_clients([{0: np.repeat(far, 3, 1), 1: np.repeat(far, 2, 1)}])
     _, states = jax.jit(algorithm.init)(KEY, rows)

@@ -68,8 +68,10 @@ def described(one, *rows):
     return np.asarray(jit_features(M, one.seed, one.blocks, rows))
 
 
-def started_by(algorithm):
-    return jit(functools.partial(engine.start, algorithm))
+@functools.cache
+def started(config):
+    """The state before any exchange, of clients with all views and with single ones."""
+    return jit(functools.partial(engine.start, fmcsc(config, HYPER)))(make_federation(SINGLE), KEY)
 
 
 def clusters(one, *rows):
@@ -112,17 +114,21 @@ def test_sums_of_clients_are_a_ridge_regression_of_all_rows(kind):
 @pytest.mark.ci
 def test_partial_clients_are_put_where_the_regression_says_and_others_stay():
     federation, state, labels = taught()
-    stays = []
+    stays, told = [], {}
     for c, i, _, client in members(federation):
         kind, mine = federation.cohorts[c].view_ids, np.asarray(labels[c][i])
         assert (mine[~np.asarray(client.mask)] == -1).all()
         if kind == FULL:
             stays.append(mine[np.asarray(client.mask)])
         else:
-            one, views = state.server.taught[kind], real_views(client)
+            views = real_views(client)
             z = np_features(state.server.models[kind], views)["z"]
-            expected = clusters(one, views[kind[0]], z[kind[0]])
-            np.testing.assert_array_equal(mine[np.asarray(client.mask)], expected)
+            told.setdefault(kind, []).append(
+                (views[kind[0]], z[kind[0]], mine[np.asarray(client.mask)])
+            )
+    for kind, of_clients in told.items():
+        x, z, mine = map(np.concatenate, zip(*of_clients, strict=True))
+        np.testing.assert_array_equal(mine, clusters(state.server.taught[kind], x, z))
     *_, nearest = rows_of(federation, state.server, (0,))
     np.testing.assert_array_equal(np.concatenate(stays), nearest)
 
@@ -257,7 +263,7 @@ def test_images_are_taught_by_a_ridge_regression_on_their_patches():
     one, known = state.server.taught[1,], state.clients[0].known
     assert one.blocks == ()  # no sums of pixels travel
     seed = one.seed + np.uint32([0, 1])  # of view 1
-    phi = [np.asarray(patches(2, 3, seed, x)) for x in np.split(views[1], [24])]
+    phi = np.split(np.asarray(patches(2, 3, seed, views[1])), [24])
     y = np.eye(K)[np.asarray(known.labels).ravel()]
     model = Ridge(PATCH_RIDGE, fit_intercept=False).fit(phi[0], y - y.mean(axis=0))
     np.testing.assert_allclose(one.weights, model.coef_.T, atol=2e-3)
@@ -272,7 +278,9 @@ def test_one_classifier_is_taught_by_the_images_of_all_views():
     views, state, labels = taught_by_images(PAIR, **several)
     (one,), known = state.server.taught.values(), state.clients[0].known
     assert known.z == {}  # which patches have no use for
-    taught, told = zip(*(np.split(patches(2, 3, one.seed, x), [24]) for x in views), strict=True)
+    taught, told = zip(
+        *(np.split(np.asarray(patches(2, 3, one.seed, x)), [24]) for x in views), strict=True
+    )
     y = np.eye(K)[np.asarray(known.labels).ravel()]
     model = Ridge(PATCH_RIDGE, fit_intercept=False)
     model.fit(np.concatenate(taught), np.concatenate([y - y.mean(axis=0)] * 3))
@@ -287,13 +295,12 @@ def test_one_classifier_is_taught_by_the_images_of_all_views():
 @pytest.mark.parametrize(("together", "ridge"), [(False, 3.0), (True, 3.0), (False, 0.1)])
 def test_rows_are_taught_again_where_the_others_and_all_views_put_them(together, ridge):
     """Against predictions without a row's own y, by its leverage, of all rows in one place."""
-    views, state, _ = taught_by_images((1,), ridge, teach_together=together)
-    _, after, labels = taught_by_images((1,), ridge, teach_together=together, teach_again=True)
-    seeds = {kind: one.seed for kind, one in state.server.taught.items()}
-    y = np.eye(K)[np.asarray(state.clients[0].known.labels).ravel()]
+    views, after, labels = taught_by_images((1,), ridge, teach_together=together, teach_again=True)
+    seeds = {kind: one.seed for kind, one in after.server.taught.items()}
+    y = np.eye(K)[np.arange(24) % K]  # as they were taught first
     shares = y.mean(axis=0)
     seeds = [seeds[()] if together else seeds[v,] + np.uint32([0, v]) for v in range(3)]
-    phi = [patches(2, 3, seed, x[:24]) for seed, x in zip(seeds, views, strict=True)]
+    phi = [patches(2, 3, seed, x)[:24] for seed, x in zip(seeds, views, strict=True)]
     phi = np.asarray(phi, float)  # [views, rows, m]
     scores, leverages = np.zeros((24, K)), []
     for x in np.concatenate(phi)[None] if together else phi:
@@ -394,9 +401,7 @@ def test_a_kind_of_several_views_is_taught_too():
 
 
 def test_sums_travel_and_what_is_needed_for_them():
-    federation, _, _ = taught()
-    algorithm = fmcsc(TEACHES, HYPER)
-    state = started_by(algorithm)(federation, KEY)
+    federation, algorithm, state = make_federation(SINGLE), fmcsc(TEACHES, HYPER), started(TEACHES)
     describe, sum_up, tell = algorithm.finish[-3:]
     client, d = at(federation.cohorts[0], 0), sum(DIMS)
     latent = CONFIG.latent_dim * len(DIMS)
@@ -455,7 +460,7 @@ def test_where_nothing_is_taught_the_nearest_centroids_count():
 def test_matrices_that_are_no_sums_leave_numbers():
     """As of a rule by entries: with a negative eigenvalue as large as the ridge."""
     config = dataclasses.replace(TEACHES, teach_features=2)
-    state = started_by(fmcsc(config, HYPER))(make_federation(SINGLE), KEY)
+    state = started(config)
     gram = np.float32([1.0, 2.0, 1.0])  # eigenvalues 3 and -1
     sums = {(v,): Sums(gram, np.ones((2, K), np.float32), np.zeros(2)) for v in range(3)}
     solve = fmcsc(config, HYPER.replace(teach_ridge=1.0)).finish[-2].server
@@ -464,9 +469,7 @@ def test_matrices_that_are_no_sums_leave_numbers():
 
 
 def test_who_was_not_there_for_the_scales_sends_no_rows():
-    federation = make_federation(SINGLE)
-    algorithm = fmcsc(TEACHES, HYPER)
-    state = started_by(algorithm)(federation, KEY)
+    federation, algorithm, state = make_federation(SINGLE), fmcsc(TEACHES, HYPER), started(TEACHES)
     phase = algorithm.finish[-2]
     sent = phase.broadcast(state.server, FULL)
     client, mine = at(federation.cohorts[0], 0), at(state.clients[0], 0)
@@ -476,8 +479,7 @@ def test_who_was_not_there_for_the_scales_sends_no_rows():
 
 def test_what_is_taught_again_is_small_and_of_rows_that_the_server_has_summed():
     config = dataclasses.replace(TEACHES, teach_again=True, teach_back=True)
-    federation, algorithm = make_federation(SINGLE), fmcsc(config, HYPER)
-    state = started_by(algorithm)(federation, KEY)
+    federation, algorithm, state = make_federation(SINGLE), fmcsc(config, HYPER), started(config)
     again, tell = algorithm.finish[-2:]
     client, mine = at(federation.cohorts[0], 0), at(state.clients[0], 0)
     mine = mine._replace(known=mine.known._replace(labels=np.zeros_like(mine.known.labels)))
@@ -508,7 +510,7 @@ def test_what_is_taught_again_is_small_and_of_rows_that_the_server_has_summed():
 def test_few_rows_are_warned_of():
     algorithm, federation = fmcsc(TEACHES, HYPER), make_federation(SINGLE)
     with pytest.warns(UserWarning, match="teach_features: got 64, and a client .* has 5 rows"):
-        engine.start(algorithm, federation, KEY)
+        jax.eval_shape(lambda: engine.start(algorithm, federation, KEY))
     parts = [Part(FULL, np.arange(70)[None], np.array([0], np.int32))]
     parts.append(Part((1,), np.arange(70, 134)[None], np.array([1], np.int32)))
     views = [np.ones((134, d), np.float32) for d in DIMS]
