@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import re
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,9 @@ FEDHK = (
     "--seeds=2",
     "--noprogress",
 )
-GRID = "--grid=beta=0.5,2; hkc=bandwidth,minmax"
+# Quick to compile; the axes are a number and a static setting.
+KMEANS = ("--algorithm=local_kmeans", *FEDHK[1:])
+GRID = "--grid=limit=2,3; n_init=1,2"
 
 
 def launch(*arguments):
@@ -70,7 +71,7 @@ def swept(toy, tmp_path_factory):
     """Folder and output of a grid of two programs; its settings come from a preset."""
     folder = tmp_path_factory.mktemp("sweep")
     preset = folder / "preset.flags"
-    preset.write_text("\n".join(("# as a job would have it", *FEDHK)))
+    preset.write_text("\n".join(("# as a job would have it", *KMEANS)))
     arguments = (f"--flagfile={preset}", *toy, GRID, "--batch=4", f"--output_dir={folder / 'out'}")
     code, out, err = launch(*arguments)
     assert (code, err) == (0, "")
@@ -81,12 +82,11 @@ def swept(toy, tmp_path_factory):
 def test_every_setting_meets_every_seed_in_as_few_programs_as_can_be(swept):
     folder, _ = swept
     rows = rows_of(folder / "runs.csv")
-    settings = [(row["beta"], row["hkc"], row["seed"]) for row in rows]
+    settings = [(row["limit"], row["n_init"], row["seed"]) for row in rows]
     # The two programs one after the other.
-    kinds = ("bandwidth", "minmax")
-    assert settings == [(b, h, s) for h in kinds for b in ("0.5", "2") for s in "01"]
+    assert settings == [(k, n, s) for n in "12" for k in "23" for s in "01"]
     assert {row["status"] for row in rows} == {"ok"}
-    assert len({row["loss"] for row in rows}) >= 4
+    assert len({row["silhouette"] for row in rows}) >= 4
     assert {"rounds_made", "bytes_up", "silhouette", "multi_view/per_client/nmi"} <= set(rows[0])
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["runs"] == 8 and summary["compilations_here"] == 2 and summary["failed"] == 0
@@ -99,33 +99,37 @@ def test_the_summary_is_mean_and_deviation_over_seeds(swept):
     mine = [
         float(row["acc"])
         for row in rows_of(folder / "runs.csv")
-        if (row["beta"], row["hkc"]) == ("2", "minmax")
+        if (row["limit"], row["n_init"]) == ("2", "2")
     ]
     (entry,) = (
         row
         for row in rows_of(folder / "summary.csv")
-        if (row["beta"], row["hkc"]) == ("2", "minmax")
+        if (row["limit"], row["n_init"]) == ("2", "2")
     )
     assert float(entry["acc_mean"]) == pytest.approx(np.mean(mine))
     assert float(entry["acc_std"]) == pytest.approx(np.std(mine, ddof=1))
-    best = r"best by mean ACC \(needs labels\): 4 settings are level, of which the first is "
-    assert re.search(best + r"beta=\S+, hkc=\w+: ", out)
-    assert "first by silhouette (no labels): " in out
+    assert "best by mean ACC (needs labels): limit=2, n_init=2: " in out
+    assert "first by silhouette (no labels): limit=3, n_init=1: " in out
     names = {"runs.csv", "batches.csv", "summary.csv", "summary.json", "flags.txt"}
     names |= {"data.json", "heatmap.png", "report.html", ".lock"}
     assert {path.name for path in folder.iterdir()} == names
 
 
 @pytest.mark.slow
-def test_a_run_of_a_sweep_is_the_run_of_its_flags(swept, toy, tmp_path):
+def test_a_run_of_a_sweep_is_the_run_of_its_flags(toy, tmp_path):
     from experiments import run
 
+    grid = ("--grid=beta=0.5,2; hkc=bandwidth,minmax", "--batch=4")
+    code, _, err = launch(*FEDHK, *toy, *grid, f"--output_dir={tmp_path / 'swept'}")
+    assert code == 0, err
     code, _, err = binaries.launch(
         run.main, *FEDHK, *toy, "--beta=2", "--hkc=minmax", f"--output_dir={tmp_path / 'out'}"
     )
     assert code == 0, err
     alone = [row for row in rows_of(tmp_path / "out" / "rounds.csv") if row["round"] == "2"]
-    mine = [r for r in rows_of(swept[0] / "runs.csv") if (r["beta"], r["hkc"]) == ("2", "minmax")]
+    rows = rows_of(tmp_path / "swept" / "runs.csv")
+    assert len({row["loss"] for row in rows}) >= 4
+    mine = [row for row in rows if (row["beta"], row["hkc"]) == ("2", "minmax")]
     for one, other in zip(mine, alone, strict=True):
         shared = (one.keys() & other.keys()) - {"bytes_up", "bytes_down"}
         assert {"all/pooled/acc", "loss"} <= shared
@@ -135,7 +139,7 @@ def test_a_run_of_a_sweep_is_the_run_of_its_flags(swept, toy, tmp_path):
 
 @pytest.mark.slow
 def test_what_it_takes_is_said_without_running(toy):
-    code, out, err = launch(*FEDHK, *toy, GRID, "--dry_run")
+    code, out, err = launch(*KMEANS, *toy, GRID, "--dry_run")
     assert (code, err) == (0, "")
     first, _, header, *lines = out.splitlines()
     assert first == "8 runs, 2 programs" and header.split()[:2] == ["program", "runs"]
@@ -384,7 +388,7 @@ def test_a_family_may_change_labels_without_flags_of_its_own(toy):
 def test_a_folder_is_gone_on_with_by_the_same_flags_alone(swept, toy):
     folder, _ = swept
     before = (folder / "runs.csv").read_bytes()
-    job = (*FEDHK, *toy, GRID, f"--output_dir={folder}")
+    job = (*KMEANS, *toy, GRID, f"--output_dir={folder}")
     code, _, err = launch(*job, "--batch=4", "--resume", "--rounds=9")
     assert code == 2 and "rounds (2 then, 9 now)" in err
     code, _, err = launch(*job)
