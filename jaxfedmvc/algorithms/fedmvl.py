@@ -47,6 +47,7 @@ from jaxfedmvc.algorithms.shared.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation, has_features
 from jaxfedmvc.precision import matmul
+from jaxfedmvc.systems import solve_positive
 
 Kind = tuple[int, ...]
 
@@ -297,9 +298,7 @@ def basis(x: Array, v: Array) -> Array:
     """
     gram = matmul(v.T, v)
     ridge = 1e-6 * jnp.trace(gram) + 1e-30  # columns may be zero, or alike
-    inverse_times = jax.scipy.linalg.solve(
-        gram + ridge * jnp.eye(len(gram)), matmul(v.T, x), assume_a="pos"
-    )
+    inverse_times = solve_positive(gram + ridge * jnp.eye(len(gram)), matmul(v.T, x))
     return inverse_times.T
 
 
@@ -320,7 +319,7 @@ def factor_step(
     """
     slope = rho * (w - v) - phi + pull * matmul(x - matmul(v, u.T), u)
     hessian = curvature * matmul(u.T, u) + rho * jnp.eye(u.shape[1])
-    return v + jax.scipy.linalg.solve(hessian, slope.T, assume_a="pos").T
+    return v + solve_positive(hessian, slope.T).T
 
 
 def random_rows(key: Array, mask: Array, least_share: Array | float) -> Array:
@@ -378,7 +377,7 @@ def low_rank_solve(
     c, scaled = y.shape[1], y / diagonal[:, None]
     small = jnp.eye(c) + mu * matmul(y.T, scaled)
     right = weight * jnp.eye(c) - mu * matmul(scaled.T, b)
-    inner = jax.scipy.linalg.solve(small, right, assume_a="pos")
+    inner = solve_positive(small, right)
     return b / diagonal[:, None] + matmul(scaled, inner)
 
 

@@ -32,7 +32,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, systems
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics.contingency import entropy
 from jaxfedmvc.precision import in_32_bits, matmul
@@ -49,16 +49,6 @@ def squared_distances(x: Array) -> Array:
     x = x - jnp.mean(x, axis=0)[None]
     norms = jnp.sum(jnp.square(x), axis=1)
     return jnp.maximum(norms[:, None] + norms[None, :] - 2.0 * matmul(x, x.T), 0.0)
-
-
-@jax.custom_batching.sequential_vmap
-def inverse_of(matrix: Array) -> Array:
-    """Inverts a matrix [n, n]; several of them one after the other, also under `jax.vmap`.
-
-    On a CPU with two cores, jaxlib 0.10.2 waits for ever where two triangular solves, each of
-    several large systems, run at once: each has one of the two threads that they need.
-    """
-    return jnp.linalg.inv(matrix)
 
 
 def mean_log_q(x: Array, labels: Array, where: Array, shares: Array) -> Array:
@@ -79,7 +69,7 @@ def mean_log_q(x: Array, labels: Array, where: Array, shares: Array) -> Array:
     gram = pairs * jnp.exp(-squares / jnp.where(variance > 0, variance, 1.0))
     along = jnp.sum(gram, axis=0) / n
     centred = pairs * (gram - along[:, None] - along[None, :] + jnp.sum(along) / n)
-    inverse = inverse_of(centred + RIDGE * jnp.eye(len(x)))
+    inverse = systems.inverse(centred + RIDGE * jnp.eye(len(x)))
     own = jax.nn.one_hot(labels, n_clusters) * counted[:, None]
     y = own - counted[:, None] * jnp.sum(own, axis=0)[None] / n
     told = shares[None] + y - matmul(inverse, y) / jnp.diagonal(inverse)[:, None]

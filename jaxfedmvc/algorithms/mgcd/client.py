@@ -24,6 +24,7 @@ from jaxfedmvc.algorithms.shared.matrices import right_singular_vectors
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.nn import fit, fit_on, last
 from jaxfedmvc.precision import matmul
+from jaxfedmvc.systems import solve_positive
 
 
 def reconstruction_loss(x: Array, x_decoded: Array, mask: Array) -> Array:
@@ -210,4 +211,4 @@ def ridge_graph(
     if not solve:
         return Factored(unexplained, z.T / n_real)
     gram = matmul(z.T, z) + ridge * n_real * jnp.eye(z.shape[1])
-    return Factored(unexplained, jax.scipy.linalg.solve(gram, z.T, assume_a="pos"))
+    return Factored(unexplained, solve_positive(gram, z.T))

@@ -49,6 +49,7 @@ from jaxfedmvc.algorithms.shared.matrices import (
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.precision import in_32_bits
+from jaxfedmvc.systems import solve, solve_positive
 
 _MOST_ROWS = 6000
 _WHY = "every pass inverts dense matrices of that size, in cubic time"
@@ -183,11 +184,11 @@ def graph(x: Array, targets: Array, shift: Array) -> Array:
     n, d = x.shape
     if 2 * d < n:
         # By a d x d inverse, and without large numbers that cancel.
-        inverse = jax.scipy.linalg.solve(shift * jnp.eye(d) + x.T @ x, x.T, assume_a="pos")
+        inverse = solve_positive(shift * jnp.eye(d) + x.T @ x, x.T)
         z = x @ inverse + (targets - x @ (inverse @ targets)) / shift
     else:
         gram = x @ x.T
-        z = jax.scipy.linalg.solve(shift * jnp.eye(n) + gram, gram + targets, assume_a="pos")
+        z = solve_positive(shift * jnp.eye(n) + gram, gram + targets)
     z = jnp.where(jnp.eye(n, dtype=bool), 0.0, z)
     return jnp.maximum((z + z.T) / 2, 0.0)
 
@@ -202,7 +203,7 @@ def filled(known: Array, missing: Array, z: Array, laplacian: Array) -> Array:
     m = off @ off.T + laplacian
     system = jnp.where(missing[:, None] & missing[None], m, jnp.eye(n))
     targets = jnp.where(missing[:, None], -m @ known, known)
-    rows = jnp.linalg.solve(system, targets)
+    rows = solve(system, targets)
     return jnp.where(missing[:, None], l2_normalize(rows), known)
 
 

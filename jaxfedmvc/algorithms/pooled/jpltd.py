@@ -49,6 +49,7 @@ from jaxfedmvc.algorithms.shared.matrices import (
 )
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.precision import in_32_bits
+from jaxfedmvc.systems import solve_positive
 
 # By the compiler's account a run takes 29 bytes for each pair of rows and view: 8.4 GB for 12 000
 # rows in two views.
@@ -246,7 +247,7 @@ def graphs(t: Array, q: Array, p: Array, there: Array) -> Array:
     def of_view(t: Array, q: Array, p: Array, there: Array) -> Array:
         right = p + t @ q.T
         inner = jnp.eye(t.shape[1]) + t.T @ t
-        solved = right - t @ jax.scipy.linalg.solve(inner, t.T @ right, assume_a="pos")
+        solved = right - t @ solve_positive(inner, t.T @ right)
         return jnp.where(there[None], solved, p)
 
     return jax.vmap(of_view)(t, q, p, there)
