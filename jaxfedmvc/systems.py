@@ -1,8 +1,9 @@
 """Linear systems of equations: several of them are solved one after the other on a CPU.
 
-jaxlib 0.10.2 solves several large triangular systems in parallel on XLA's threads, and blocks the
-one that asked. Two such solves at once wait for each other for ever on two cores, as a vmapped run
-has them for two views. On other devices all systems are solved at once.
+jaxlib 0.10.2 solves several large triangular systems, and takes several large Cholesky factors, in
+parallel on XLA's threads, and blocks the one that asked. Two such calls at once wait for each other
+for ever on two cores, as a vmapped run has them for two views. On other devices all systems are
+solved at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 def _in_turn(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -21,7 +22,7 @@ def _in_turn(function: Callable[..., Array]) -> Callable[..., Array]:
 
     @functools.wraps(function)
     def chosen(*matrices: Array) -> Array:
-        return (sequential if jax.default_backend() == "cpu" else function)(*matrices)
+        return lax.platform_dependent(*matrices, cpu=sequential, default=function)
 
     return chosen
 

@@ -28,7 +28,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.scipy.linalg
 import numpy as np
 from flax import struct
 from jax import Array

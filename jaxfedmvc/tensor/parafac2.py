@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, systems
 from jaxfedmvc.precision import in_32_bits
 from jaxfedmvc.tensor.tucker import largest_entry_signs, polar, relative_error
 
@@ -354,7 +354,7 @@ def _proximal(gram: Array, products: Array, old: Array) -> Array:
     unit = jnp.where(diagonal > 0, lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1.0)), 1.0)
     damped = gram * unit[:, None] * unit[None] + _RIDGE * jnp.eye(len(gram))
     residual = (products - _einsum("mi,ij->mj", old, gram)) * unit[None]
-    return old + jnp.linalg.solve(damped, residual.T).T * unit[None]
+    return old + systems.solve(damped, residual.T).T * unit[None]
 
 
 def _check(slices: ArrayLike, where: ArrayLike | None, rank: int) -> tuple[Array, Array]:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxfedmvc import systems
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
@@ -142,7 +143,7 @@ def _update(
     _, (clusters, views) = fit
     if isinstance(clusters, tuple) and isinstance(views, tuple):
         # Of directions that a narrow view does not fill, nothing is known: they stay.
-        inverses = jnp.linalg.inv(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
+        inverses = jax.vmap(systems.inverse)(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
         return old + jnp.moveaxis(matmul(residual(old), inverses), 0, 2), ((), ())
 
     strength = jnp.broadcast_to(strengths.T[:, None], old.shape)
