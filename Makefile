@@ -43,10 +43,8 @@ lint: $(READY)
 types: $(READY)
 	$(VENV)/bin/mypy
 
-# The notebooks run once: compiling takes longer than what optimising saves.
 docs: $(READY_DOCS)
-	JAX_PLATFORMS=cpu JAX_DISABLE_MOST_OPTIMIZATIONS=1 \
-	  $(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 
 # Three hospitals and a late one, as processes of this machine, over Flower.
 deploy-demo: $(READY)

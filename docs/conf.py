@@ -50,6 +50,7 @@ logging.getLogger("traitlets").setLevel(logging.WARNING)
 # Their programs run for milliseconds and take seconds to optimise.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the binaries under experiments/ do
 # A profile of their own, so that nobody's start-up files run first. Tracing makes many objects that
 # live long: looking for garbage among them takes a tenth of the time.
 ipython = Path(tempfile.mkdtemp(prefix="jaxfedmvc-docs-"))
