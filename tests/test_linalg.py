@@ -1,4 +1,4 @@
-"""Factors and systems: as NumPy's, and on a CPU one at a time however many are asked for."""
+"""Factors and systems: as NumPy's, and on a CPU one at a time however many are asked for at once."""
 
 import re
 
