@@ -1,9 +1,8 @@
 """Linear systems of equations: several of them are solved one after the other on a CPU.
 
-jaxlib 0.10.2 solves several large triangular systems, and takes several large Cholesky factors, in
-parallel on XLA's threads, and blocks the one that asked. Two such calls at once wait for each other
-for ever on two cores, as a vmapped run has them for two views. On other devices all systems are
-solved at once.
+jaxlib 0.10.2 hands the matrices of a batch to XLA's threads and blocks the one that asked. Two such
+calls at once wait for each other for ever on two cores, as a vmapped run has them for two views. On
+other devices all systems are solved at once. None of these functions is differentiated in reverse.
 """
 
 from __future__ import annotations
