@@ -45,8 +45,8 @@ from jaxfedmvc.algorithms.shared.agents import keep_labels, kept_labels, n_featu
 from jaxfedmvc.algorithms.shared.matrices import view_weights
 from jaxfedmvc.clustering import kmeans
 from jaxfedmvc.federation import Cohort, Federation, has_features
+from jaxfedmvc.linalg import solve_positive
 from jaxfedmvc.precision import matmul
-from jaxfedmvc.systems import solve_positive
 
 Kind = tuple[int, ...]
 

@@ -23,7 +23,7 @@ import optax
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.algorithms.mgcd.client import centred
 from jaxfedmvc.algorithms.mgcd.graph import Factored, Graph, n_samples
 from jaxfedmvc.nn import apply, fit_on, init_mlp
@@ -140,9 +140,9 @@ def leading(graph: Graph, rank: int, where: ArrayLike | None = None) -> Singular
 def _of_factors(graph: Factored, where: Array) -> Singular:
     left = jnp.where(where[:, None], graph.left, 0.0)
     right = jnp.where(where[None], graph.right, 0.0)
-    q, of_left = jnp.linalg.qr(left)
-    _, of_right = jnp.linalg.qr(right.T)
-    u, values, _ = jnp.linalg.svd(matmul(of_left, of_right.T), full_matrices=False)
+    q, of_left = linalg.qr(left)
+    _, of_right = linalg.qr(right.T)
+    u, values, _ = linalg.svd(matmul(of_left, of_right.T))
     return Singular(matmul(q, u), values)
 
 
@@ -155,12 +155,12 @@ def _of_array(x: Array, rank: int, where: Array) -> Singular:
     start = jax.random.normal(jax.random.key(0), (m, width))  # padding changes no row of it
 
     def better(_: int, basis: Array) -> Array:
-        return jnp.linalg.qr(matmul(x, jnp.linalg.qr(matmul(x.T, basis))[0]))[0]
+        return linalg.qr(matmul(x, linalg.qr(matmul(x.T, basis))[0]))[0]
 
-    basis = lax.fori_loop(0, _PASSES, better, jnp.linalg.qr(matmul(x, start))[0])
+    basis = lax.fori_loop(0, _PASSES, better, linalg.qr(matmul(x, start))[0])
     # basis^T x = r^T q^T: the decomposition of a small matrix remains.
-    _, r = jnp.linalg.qr(matmul(x.T, basis))
-    u, values, _ = jnp.linalg.svd(r.T)
+    _, r = linalg.qr(matmul(x.T, basis))
+    u, values, _ = linalg.svd(r.T)
     return Singular(matmul(basis, u), values)
 
 
@@ -213,8 +213,8 @@ def linear_r2(target: ArrayLike, basis: ArrayLike, where: ArrayLike | None = Non
     where = checks.mask(where, target.shape[:1])
     target, basis = centred(target, where), centred(basis, where)
     # Directions of the span that are rounding alone must not count as directions.
-    q, r = jnp.linalg.qr(basis)
-    u, values, _ = jnp.linalg.svd(r, full_matrices=False)
+    q, r = linalg.qr(basis)
+    u, values, _ = linalg.svd(r)
     u = jnp.where((values > _NOTHING * values[0])[None], matmul(q, u), 0.0)
     return r2(target, matmul(u, matmul(u.T, target)), where)
 
@@ -308,7 +308,7 @@ def invert(
 def _ridges(x: Array, y: Array, everyone: Array, trained: Array, penalties: Array) -> Array:
     """What ridge regression with each penalty says of everyone, [penalties, n + m, D]."""
     x = jnp.where(trained[:, None], x, 0.0)
-    values, axes = jnp.linalg.eigh(matmul(x.T, x) / jnp.sum(trained))
+    values, axes = linalg.eigh(matmul(x.T, x) / jnp.sum(trained))
     target = matmul(axes.T, matmul(x.T, y)) / jnp.sum(trained)
     weights = target[None] / (jnp.maximum(values, 0.0)[None] + penalties[:, None])[..., None]
     return matmul(matmul(everyone, axes)[None], weights)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.clustering.kmeans import kmeans
 from jaxfedmvc.precision import in_32_bits
 
@@ -111,7 +111,7 @@ def spectral_embedding(
     # The eigenvalues of a graph are in [0, 2]: those of the padding are put behind them.
     diagonal = jnp.where(where, 1.0, 3.0)
     laplacian = jnp.diag(diagonal) - affinity / roots[:, None] / roots[None]
-    vectors = jnp.linalg.eigh(laplacian)[1][:, :n_components] / roots[:, None]
+    vectors = linalg.eigh(laplacian)[1][:, :n_components] / roots[:, None]
     inside = where[:, None] & (jnp.arange(n_components) < where.sum())[None]
     return fix_signs(jnp.where(inside, vectors, 0.0))
 

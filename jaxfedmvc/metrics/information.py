@@ -32,7 +32,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from jaxfedmvc import checks, systems
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.federation import Federation
 from jaxfedmvc.metrics.contingency import entropy
 from jaxfedmvc.precision import in_32_bits, matmul
@@ -69,7 +69,7 @@ def mean_log_q(x: Array, labels: Array, where: Array, shares: Array) -> Array:
     gram = pairs * jnp.exp(-squares / jnp.where(variance > 0, variance, 1.0))
     along = jnp.sum(gram, axis=0) / n
     centred = pairs * (gram - along[:, None] - along[None, :] + jnp.sum(along) / n)
-    inverse = systems.inverse(centred + RIDGE * jnp.eye(len(x)))
+    inverse = linalg.inverse(centred + RIDGE * jnp.eye(len(x)))
     own = jax.nn.one_hot(labels, n_clusters) * counted[:, None]
     y = own - counted[:, None] * jnp.sum(own, axis=0)[None] / n
     told = shares[None] + y - matmul(inverse, y) / jnp.diagonal(inverse)[:, None]

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc import checks, systems
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.precision import in_32_bits
 from jaxfedmvc.tensor.tucker import largest_entry_signs, polar, relative_error
 
@@ -146,7 +146,7 @@ def _best(
     unit = jnp.ldexp(jnp.float32(1), jnp.clip(exponent, -126, 126))
     slices = slices / unit
     gram = _einsum("knj,kni->ji", slices, slices)
-    starts = jnp.linalg.eigh(gram)[1][None, :, : -rank - 1 : -1]
+    starts = linalg.eigh(gram)[1][None, :, : -rank - 1 : -1]
     if key is not None and n_init > 1:
         drawn = jax.random.normal(key, (n_init - 1, n_columns, rank))
         starts = jnp.concatenate([starts, jax.vmap(polar)(drawn)])
@@ -203,7 +203,7 @@ def from_slice(x: ArrayLike, rank: int, *, where: ArrayLike | None = None) -> Pa
     if x.ndim != 2 or 0 in x.shape:
         raise checks.wrong("x", x.shape, "a shape [n, J], neither of them 0")
     slices, mask = _check(x[None], checks.mask(where, x.shape[:1])[None], rank)
-    _, scales, right = jnp.linalg.svd(slices[0], full_matrices=False)
+    _, scales, right = linalg.svd(slices[0])
     h, q, scales = jnp.eye(rank), right[:rank].T, scales[:rank]
     # Not the left singular vectors: where sigma vanishes, theirs may have entries in the padding.
     p = projection(slices[0], h, q, jnp.ones(rank), where=mask[0])
@@ -354,7 +354,7 @@ def _proximal(gram: Array, products: Array, old: Array) -> Array:
     unit = jnp.where(diagonal > 0, lax.rsqrt(jnp.where(diagonal > 0, diagonal, 1.0)), 1.0)
     damped = gram * unit[:, None] * unit[None] + _RIDGE * jnp.eye(len(gram))
     residual = (products - _einsum("mi,ij->mj", old, gram)) * unit[None]
-    return old + systems.solve(damped, residual.T).T * unit[None]
+    return old + linalg.solve(damped, residual.T).T * unit[None]
 
 
 def _check(slices: ArrayLike, where: ArrayLike | None, rank: int) -> tuple[Array, Array]:

@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.precision import in_32_bits, matmul
 
 
@@ -236,7 +236,7 @@ def polar(matrix: ArrayLike) -> Array:
     matrix = checks.floats("matrix", matrix)
     if matrix.ndim != 2 or matrix.shape[0] < matrix.shape[1]:
         raise checks.wrong("matrix", matrix.shape, "shape [n, r] with n >= r")
-    left, _, right = jnp.linalg.svd(matrix, full_matrices=False)
+    left, _, right = linalg.svd(matrix)
     return matmul(left, right)
 
 
@@ -328,7 +328,7 @@ def _leading(matrix: Array, rank: int) -> Array:
     """Returns the leading left singular vectors [n, rank], signs fixed."""
     # Not from the eigenvectors of the Gram matrix: it squares the condition number, and float32
     # would lose whatever is below 1/3000 of the largest singular value.
-    vectors = jnp.linalg.svd(matrix, full_matrices=False)[0][:, :rank]
+    vectors = linalg.svd(matrix)[0][:, :rank]
     return vectors * largest_entry_signs(vectors)
 
 

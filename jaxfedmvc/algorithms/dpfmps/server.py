@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxfedmvc import linalg
 from jaxfedmvc.algorithm import by_agent
 from jaxfedmvc.algorithms.dpfmps.budget import Budget, sketch_delta, sketch_noise, spent
 from jaxfedmvc.algorithms.dpfmps.fm_sketch import complement_counts, fit_grid, marginals
@@ -83,7 +84,7 @@ def grid_centres(
     """
     # A rotation into the span of the local centres, at most k dimensions for an agent, changes no
     # distance and makes wide data cheap.
-    bases, coordinates = zip(*(jnp.linalg.qr(centres.T) for centres in local), strict=True)
+    bases, coordinates = zip(*(linalg.qr(centres.T) for centres in local), strict=True)
     cells = jnp.unravel_index(jnp.arange(counts.size), counts.shape)
     points = jnp.concatenate(
         [r.T[place] for r, place in zip(coordinates, cells, strict=True)], axis=1

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxfedmvc import systems
+from jaxfedmvc import linalg
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
@@ -77,7 +77,7 @@ def feature_basis(rows: dict[int, Array], counts: Array, rank: int) -> Array:
     totals = {v: positive(jnp.sum(jnp.square(part))) for v, part in weighted.items()}
     tensor = stacked({v: part / jnp.sqrt(totals[v]) for v, part in weighted.items()})
     gram = jnp.einsum("njs,nks->jk", tensor, tensor, precision=lax.Precision.HIGHEST)
-    vectors = jnp.linalg.eigh(gram)[1][:, : -rank - 1 : -1]
+    vectors = linalg.eigh(gram)[1][:, : -rank - 1 : -1]
     return vectors * tk.largest_entry_signs(vectors)
 
 
@@ -143,7 +143,7 @@ def _update(
     _, (clusters, views) = fit
     if isinstance(clusters, tuple) and isinstance(views, tuple):
         # Of directions that a narrow view does not fill, nothing is known: they stay.
-        inverses = jax.vmap(systems.inverse)(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
+        inverses = jax.vmap(linalg.inverse)(grams + _RIDGE * jnp.eye(len(grams[0]))[None])
         return old + jnp.moveaxis(matmul(residual(old), inverses), 0, 2), ((), ())
 
     strength = jnp.broadcast_to(strengths.T[:, None], old.shape)

@@ -47,7 +47,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.algorithm import Phase, answer_nothing, keep
 from jaxfedmvc.algorithms.fmcsc.centroids import assign_rows
 from jaxfedmvc.algorithms.fmcsc.client import ClientState
@@ -471,7 +471,7 @@ def _regress(
     ridge = hyper.teach_ridge
     if ridge is None:
         ridge = PATCH_RIDGE if config.teach_patches else RIDGE
-    values, vectors = jnp.linalg.eigh(sums.gram)
+    values, vectors = linalg.eigh(sums.gram)
     # Not below zero: rounding, and robust rules by entries, make matrices that are no sums.
     values = jnp.maximum(values, 0.0)
     along = matmul(vectors.T, sums.cross - sums.total[:, None] * one.shares[None])

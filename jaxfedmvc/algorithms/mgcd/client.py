@@ -21,10 +21,10 @@ from jaxfedmvc.algorithms.mgcd.model import (
 )
 from jaxfedmvc.algorithms.mgcd.settings import MGCDHyperparams, ResolvedConfig
 from jaxfedmvc.algorithms.shared.matrices import right_singular_vectors
+from jaxfedmvc.linalg import solve_positive
 from jaxfedmvc.losses import masked_mean
 from jaxfedmvc.nn import fit, fit_on, last
 from jaxfedmvc.precision import matmul
-from jaxfedmvc.systems import solve_positive
 
 
 def reconstruction_loss(x: Array, x_decoded: Array, mask: Array) -> Array:

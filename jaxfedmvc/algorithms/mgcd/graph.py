@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxfedmvc import linalg
 from jaxfedmvc.precision import matmul
 
 
@@ -117,9 +118,9 @@ def of_rank(graph: Graph, rank: int) -> Graph:
         return Factored(
             jnp.pad(graph.left, ((0, 0), (0, more))), jnp.pad(graph.right, ((0, more), (0, 0)))
         )
-    q_left, r_left = jnp.linalg.qr(graph.left)
-    q_right, r_right = jnp.linalg.qr(graph.right.T)
-    u, s, vt = jnp.linalg.svd(matmul(r_left, r_right.T), full_matrices=False)
+    q_left, r_left = linalg.qr(graph.left)
+    q_right, r_right = linalg.qr(graph.right.T)
+    u, s, vt = linalg.svd(matmul(r_left, r_right.T))
     kept = min(rank, s.shape[0])
     factored = Factored(matmul(q_left, u[:, :kept] * s[None, :kept]), matmul(vt[:kept], q_right.T))
     return of_rank(factored, rank)

@@ -19,6 +19,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 from scipy.sparse import linalg as sparse_linalg
 
+from jaxfedmvc import linalg
 from jaxfedmvc.algorithms.shared.matrices import inverse_root
 from jaxfedmvc.checks import mask, whole, wrong
 from jaxfedmvc.clustering.host import on_host
@@ -225,7 +226,7 @@ def device_embedding(affinity: Neighbours, n_components: int, where: Array) -> E
         matrix = scale[:, None] * (directed + directed.T) / 2 * scale[None]
         # Padding comes last: every eigenvalue of a vertex is -1 or more.
         matrix = matrix + jnp.diag(jnp.where(where, 0.0, -2.0))
-        values, vectors = jnp.linalg.eigh(matrix)
+        values, vectors = linalg.eigh(matrix)
         values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
     else:
         # Moved by 1, so that padding, which stays at 0, comes last.

@@ -30,7 +30,7 @@ import numpy as np
 from flax import struct
 from jax import Array, lax
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import (
     Fitted,
@@ -47,9 +47,9 @@ from jaxfedmvc.algorithms.shared.matrices import (
     spectral_rows,
 )
 from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.linalg import solve, solve_positive
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.precision import in_32_bits
-from jaxfedmvc.systems import solve, solve_positive
 
 _MOST_ROWS = 6000
 _WHY = "every pass inverts dense matrices of that size, in cubic time"
@@ -217,19 +217,20 @@ def leading_right_vectors(key: Array, slices: Array, rank: int) -> Array:
     start = jax.random.normal(key, (n, min(n, rank + _BEYOND))).astype(slices.dtype)
 
     def once(_: int, basis: Array) -> Array:
-        return jnp.linalg.qr(_adjoint(slices) @ (slices @ basis))[0]
+        return jax.vmap(linalg.qr)(_adjoint(slices) @ (slices @ basis))[0]
 
     basis = lax.fori_loop(
         0, _STEPS, once, jnp.broadcast_to(start[None], (len(slices), *start.shape))
     )
-    small = jnp.linalg.svd(slices @ basis, full_matrices=False)[2]
+    small = jax.vmap(linalg.svd)(slices @ basis)[2]
     return small[:, :rank] @ _adjoint(basis)
 
 
 def factors(slices: Array, right: Array) -> tuple[Array, Array]:
     """Improves slices ~ left @ right, each for the other: [F, N, c] and [F, c, N]."""
-    left = slices @ _adjoint(right) @ jnp.linalg.pinv(right @ _adjoint(right), hermitian=True)
-    right = jnp.linalg.pinv(_adjoint(left) @ left, hermitian=True) @ (_adjoint(left) @ slices)
+    inverses = jax.vmap(linalg.pinv_hermitian)
+    left = slices @ _adjoint(right) @ inverses(right @ _adjoint(right))
+    right = inverses(_adjoint(left) @ left) @ (_adjoint(left) @ slices)
     return left, right
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from flax import struct
 from jax import Array, lax
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import (
     Fitted,
@@ -48,8 +48,8 @@ from jaxfedmvc.algorithms.shared.matrices import (
     spectral_rows,
 )
 from jaxfedmvc.clustering import kmeans
+from jaxfedmvc.linalg import solve_positive
 from jaxfedmvc.precision import in_32_bits
-from jaxfedmvc.systems import solve_positive
 
 # By the compiler's account a run takes 29 bytes for each pair of rows and view: 8.4 GB for 12 000
 # rows in two views.
@@ -264,7 +264,7 @@ def shrink_slices(x: Array, by: Array, real: Array) -> Array:
     """
     slices = transform(x, real)
     grams = jnp.einsum("vij,wij->ivw", jnp.conj(slices), slices)
-    values, vectors = jnp.linalg.eigh(grams)
+    values, vectors = jax.vmap(linalg.eigh)(grams)
     sizes = jnp.sqrt(jnp.maximum(values, 0.0))
     kept = jnp.maximum(1 - by / jnp.where(sizes > 0, sizes, jnp.inf), 0.0)
     maps = jnp.einsum("iva,ia,iwa->ivw", vectors, kept, jnp.conj(vectors))

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array, lax
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import (
     Fitted,
@@ -138,7 +138,7 @@ def anchor_weights(
     around = anchors - middle
     gram = around @ around.T + hyper.alpha * jnp.eye(m)
     linear = (x - middle) @ around.T
-    top = jnp.linalg.eigvalsh(gram)[-1]
+    top = linalg.eigvalsh(gram)[-1]
     step = 1 / jnp.where(top > 0, top, 1.0)
 
     def unfinished(state: tuple[Array, Array, Array, Array, Array]) -> Array:

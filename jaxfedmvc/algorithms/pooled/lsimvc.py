@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from jaxfedmvc import checks
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.pooled.adapter import (
     Fitted,
@@ -186,7 +186,7 @@ def fit(
 
 def random_basis(key: Array, d: int, c: int) -> Array:
     """Returns an orthonormal basis [d, c] of what uniform draws span, the singular vectors."""
-    return jnp.linalg.svd(jax.random.uniform(key, (d, c)), full_matrices=False)[0]
+    return linalg.svd(jax.random.uniform(key, (d, c)))[0]
 
 
 # --- Each variable for the others -----------------------------------------------------------------

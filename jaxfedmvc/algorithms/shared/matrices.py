@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxfedmvc import linalg
 from jaxfedmvc.losses import l2_normalize
 from jaxfedmvc.precision import matmul
 
@@ -24,7 +25,7 @@ def polar(c: Array) -> Array:
     It is U V^T of the thin singular value decomposition, and maximises <Q, C> over such matrices Q.
     That of a zero matrix are the first columns (rows) of the identity.
     """
-    u, _, vt = jnp.linalg.svd(c, full_matrices=False)
+    u, _, vt = linalg.svd(c)
     return jnp.where(jnp.any(c != 0), u @ vt, jnp.eye(c.shape[0], c.shape[1]))
 
 
@@ -74,7 +75,7 @@ def left_singular_vectors(z: Array, rank: int) -> Array:
 
     Vectors of singular values that are zero but for rounding are zero.
     """
-    values, vectors = jnp.linalg.eigh(z.T @ z)
+    values, vectors = linalg.eigh(z.T @ z)
     values, vectors = values[::-1][:rank], vectors[:, ::-1][:, :rank]
     kept = values > values[0] * z.shape[1] * jnp.finfo(z.dtype).eps
     scales = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept, values, 1.0)), 0.0)
@@ -86,7 +87,7 @@ def right_singular_vectors(x: Array, rank: int) -> Array:
 
     They are the principal directions of rows about zero; d of them where `rank` is more.
     """
-    return jnp.linalg.eigh(matmul(x.T, x))[1][:, ::-1][:, :rank]
+    return linalg.eigh(matmul(x.T, x))[1][:, ::-1][:, :rank]
 
 
 def inverse_root(sums: Array) -> Array:
@@ -140,7 +141,7 @@ def spectral_rows(affinity: Array, where: Array, rank: int) -> Array:
     roots = inverse_root(jnp.sum(affinity, axis=1))
     # The eigenvalues of a graph are in [-1, 1]: those of padding are put behind them.
     padding = jnp.diag(jnp.where(where, 0.0, -2.0))
-    vectors = jnp.linalg.eigh(affinity * roots[:, None] * roots[None] + padding)[1]
+    vectors = linalg.eigh(affinity * roots[:, None] * roots[None] + padding)[1]
     return l2_normalize(jnp.where(where[:, None], vectors[:, ::-1][:, :rank], 0.0))
 
 

@@ -1,0 +1,79 @@
+"""Factors and systems of equations: on a CPU several matrices are worked on one after the other.
+
+jaxlib 0.10.2 hands the matrices of a batch to XLA's threads and blocks the one that asked. Two such
+calls at once wait for each other for ever on two cores, as a vmapped run has them for two views. On
+other devices a batch is one call. Arguments are single matrices; `jax.vmap` makes batches. None of
+these functions is differentiated in reverse.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes `jax.vmap` of a function call it once for each entry, where the device is a CPU."""
+    sequential = jax.custom_batching.sequential_vmap(function)
+
+    @functools.wraps(function)
+    def chosen(*matrices: Array) -> Any:
+        return lax.platform_dependent(*matrices, cpu=sequential, default=function)
+
+    return chosen
+
+
+@_in_turn
+def inverse(matrix: Array) -> Array:
+    """Inverts a matrix [n, n]."""
+    return jnp.linalg.inv(matrix)
+
+
+@_in_turn
+def solve(matrix: Array, targets: Array) -> Array:
+    """Solves A X = B for X [n, k], of A [n, n] and B [n, k]."""
+    return jnp.linalg.solve(matrix, targets)
+
+
+@_in_turn
+def solve_positive(matrix: Array, targets: Array) -> Array:
+    """Solves A X = B for X [n, k], of a positive definite A [n, n] and B [n, k]."""
+    return jax.scipy.linalg.solve(matrix, targets, assume_a="pos")
+
+
+@_in_turn
+def eigh(matrix: Array) -> tuple[Array, Array]:
+    """Returns the eigenvalues [n], ascending, and eigenvectors [n, n] of a Hermitian matrix."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values, vectors
+
+
+@_in_turn
+def svd(matrix: Array) -> tuple[Array, Array, Array]:
+    """Returns U [n, r], the singular values [r] and V^H [r, m] of [n, m], r = min(n, m)."""
+    u, values, vh = jnp.linalg.svd(matrix, full_matrices=False)
+    return u, values, vh
+
+
+@_in_turn
+def qr(matrix: Array) -> tuple[Array, Array]:
+    """Returns Q [n, r] with orthonormal columns and R [r, m] of [n, m], r = min(n, m)."""
+    q, r = jnp.linalg.qr(matrix)
+    return q, r
+
+
+@_in_turn
+def eigvalsh(matrix: Array) -> Array:
+    """Returns the eigenvalues [n], ascending, of a Hermitian matrix [n, n]."""
+    return jnp.linalg.eigvalsh(matrix)
+
+
+@_in_turn
+def pinv_hermitian(matrix: Array) -> Array:
+    """Returns the pseudo-inverse of a Hermitian matrix [n, n]."""
+    return jnp.linalg.pinv(matrix, hermitian=True)

@@ -1,0 +1,57 @@
+"""Factors and systems: as NumPy's, and on a CPU one at a time however many are asked for at once."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jaxfedmvc import linalg
+
+RNG = np.random.default_rng(0)
+ROOTS = RNG.normal(size=(2, 3, 6, 6))
+MATRICES = (ROOTS @ ROOTS.swapaxes(-1, -2) + np.eye(6)).astype(np.float32)
+TARGETS = RNG.normal(size=(2, 3, 6, 2)).astype(np.float32)
+# From what a function returns for a symmetric matrix, something that NumPy computes of it.
+KNOWN = {
+    "inverse": (lambda found: found, np.linalg.inv),
+    "solve": (lambda found: found, lambda x: np.linalg.inv(x) @ TARGETS),
+    "solve_positive": (lambda found: found, lambda x: np.linalg.inv(x) @ TARGETS),
+    "pinv_hermitian": (lambda found: found, np.linalg.inv),
+    "eigvalsh": (lambda found: found, np.linalg.eigvalsh),
+    "eigh": (lambda found: found[1] * found[0][..., None, :] @ found[1].mT, lambda x: x),
+    "svd": (lambda found: found[0] * found[1][..., None, :] @ found[2], lambda x: x),
+    "qr": (lambda found: found[0] @ found[1], lambda x: x),
+}
+
+
+def calls(function, *arguments, platform):
+    """Returns the shapes of what a program for the platform gives to LAPACK or solves."""
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    call = r'(?:@lapack_\w+|"stablehlo\.triangular_solve").* : \(tensor<([\dx]+)xf32>'
+    return set(re.findall(call, text))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_matrices_are_worked_on_one_after_the_other(name):
+    """Two calls with several large matrices at once never end on two cores (jaxlib 0.10.2)."""
+    function = jax.vmap(jax.vmap(getattr(linalg, name)))
+    arguments = (MATRICES, TARGETS) if name.startswith("solve") else (MATRICES,)
+    assert calls(function, *arguments, platform="cpu") == {"6x6"}
+    read, known = KNOWN[name]
+    expected = known(MATRICES.astype(np.float64))
+    found = read(jax.jit(function)(*arguments))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    one = read(jax.jit(getattr(linalg, name))(*(x[0, 0] for x in arguments)))
+    np.testing.assert_allclose(one, expected[0, 0], rtol=1e-3, atol=1e-4)
+
+
+def test_factors_are_thin():
+    wide = MATRICES[0, 0, :4]
+    assert [x.shape for x in linalg.svd(wide)] == [(4, 4), (4,), (4, 6)]
+    assert [x.shape for x in linalg.qr(wide.T)] == [(6, 4), (4, 4)]
+
+
+def test_other_devices_work_on_all_matrices_at_once():
+    function = jax.vmap(jax.vmap(linalg.inverse))
+    assert calls(function, MATRICES, platform="tpu") == {"2x3x6x6"}
