@@ -9,7 +9,7 @@ these functions is differentiated in reverse.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,14 +18,39 @@ from jax import Array, lax
 
 
 def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `jax.vmap` of a function call it once for each entry, where the device is a CPU."""
-    sequential = jax.custom_batching.sequential_vmap(function)
+    """Makes `jax.vmap` of a function call it once for each entry, where the device is a CPU.
+
+    One loop takes the entries of all nested `vmap`s and leaves their axes in order. A loop for each
+    (`sequential_vmap`) turns them round, and XLA does not compile every product of two batches of
+    three axes that were turned: "Expected instruction to have shape" or the end of the process.
+    """
+
+    def one_by_one(*batches: Array) -> Any:
+        return lax.map(lambda matrices: function(*matrices), batches)
+
+    @jax.custom_batching.custom_vmap
+    def of_all(*arrays: Array) -> Any:
+        axes = arrays[0].shape[:-2]
+        if not axes:
+            return function(*arrays)
+        batches = [x.reshape(-1, *x.shape[-2:]) for x in arrays]
+        found = lax.platform_dependent(*batches, cpu=one_by_one, default=jax.vmap(function))
+        return jax.tree.map(lambda x: x.reshape(*axes, *x.shape[1:]), found)
+
+    @of_all.def_vmap
+    def _(size: int, batched: Sequence[bool], *arrays: Array) -> tuple[Any, Any]:
+        arrays = tuple(
+            x if by_entry else jnp.broadcast_to(x[None], (size, *x.shape))
+            for x, by_entry in zip(arrays, batched, strict=True)
+        )
+        found = of_all(*arrays)
+        return found, jax.tree.map(lambda _: True, found)
 
     @functools.wraps(function)
-    def chosen(*matrices: Array) -> Any:
-        return lax.platform_dependent(*matrices, cpu=sequential, default=function)
+    def of_one(*matrices: Array) -> Any:
+        return of_all(*matrices)
 
-    return chosen
+    return of_one
 
 
 @_in_turn
