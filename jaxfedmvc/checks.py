@@ -6,11 +6,13 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Collection, Iterable
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+_Hyperparams = TypeVar("_Hyperparams")
 
 # The usual rules of `numbers`.
 POSITIVE = (lambda x: (x > 0) & np.isfinite(x), "a finite number above 0")
@@ -29,6 +31,21 @@ def meant(name: str, known: Iterable[str]) -> str:
     """Returns which of the known names was probably meant, as a part of a sentence; else ""."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def settings(
+    config: Any, kind: type, hyperparams: _Hyperparams | None, numbers: type[_Hyperparams]
+) -> _Hyperparams:
+    """Returns the hyper-parameters of a method, the defaults if None.
+
+    Raises:
+      ValueError: One of the two is not of the method's own class.
+    """
+    hyperparams = numbers() if hyperparams is None else hyperparams
+    for name, given, own in (("config", config, kind), ("hyperparams", hyperparams, numbers)):
+        if not isinstance(given, own):
+            raise wrong(name, given, f"an instance of {own.__name__}")
+    return hyperparams
 
 
 def has_nan(tree: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -230,9 +229,6 @@ def start_devices(job: JobSettings) -> Any:
         # A CPU counts as one device unless told otherwise, before anybody asks what there is;
         # without effect on accelerators.
         jax.config.update("jax_num_cpu_devices", n_devices)
-        # Batched factorisations wait inside XLA's threads for others of them: as many devices as
-        # threads would wait for ever.
-        os.environ.setdefault("PJRT_NPROC", str(n_devices + (os.cpu_count() or 1)))
     precision = matmul_precision(job.precision, jax.default_backend())
     jax.config.update("jax_default_matmul_precision", precision)
     return None if job.mesh is None else mesh.make_mesh(sizes)

@@ -112,7 +112,7 @@ def coreset_kmeans(
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`,
         or an agent has fewer samples than clusters or than `n_coreset`.
     """
-    hyper = hyperparams or CoresetKMeansHyperparams()
+    hyper = checks.settings(config, CoresetKMeansConfig, hyperparams, CoresetKMeansHyperparams)
     rules = {"alpha": checks.NOT_NEGATIVE, "limit": checks.up_to(config.n_clusters)}
     checks.numbers(hyper, rules)
     return FederatedAlgorithm(

@@ -97,7 +97,7 @@ def distr_kmeans(
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`,
         or an agent has fewer samples than clusters.
     """
-    hyper = hyperparams or DistrKMeansHyperparams()
+    hyper = checks.settings(config, DistrKMeansConfig, hyperparams, DistrKMeansHyperparams)
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
 
     def init(key: Array, federation: Federation) -> tuple[Array, tuple[tuple, ...]]:

@@ -154,7 +154,7 @@ def fedmvl(
         agent has fewer samples than clusters, or its samples are one and the same once they are
         `standardised`, or no samples link the views.
     """
-    hyper = hyperparams or FedMVLHyperparams()
+    hyper = checks.settings(config, FedMVLConfig, hyperparams, FedMVLHyperparams)
     _check_hyperparams(hyper)
     return FederatedAlgorithm(
         init=_build_init(config),

@@ -102,7 +102,8 @@ def label_consensus(
     The exchange is made in `setup`; a round does nothing, so run it for 0 rounds. `init` raises
     ValueError as `Federation.check_vertical` does, and for fewer samples than clusters.
     """
-    config = config or LabelConsensusConfig()
+    config = LabelConsensusConfig() if config is None else config
+    checks.settings(config, LabelConsensusConfig, hyperparams, NoHyperparams)
     return FederatedAlgorithm(
         init=partial(_init, config),
         setup=(_exchange(config),),

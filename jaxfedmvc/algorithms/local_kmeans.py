@@ -60,7 +60,7 @@ def local_kmeans(
       ValueError: A hyper-parameter is out of range. From `init`: a client has fewer samples than
         clusters.
     """
-    hyper = hyperparams or LocalKMeansHyperparams()
+    hyper = checks.settings(config, LocalKMeansConfig, hyperparams, LocalKMeansHyperparams)
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
 
     def init(key: Array, federation: Federation) -> tuple[tuple, tuple[Array, ...]]:

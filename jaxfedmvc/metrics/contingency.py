@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from optax import assignment
 
 from jaxfedmvc import checks
-from jaxfedmvc.precision import in_32_bits
+from jaxfedmvc.precision import in_32_bits, matmul
 
 
 @in_32_bits
@@ -364,7 +364,7 @@ def simplified_silhouette(
     own = (labels[:, None] == jnp.arange(n_clusters)[None, :]) & where[:, None]
     members = own.astype(x.dtype)
     sizes = jnp.sum(members, axis=0)
-    centroids = (members.T @ x) / jnp.maximum(sizes, 1.0)[:, None]
+    centroids = matmul(members.T, x) / jnp.maximum(sizes, 1.0)[:, None]
     squares = jnp.sum(jnp.square(x[:, None, :] - centroids[None]), axis=-1)
     distances = jnp.where(sizes[None, :] > 0, jnp.sqrt(squares), jnp.inf)
     a = jnp.min(jnp.where(own, distances, jnp.inf), axis=1)

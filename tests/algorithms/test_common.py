@@ -614,3 +614,16 @@ def test_an_array_is_no_hyper_parameter(name):
         many = dataclasses.replace(hyper, **{field: np.ones(K, np.float32)})
         with pytest.raises(ValueError, match=f"^{field}: got .*array.*; allowed"):
             METHODS[name].make(config, many)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_of_another_method_are_refused(name):
+    method = METHODS[name]
+    config, hyper = small_settings(name)
+    with pytest.raises(
+        ValueError, match=rf"^config: got 3; .*instance of {method.config.__name__}"
+    ):
+        method.make(3, hyper)
+    own = rf"^hyperparams: got 0; .*instance of {method.hyperparams.__name__}"
+    with pytest.raises(ValueError, match=own):
+        method.make(config, 0)

@@ -64,6 +64,7 @@ def dpfmps(config: DPFMPSConfig, hyperparams: NoHyperparams | None = None) -> Fe
         than clusters, or more than MAX_CELLS cells.
       ImportError: From `init`: epsilon is finite and dp-accounting is not installed.
     """
+    checks.settings(config, DPFMPSConfig, hyperparams, NoHyperparams)
     return FederatedAlgorithm(
         init=partial(_init, config),
         setup=(
@@ -84,6 +85,7 @@ def dpfmps_p2est(
     config: DPFMPSP2EstConfig, hyperparams: NoHyperparams | None = None
 ) -> FederatedAlgorithm:
     """Returns DPFMPS-P2Est: `dpfmps` with the grid fitted to the marginals of pairs of agents."""
+    checks.settings(config, DPFMPSP2EstConfig, hyperparams, NoHyperparams)
     return dpfmps(config, hyperparams)
 
 

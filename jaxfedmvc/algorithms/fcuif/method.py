@@ -41,6 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, by_agent, keep, send_nothing
 from jaxfedmvc.algorithms.fcuif import client as client_lib
 from jaxfedmvc.algorithms.fcuif.client import ClientState, Guidance, Upload
@@ -91,7 +92,7 @@ def feddmvc(
       ValueError: A hyper-parameter is out of range. From `init`: as `Federation.check_vertical`, a
         single agent, or fewer samples than clusters at an agent or at all of them together.
     """
-    hyper = hyperparams or FedDMVCHyperparams()
+    hyper = checks.settings(config, FedDMVCConfig, hyperparams, FedDMVCHyperparams)
     return _federated("FedDMVC", config, hyper, None)
 
 
@@ -105,7 +106,7 @@ def fcuif(config: FCUIFConfig, hyperparams: FCUIFHyperparams | None = None) -> F
       ValueError: As `feddmvc`; with `align`, a row that is not one sample is not held by all, or
         there are more rows than matrices of all pairs of them fit into 10 GB.
     """
-    hyper = hyperparams or FCUIFHyperparams()
+    hyper = checks.settings(config, FCUIFConfig, hyperparams, FCUIFHyperparams)
     aligner = network_aligner(config, hyper) if config.align else None
     return _federated("FCUIF", config, hyper, network_imputer(config, hyper), aligner)
 

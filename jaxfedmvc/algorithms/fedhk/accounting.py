@@ -64,7 +64,7 @@ def privacy_settings(
     Raises:
       ImportError: dp-accounting is needed and not installed.
     """
-    hyper = hyperparams or PrivateFedHKHyperparams()
+    hyper = checks.settings(config, PrivateFedHKConfig, hyperparams, PrivateFedHKHyperparams)
     z = hyper.noise_multiplier
     if z is None:
         n_releases = releases(config.start_steps, config.rounds)

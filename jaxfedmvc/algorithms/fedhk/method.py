@@ -126,7 +126,7 @@ def e_fkmvc(
         all views and samples enough to start from, there are fewer samples than clusters, or a
         client has fewer than `min_cluster_size` samples.
     """
-    hyper = hyperparams or FedHKHyperparams()
+    hyper = checks.settings(config, FedHKConfig, hyperparams, FedHKHyperparams)
     if hyper.limit is not None and codec is not None:
         raise checks.wrong("limit", hyper.limit, "None with compressed centres")
     codec = codec or whole()

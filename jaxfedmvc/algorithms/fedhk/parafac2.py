@@ -60,7 +60,7 @@ def fedhk_parafac2(
     Raises:
       ValueError: As `e_fkmvc`. From `init` also: a rank that the slices cannot have.
     """
-    hyper = hyperparams or FedHKHyperparams()
+    hyper = checks.settings(config, FedHKParafac2Config, hyperparams, FedHKHyperparams)
     if config.placement == "clients":
         return _of_clients(config, hyper)
     if config.placement == "views":

@@ -167,7 +167,7 @@ def private_e_fkmvc(
       ValueError: A concrete hyper-parameter is out of range. From `init`: as `e_fkmvc_with_noise`.
       ImportError: Noise must be calibrated and dp-accounting is not installed.
     """
-    hyper = hyperparams or PrivateFedHKHyperparams()
+    hyper = checks.settings(config, PrivateFedHKConfig, hyperparams, PrivateFedHKHyperparams)
     method = e_fkmvc_with_noise(config, hyper, privacy_settings(config, hyper))
     return method._replace(most_rounds=config.rounds)
 
@@ -190,7 +190,7 @@ def e_fkmvc_with_noise(
       ValueError: Settings that cannot be accounted, or a concrete number out of range. From `init`:
         a federation that does not fit them, or of fewer samples than clusters.
     """
-    hyper = hyperparams or FedHKHyperparams()
+    hyper = checks.settings(config, FedHKConfig, hyperparams, FedHKHyperparams)
     if hyper.limit is not None:
         raise checks.wrong("limit", hyper.limit, "None with noise")
     check_accountable(config)

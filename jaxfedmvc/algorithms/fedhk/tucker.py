@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxfedmvc import linalg
+from jaxfedmvc import checks, linalg
 from jaxfedmvc.algorithm import FederatedAlgorithm
 from jaxfedmvc.algorithms.fedhk import heat_kernel as hk
 from jaxfedmvc.algorithms.fedhk.method import e_fkmvc
@@ -49,7 +49,8 @@ def fedhk_tucker(
     Raises:
       ValueError: As `e_fkmvc`. From `init` also: ranks that the tensor cannot have.
     """
-    return e_fkmvc(config, hyperparams, tucker_codec(config))
+    hyper = checks.settings(config, FedHKTuckerConfig, hyperparams, FedHKHyperparams)
+    return e_fkmvc(config, hyper, tucker_codec(config))
 
 
 def tucker_codec(config: FedHKTuckerConfig) -> Codec:

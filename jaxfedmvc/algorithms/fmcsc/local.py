@@ -56,7 +56,7 @@ def local_fmcsc(
     Raises:
       ValueError: A hyper-parameter is out of range.
     """
-    hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
+    hyper = checks.settings(config, FMCSCConfig, hyperparams, FMCSCHyperparams)
     check_hyperparams(hyper)
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
     return FederatedAlgorithm(

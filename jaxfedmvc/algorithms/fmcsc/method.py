@@ -42,7 +42,7 @@ def fmcsc(config: FMCSCConfig, hyperparams: FMCSCHyperparams | None = None) -> F
     Raises:
       ValueError: A hyper-parameter is out of range.
     """
-    hyper = FMCSCHyperparams() if hyperparams is None else hyperparams
+    hyper = checks.settings(config, FMCSCConfig, hyperparams, FMCSCHyperparams)
     check_hyperparams(hyper)
     checks.numbers(hyper, {"limit": checks.up_to(config.n_clusters)})
     if config.teach_features and (hyper.upload_noise is not None or hyper.upload_clip is not None):

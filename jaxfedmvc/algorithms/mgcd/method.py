@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxfedmvc import keys
+from jaxfedmvc import checks, keys
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase, keep, send_nothing
 from jaxfedmvc.algorithms.mgcd import client as client_lib
 from jaxfedmvc.algorithms.mgcd import graph as graphs_lib
@@ -82,8 +82,9 @@ def mgcd(config: MGCDConfig, hyperparams: MGCDHyperparams | None = None) -> Fede
     Raises:
       ValueError: A hyper-parameter is out of range.
     """
-    settings, hp = config.resolved(), MGCDHyperparams() if hyperparams is None else hyperparams
+    hp = checks.settings(config, MGCDConfig, hyperparams, MGCDHyperparams)
     check_hyperparams(hp)
+    settings = config.resolved()
     return FederatedAlgorithm(
         init=_build_init(settings, hp),
         setup=(Phase(send_nothing, _build_prepare(settings, hp), keep),),

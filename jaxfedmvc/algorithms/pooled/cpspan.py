@@ -119,7 +119,7 @@ def cpspan(
       ValueError: A hyper-parameter is out of range. From `init`: nobody holds a view that some
         clients lack together with one that they have, or there are fewer samples than clusters.
     """
-    hyper = hyperparams or CPSPANHyperparams()
+    hyper = checks.settings(config, CPSPANConfig, hyperparams, CPSPANHyperparams)
     checks.numbers(
         hyper,
         {

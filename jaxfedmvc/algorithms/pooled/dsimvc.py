@@ -134,7 +134,7 @@ def dsimvc(
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, or one is
         constant, no client has all views, or there are fewer samples than clusters.
     """
-    hyper = hyperparams or DSIMVCHyperparams()
+    hyper = checks.settings(config, DSIMVCConfig, hyperparams, DSIMVCHyperparams)
     rates = ("learning_rate", "trial_rate", "weight_rate")
     checks.numbers(hyper, dict.fromkeys(rates, checks.POSITIVE))
     two = needs_views("dsimvc", 2, "contrasts views")
@@ -321,7 +321,10 @@ def fill(x: Sequence[Array], features: Array, observed: Array, count: int) -> tu
 
     def of_row(row: tuple[Array, Array]) -> tuple[Array, ...]:
         share, nearest = row
-        return tuple(jnp.tensordot(share[v], x_v[nearest[v]], axes=2) for v, x_v in enumerate(x))
+        return tuple(
+            jnp.tensordot(share[v], x_v[nearest[v]], axes=2, precision=lax.Precision.HIGHEST)
+            for v, x_v in enumerate(x)
+        )
 
     means = lax.map(of_row, (shares, rows), batch_size=64)
     held = observed.T[:, :, None]

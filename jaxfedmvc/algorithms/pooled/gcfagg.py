@@ -118,7 +118,7 @@ def gcfagg(
       ValueError: A hyper-parameter is out of range. From `init`: a client lacks a view, or there
         are fewer samples than clusters.
     """
-    hyper = hyperparams or GCFAggHyperparams()
+    hyper = checks.settings(config, GCFAggConfig, hyperparams, GCFAggHyperparams)
     positive = dict.fromkeys(("learning_rate", "tau"), checks.POSITIVE)
     checks.numbers(hyper, positive | {"dropout": checks.BELOW_ONE})
     return pooled(fit, config, hyper, needs_complete_rows("gcfagg"))

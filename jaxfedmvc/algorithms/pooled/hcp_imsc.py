@@ -106,7 +106,7 @@ def hcp_imsc(
       ValueError: A hyper-parameter is out of range. From `init`: there are too many samples, or
         fewer than clusters, a view of one feature, or views that no samples link.
     """
-    hyper = hyperparams or HCPIMSCHyperparams()
+    hyper = checks.settings(config, HCPIMSCConfig, hyperparams, HCPIMSCHyperparams)
     tenth = (
         lambda x: (x >= 0.1) & np.isfinite(x),
         "a finite number, 0.1 or more (less would need float64)",

@@ -95,7 +95,7 @@ def imvc_cbg(
         there are clusters, or is constant, or there are fewer samples, or no samples link the
         views.
     """
-    hyper = hyperparams or IMVCCBGHyperparams()
+    hyper = checks.settings(config, IMVCCBGConfig, hyperparams, IMVCCBGHyperparams)
     checks.numbers(hyper, {"lam": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
     wide = needs_features("imvc_cbg", config.n_clusters, _WHY)
     linked, varied = needs_linked_views("imvc_cbg"), needs_varied_views("imvc_cbg")

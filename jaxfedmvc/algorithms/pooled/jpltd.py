@@ -138,7 +138,7 @@ def jpltd(config: JPLTDConfig, hyperparams: JPLTDHyperparams | None = None) -> F
       ValueError: A hyper-parameter is out of range. From `init`: there are too many samples, or
         fewer than clusters, a view of one feature, or views that no samples link.
     """
-    hyper = hyperparams or JPLTDHyperparams()
+    hyper = checks.settings(config, JPLTDConfig, hyperparams, JPLTDHyperparams)
     growing = (lambda x: (x >= 1) & np.isfinite(x), "a finite number, 1 or more")
     checks.numbers(
         hyper,

@@ -83,7 +83,7 @@ def lmvsc(config: LMVSCConfig, hyperparams: LMVSCHyperparams | None = None) -> F
       ValueError: A hyper-parameter is out of range. From `init`: a client does not hold all views,
         or there are fewer samples than clusters or anchors.
     """
-    hyper = hyperparams or LMVSCHyperparams()
+    hyper = checks.settings(config, LMVSCConfig, hyperparams, LMVSCHyperparams)
     checks.numbers(hyper, {"alpha": checks.NOT_NEGATIVE, "tol": checks.NOT_NEGATIVE})
     # Among more anchors than rows some are one and the same, whose row then weighs more.
     enough = needs_samples("n_anchors", config.n_anchors or 1)

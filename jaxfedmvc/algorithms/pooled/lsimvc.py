@@ -120,7 +120,7 @@ def lsimvc(
         there are clusters, or is constant, or there are fewer samples, or no samples link the
         views.
     """
-    hyper = hyperparams or LSIMVCHyperparams()
+    hyper = checks.settings(config, LSIMVCConfig, hyperparams, LSIMVCHyperparams)
     checks.numbers(
         hyper,
         {

@@ -125,7 +125,7 @@ def mflvc(config: MFLVCConfig, hyperparams: MFLVCHyperparams | None = None) -> F
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, or one is
         constant, a client lacks a view, or there are fewer samples than clusters.
     """
-    hyper = hyperparams or MFLVCHyperparams()
+    hyper = checks.settings(config, MFLVCConfig, hyperparams, MFLVCHyperparams)
     checks.numbers(
         hyper, dict.fromkeys(("learning_rate", "tau_feature", "tau_label"), checks.POSITIVE)
     )

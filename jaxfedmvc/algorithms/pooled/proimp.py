@@ -117,7 +117,7 @@ def proimp(
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, or two
         that no client holds both, or there are fewer samples than clusters.
     """
-    hyper = hyperparams or ProImpHyperparams()
+    hyper = checks.settings(config, ProImpConfig, hyperparams, ProImpHyperparams)
     cosine = (lambda x: abs(x) <= 1, "a number from -1 to 1")
     rules = dict.fromkeys(("learning_rate", "tau", "tau_prototypes"), checks.POSITIVE)
     rules |= {"dropout": checks.BELOW_ONE, "margin": cosine, "sharpness": checks.NOT_NEGATIVE}

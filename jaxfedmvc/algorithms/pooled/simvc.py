@@ -141,7 +141,7 @@ def simvc(config: SiMVCConfig, hyperparams: SiMVCHyperparams | None = None) -> F
       ValueError: A hyper-parameter is out of range. From `init`: a client does not hold all views,
         or there are fewer samples than clusters.
     """
-    hyper = hyperparams or SiMVCHyperparams()
+    hyper = checks.settings(config, SiMVCConfig, hyperparams, SiMVCHyperparams)
     checks.numbers(hyper, {"learning_rate": checks.POSITIVE, "rel_sigma": checks.POSITIVE})
     return pooled(fit, config, hyper, needs_complete_rows("simvc"))
 
@@ -153,7 +153,7 @@ def comvc(config: CoMVCConfig, hyperparams: CoMVCHyperparams | None = None) -> F
       ValueError: A hyper-parameter is out of range. From `init`: there is one view only, a client
         does not hold all views, or there are fewer samples than clusters.
     """
-    hyper = hyperparams or CoMVCHyperparams()
+    hyper = checks.settings(config, CoMVCConfig, hyperparams, CoMVCHyperparams)
     positive = dict.fromkeys(("learning_rate", "rel_sigma", "tau"), checks.POSITIVE)
     checks.numbers(hyper, {**positive, "delta": checks.NOT_NEGATIVE})
 

@@ -24,6 +24,7 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from jaxfedmvc import checks
 from jaxfedmvc.algorithm import FederatedAlgorithm, Phase
 from jaxfedmvc.algorithms.shared.cells import MOST_SUMMED, segment_sizes, strict_consensus
 from jaxfedmvc.algorithms.vertcohirf.consensus import relaxed_consensus
@@ -106,7 +107,7 @@ def vertcohirf(
       ValueError: A setting is out of range, or a base clusterer needs a number of clusters and
         none is known.
     """
-    hp = VertCoHiRFHyperparams() if hyperparams is None else hyperparams
+    hp = checks.settings(config, VertCoHiRFConfig, hyperparams, VertCoHiRFHyperparams)
     check_hyperparams(hp)
     bases = config.bases()
     steps = {name: make_step(name, config, hp) for name in bases.names()}
