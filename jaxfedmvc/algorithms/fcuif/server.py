@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
+from jax import Array, lax
 
 from jaxfedmvc.algorithms.fcuif.client import Upload, sharpen, soft_assignment
 from jaxfedmvc.algorithms.fcuif.networks import Aligner, Imputer, extension
@@ -165,7 +165,7 @@ def simplified_silhouette(z: Array, held: Array, labels: Array, n_clusters: int)
     """
     member = jax.nn.one_hot(labels, n_clusters)[:, None] * held[..., None]  # [N, A, c]
     sizes = jnp.sum(member, axis=0)  # [A, c]
-    sums = jnp.einsum("nac,nad->acd", member, z)
+    sums = jnp.einsum("nac,nad->acd", member, z, precision=lax.Precision.HIGHEST)
     centroids = sums / jnp.maximum(sizes, 1)[..., None]
 
     def squares(z: Array, centroids: Array, sizes: Array, held: Array) -> Array:
