@@ -89,7 +89,10 @@ default_role = "py:obj"
 # A reference to something of this library must lead somewhere; types of others need not.
 nitpicky = True
 # Other libraries' names, and variables of types.
-nitpick_ignore_regex = [("py:.*", r"(?!jaxfedmvc\.).*"), ("py:class", r".*\._(Arguments|Returned)")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!jaxfedmvc\.).*"),
+    ("py:class", r".*\._(Arguments|Hyperparams|Returned)"),
+]
 # Several methods have a `Model` and a `ServerState` of their own.
 suppress_warnings = ["ref.python"]
 
