@@ -2,8 +2,8 @@
 
 jaxlib 0.10.2 hands the matrices of a batch to XLA's threads and blocks the one that asked. Two such
 calls at once wait for each other for ever on two cores, as a vmapped run has them for two views. On
-other devices a batch is one call. Arguments are single matrices; `jax.vmap` makes batches. None of
-these functions is differentiated in reverse.
+other devices a batch is one call. Arguments are single matrices; `jax.vmap` makes batches.
+Derivatives are JAX's own, also in batches, which may wait.
 """
 
 from __future__ import annotations
@@ -46,9 +46,14 @@ def _in_turn(function: Callable[..., Any]) -> Callable[..., Any]:
         found = of_all(*arrays)
         return found, jax.tree.map(lambda _: True, found)
 
+    @jax.custom_jvp
     @functools.wraps(function)
     def of_one(*matrices: Array) -> Any:
         return of_all(*matrices)
+
+    @of_one.defjvp
+    def _(matrices: tuple[Array, ...], changes: tuple[Array, ...]) -> tuple[Any, Any]:
+        return jax.jvp(function, matrices, changes)
 
     return of_one
 

@@ -76,3 +76,13 @@ def test_several_targets_of_one_system():
     found = jax.jit(jax.vmap(linalg.solve, in_axes=(None, 0)))(MATRICES[0, 0], TARGETS[0])
     known = np.linalg.inv(MATRICES[0, 0].astype(np.float64)) @ TARGETS[0]
     np.testing.assert_allclose(found, known, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_of_batches():
+    """The sum of A^-1 has the gradient -(A^-1 1 1^T A^-1)^T, that of the eigenvalues has I."""
+    found = jax.jit(jax.grad(lambda x: jax.vmap(linalg.inverse)(x).sum()))(MATRICES[0])
+    inverses = np.linalg.inv(MATRICES[0].astype(np.float64))
+    known = -np.einsum("ni,nj->nij", inverses.sum(axis=1), inverses.sum(axis=2))
+    np.testing.assert_allclose(found, known, rtol=1e-3, atol=1e-4)
+    found = jax.jit(jax.vmap(jax.grad(lambda x: linalg.eigvalsh(x).sum())))(MATRICES[0])
+    np.testing.assert_allclose(found, np.broadcast_to(np.eye(6), found.shape), atol=1e-4)
