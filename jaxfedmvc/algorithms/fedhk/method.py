@@ -191,7 +191,7 @@ def first_states(
         scales,
         basis,
         Model(fits, views, nothing, nothing),
-        {v: a[0] for v, a in centres.items()} if may_leave_out(config, n_views) else {},
+        centres if may_leave_out(config, n_views) else {},
     )
     return server, tuple(
         _no_state(config, codec, server, federation, c) for c in federation.cohorts

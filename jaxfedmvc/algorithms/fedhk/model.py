@@ -56,8 +56,8 @@ class ServerState(NamedTuple):
       scales: One `Scale` for each view.
       basis: What a codec shares with the clients before the rounds.
       models: Stack of the starts. Views that are left out have weight 0 in each.
-      of_views: Centres of every view's own clusters, about the origin, by which views are chosen;
-        empty where none may be left out.
+      of_views: Centres of every view's own clusters, about the origin, by which views are chosen,
+        with an axis of as many clusterings as starts; empty where none may be left out.
     """
 
     counts: dict[int, Array]

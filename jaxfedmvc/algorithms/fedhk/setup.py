@@ -38,7 +38,7 @@ _LEAST_OF_A_SUMMARY = 2
 # k-means++ starts over the summaries, over all restarts.
 _N_INIT = 10
 # With fewer rows for each cluster than the first, as many restarts as the second.
-_FEW, _STARTS_OF_FEW = 25, 10
+_FEW, _STARTS_OF_FEW = 100, 10
 
 
 def setup_phases(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> tuple[Phase, ...]:
@@ -230,18 +230,21 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
             )
             return found.centroids
 
-        # Every start sees all features; a view's own clusters are those of its features.
+        # Every start sees all features; a view's own clusters, as many times, are those of its own.
         starts = jax.random.split(key, n_restarts)
         seen = jnp.ones((n_restarts, rows.shape[1]))
         if state.of_views:
-            more = jax.random.split(jax.random.fold_in(key, keys.VIEWS), len(of_views))
+            tries = len(of_views) * n_restarts
+            more = jax.random.split(jax.random.fold_in(key, keys.VIEWS), tries)
             starts = jnp.concatenate([starts, more])
             owner = np.repeat(np.arange(len(of_views)), list(of_views.values()))
-            seen = jnp.concatenate([seen, owner[None] == np.arange(len(of_views))[:, None]])
+            of_try = np.repeat(np.arange(len(of_views)), n_restarts)
+            seen = jnp.concatenate([seen, owner[None] == of_try[:, None]])
         # One after another: one program does for all.
         found = jax.lax.map(clusters, (starts, seen))
-        basis, fits = codec.start(in_units(rows), counts, in_units(found[:n_restarts]))
-        own = {v: in_units(found[n_restarts + i])[v] for i, v in enumerate(state.of_views)}
+        found = found.reshape(-1, n_restarts, *found.shape[1:])
+        basis, fits = codec.start(in_units(rows), counts, in_units(found[0]))
+        own = {v: in_units(found[1 + i])[v] for i, v in enumerate(state.of_views)}
         models = state.models._replace(fit=fits)
         return state._replace(basis=basis, models=models, of_views=own), {}
 
@@ -308,7 +311,8 @@ def _choice(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
     A view that is noise counts as much as any other, and costs more than it could give. Clients
     with all views put their samples into the clusters that the server found in each view of the
     summaries, and count for each pair of views how many samples are in which two. These counts add
-    up; the adjusted Rand index of a pair's is 0 where the views have nothing in common.
+    up; the adjusted Rand index of a pair's is 0 where the views have nothing in common, give or
+    take chance, which is why it is the mean over as many clusterings as there are starts.
     """
 
     def broadcast(state: ServerState, view_ids: tuple[int, ...]) -> dict[int, Array]:
@@ -317,25 +321,30 @@ def _choice(config: FedHKConfig, hyper: FedHKHyperparams) -> Phase:
     def client(key: Array, sent: dict[int, Array], state: ClientState, client: Cohort) -> tuple:
         if not sent:
             return state, (), {}
-        labels = jnp.stack(
-            [
-                predict(x - state.scales[v].origin[None], sent[v], limit=hyper.limit)
-                for v, x in client.by_view().items()
-            ]
-        )
         size = config.n_clusters
 
-        def pair(one: Array, other: Array) -> Array:
-            return contingency(labels[one], labels[other], size, size, client.mask)
+        def counts(own: dict[int, Array]) -> Array:
+            """Counts, for one clustering of each view, the samples of every pair of clusters."""
+            labels = jnp.stack(
+                [
+                    predict(x - state.scales[v].origin[None], own[v], limit=hyper.limit)
+                    for v, x in client.by_view().items()
+                ]
+            )
 
-        return state, jax.vmap(pair)(*pairs(len(labels))), {}
+            def pair(one: Array, other: Array) -> Array:
+                return contingency(labels[one], labels[other], size, size, client.mask)
+
+            return jax.vmap(pair)(*pairs(len(labels)))
+
+        return state, jax.vmap(counts)(sent), {}
 
     def server(key: Array, state: ServerState, messages: tuple, weights: tuple) -> tuple:
         tables = [message for message in messages if jax.tree.leaves(message)]
         if not tables:
             return state, {}
-        of_pairs = jax.vmap(ari_from_contingency)(sum(tables[1:], start=tables[0]))
-        agreement = mean_agreement(of_pairs, len(state.of_views))
+        of_pairs = jax.vmap(jax.vmap(ari_from_contingency))(sum(tables[1:], start=tables[0]))
+        agreement = mean_agreement(jnp.mean(of_pairs, axis=0), len(state.of_views))
         kept = agreeing(agreement, hyper.least_agreement)
         weight = jnp.broadcast_to(kept / jnp.sum(kept), state.models.view_weights.shape)
         models = state.models._replace(view_weights=weight)
