@@ -36,7 +36,7 @@ class FedHKConfig:
         "gradient": (62) and (63) as often.
       personal_steps: Number of steps by which clients make the model their own.
       n_restarts: Number of starts; they share the rounds and multiply their bytes, and the one of
-        least objective is kept. None: ten where clients with all views hold fewer than 100
+        least objective is kept. None: ten where clients with all views hold fewer than 150
         rows for each cluster, padding included, and otherwise one; one, too, with min_cluster_size,
         since every start sends sums of its own.
       min_cluster_size: Least weight of a client's rows in a cluster for which their sum is sent.

@@ -38,7 +38,7 @@ _LEAST_OF_A_SUMMARY = 2
 # k-means++ starts over the summaries, over all restarts.
 _N_INIT = 10
 # With fewer rows for each cluster than the first, as many restarts as the second.
-_FEW, _STARTS_OF_FEW = 100, 10
+_FEW, _STARTS_OF_FEW = 150, 10
 
 
 def setup_phases(config: FedHKConfig, hyper: FedHKHyperparams, codec: Codec) -> tuple[Phase, ...]:

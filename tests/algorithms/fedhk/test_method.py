@@ -1093,8 +1093,8 @@ def test_settings_out_of_range_are_refused(values, reason):
     ],
 )
 def test_there_are_more_starts_where_rows_are_few(config, starts):
-    """Four clients with 50 rows each, most of them padding, hold 100 for each of two clusters."""
-    fed = federation(make_views()[0], shares("iid"), 50)
+    """Four clients with 75 rows each, most of them padding, hold 150 for each of two clusters."""
+    fed = federation(make_views()[0], shares("iid"), 75)
     server, _ = jax.eval_shape(e_fkmvc(config).init, KEY, fed)
     assert server.models.log_objective.shape == (starts,)
 
