@@ -73,7 +73,7 @@ def test_what_applies_is_listed_with_the_bytes_of_a_run(monkeypatch):
     # The last needs all views: nobody has asked for clients that lack some.
     assert applies <= set(lines) and not (methods.keys() - applies) & set(lines)
     assert "  fmcsc: sends networks and centres" in reasons
-    command = parse(["--algorithm=e_fkmvc", "--dataset=digits", "--n_clients=12", "--ratio=1:1"])
+    command = parse(["--algorithm=e_fkmvc", "--dataset=digits"])
     steps = runner.steps_of(runner.prepare(command))
     steps.programs()
     times = {"setup": 1, "round": command.rounds, "finish": 1}
