@@ -49,7 +49,9 @@ class SumAttacks:
           ValueError: A setting is out of range.
         """
         self.n_clients = settings.leak_clients
-        self.algorithm = e_fkmvc(FedHKConfig(n_clusters, min_cluster_size=least))
+        # One start, which is the default where rows are many: each one more sends sums of its own.
+        config = FedHKConfig(n_clusters, n_restarts=1, min_cluster_size=least)
+        self.algorithm = e_fkmvc(config)
         recording = self.algorithm._replace(
             setup=tuple(map(overheard, self.algorithm.setup)),
             round=tuple(map(overheard, self.algorithm.round)),
