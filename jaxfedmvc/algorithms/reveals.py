@@ -59,7 +59,8 @@ REVEALS = {
         "sums",
         "Sums by cluster, centres of a few rows each at the start, and how many rows are in which"
         " clusters of two views; a cluster of one row is that row, which min_cluster_size keeps"
-        " back; what two rounds' sums differ by may be one, too.",
+        " back; what two rounds' sums differ by may be one, too. Each of several starts sends its"
+        " own sums.",
     ),
     "fcuif": _CODES,
     "feddmvc": _CODES,
