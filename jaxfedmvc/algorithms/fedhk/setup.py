@@ -230,7 +230,7 @@ def _summaries(config: FedHKConfig, codec: Codec, in_use: Array | int | None) ->
             )
             return found.centroids
 
-        # Every start sees all features; a view's own clusters, as many times, are those of its own.
+        # Every start sees all features. Each view is clustered by its own alone, as many times.
         starts = jax.random.split(key, n_restarts)
         seen = jnp.ones((n_restarts, rows.shape[1]))
         if state.of_views:
