@@ -201,7 +201,8 @@ def drifting(seed: int, drift: float, n_clients: int, rows: int = 60) -> Federat
 def drifting_group(settings: StudySettings, seeds: list[int], drift: float) -> Group:
     """Returns the runs of "personal" on clients that differ by construction."""
     federations = [drifting(seed, drift, settings.study_clients) for seed in seeds]
-    config = FedHKConfig(_DRIFTING_CLUSTERS, personal="proximal")
+    # One start, as the digits of this part make: their rows are many, these 120 for each cluster.
+    config = FedHKConfig(_DRIFTING_CLUSTERS, personal="proximal", n_restarts=1)
     command = folder.made_by(
         [
             "experiments.fedhk.study",
